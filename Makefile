@@ -88,11 +88,10 @@ lint: $(STAMP)  ## style, ruff, mypy, and clippy where cargo is
 	@if command -v cargo >/dev/null; then cargo fmt --all -- --check && cargo clippy --quiet --all-targets -- -D warnings; else echo "no cargo here: Rust lints skipped"; fi
 
 # The pages that are made from something else: commands from their help, keys from their classes, figures from benchmarks/measured.
-docs: $(STAMP)  ## write the generated pages: commands, config, events, measurements
+docs: $(STAMP)  ## write the generated pages: commands, config, measurements
 	$(RUN) -m aftermath.cli.docs docs/commands.md
 	$(RUN) -m aftermath.server.docs docs/commands-centralized.md
 	$(RUN) -m aftermath.cli.config_page docs/config.md
-	$(RUN) -m aftermath.events.events_page docs/events.md
 	$(RUN) benchmarks/plots.py docs/assets
 	$(RUN) benchmarks/quote.py docs/measurements.md
 

@@ -33,7 +33,7 @@ from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.replica.stateshare import StateShare, kept_of, proven, question
-from aftermath.sim.transport import SimNetwork
+from aftermath.sim.sim_transport import SimNetwork
 from step import MODEL, OPTIMIZERS, RATE, TOKENS
 
 KINDS: dict[str, Settings] = OPTIMIZERS | {"muon": SparseLoCo(inner_steps=4, inner_optimizer="muon")}

@@ -37,12 +37,20 @@ from typing import Any
 
 import psutil
 
-from aftermath.demo.commands import Commands, DemoFailed, Places
-from aftermath.demo.stage import REPOSITORY, create_run, launch, prepare_files, resume_run, write_config
+from aftermath.demo.commands import (
+    REPOSITORY,
+    Commands,
+    DemoFailed,
+    Places,
+    create_run,
+    launch,
+    prepare_files,
+    resume_run,
+    write_config,
+)
 from aftermath.events.reader import EventReader, flat
 from aftermath.testnet.chain import await_chain
-from aftermath.testnet.errors import StageError
-from aftermath.testnet.processes import Process
+from aftermath.testnet.processes import Process, StageError
 
 TIERS = (0, 1, 2)
 LIMIT_SECONDS = 600.0

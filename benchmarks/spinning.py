@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aftermath.base.openmp import BY_THE_USER
+from aftermath.base.environment import BY_THE_USER
 
 PRESET = "llama-1m"
 GNU = {"GOMP_SPINCOUNT": "300000"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aftermath.base.openmp import sleep_soon
+from aftermath.base.environment import sleep_soon
 from aftermath.base.quiet import Quietly
-from aftermath.base.streams import write_whole_output
+from aftermath.base.stdio import write_whole_output
 
 
 def main() -> None:

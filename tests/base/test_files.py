@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.directories import cache_directory, state_directory
-from aftermath.base.files import fix_of, parents_made, replacing, standing_in
+from aftermath.base.files import cache_directory, fix_of, parents_made, replacing, standing_in, state_directory
 from aftermath.base.locks import alone_in, hold
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aftermath.base.openmp import BY_THE_USER, SPINS
+from aftermath.base.environment import BY_THE_USER, SPINS
 
 ENTRIES = ("aftermath.__main__", "aftermath.server.__main__")
 # Loading the library is enough for it to read the environment and print it; importing torch would take 1.5 s more.

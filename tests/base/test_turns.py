@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from aftermath.base.turns import Turns
+from aftermath.base.concurrency import Turns
 
 
 def test_who_takes_turns_one_after_the_other_lets_others_in_between() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
 
 
 async def test_what_is_cancelled_has_ended_however_it_ends() -> None:

@@ -22,7 +22,7 @@ from aftermath.optim.mean import MeanApply, changes, most_of
 from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
 from lab.lab_place import INNER, course, prepare
 from optim.optim_oracle import toy_inner

@@ -16,7 +16,7 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.data_tokenize import Conversion, convert
-from aftermath.testnet import files
+from aftermath.testnet import configs
 from aftermath.testnet.chain import SOLANA
 from cli.cli_runs import CONSOLE, Shell, invoke
 
@@ -101,11 +101,11 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`aftermath.testnet.files` makes model and tokens by commands, each in a process of its own otherwise."""
+    """`aftermath.testnet.configs` makes model and tokens by commands, each in a process of its own otherwise."""
 
     def call(line: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         assert line[: len(SOLANA)] == SOLANA
         done = invoke(*line[len(SOLANA) :])
         assert done.code == 0, done.err
 
-    monkeypatch.setattr(files, "call", call)
+    monkeypatch.setattr(configs, "call", call)

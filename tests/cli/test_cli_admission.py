@@ -17,8 +17,8 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
-from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
+from aftermath.base.files import cache_directory
 from aftermath.chain import funding
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import run_addresses

@@ -68,7 +68,7 @@ def test_a_code_leads_to_a_section_that_exists(code: str, codes: set[str], refus
         (Refused("ClientVersionMismatch", "Not so."), "client-version-mismatch", "docs/operations.md#upgrading", 10),
         (Refused("BondTooLow", "Not so.", "Do this."), "bond-too-low", "docs/operations.md#what-it-costs", 1),
         *((Refused(name, "Not so."), code_of(name), PAGES.get(code_of(name), ""), 11) for name in NOT_ADMITTED),
-        (NotAdmitted("Not so."), "not-admitted", "docs/centralized.md#keep-a-run", 11),
+        (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#keep-a-run", 11),
         (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
     ],
@@ -103,10 +103,10 @@ def test_the_pages_that_an_error_names_are_there(
 ) -> None:
     monkeypatch.chdir(tmp_path if elsewhere else ROOT)
     with pytest.raises(typer.Exit), reporting(as_json=True):
-        raise Refused("BondTooLow", "Not so.", "Do this, docs/tiers.md shows how, and not in docs/nothing/at.md")
+        raise Refused("BondTooLow", "Not so.", "Do this, docs/models.md shows how, and not in docs/nothing/at.md")
     found = json.loads(capsys.readouterr().err)
     page = found["fix"].split()[2]
-    assert Path(page).samefile(ROOT / "docs/tiers.md")
+    assert Path(page).samefile(ROOT / "docs/models.md")
     assert found["fix"] == f"Do this, {page} shows how, and not in docs/nothing/at.md"
     file, _, section = found["docs"].partition("#")
     assert Path(file).samefile(ROOT / "docs/operations.md")

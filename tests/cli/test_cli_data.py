@@ -121,7 +121,7 @@ def test_tokenize_skips_rare_records_without_text_with_a_warning(tmp_path: Path)
     assert (counts["documents"], counts["skipped_records"]) == (2, 1)
     refused = invoke(*words, tmp_path / "other", "--text-field", "body")
     assert refused.code == 1
-    assert "data.md#from-text-to-tokens" in refused.err
+    assert "models.md#from-text-to-tokens" in refused.err
     assert not (tmp_path / "other").exists()
 
 

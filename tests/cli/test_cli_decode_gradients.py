@@ -17,7 +17,7 @@ from aftermath.optim.engine import Engine
 from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from cli.cli_runs import invoke
 from member.desk import SCHEMA, empty_payload
 

@@ -53,7 +53,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def test_a_replay_reads_from_the_first_event_to_the_last(kept: Path) -> None:
-    said_ = invoke("events", "replay", kept)
+    said_ = invoke("events", kept)
     assert said_.code == 0
     lines = said_.out.splitlines()
     assert lines[0].startswith("2026-11-21 12:00:00  Wa11et0W tier 0  run demo, tier 0, wallet Wa11et0")
@@ -64,17 +64,17 @@ def test_a_replay_reads_from_the_first_event_to_the_last(kept: Path) -> None:
 
 
 def test_kinds_are_chosen_and_then_shown_whatever_they_are(kept: Path) -> None:
-    shown = invoke("events", "replay", kept, "--kind", "fetch_failed")
+    shown = invoke("events", kept, "--kind", "fetch_failed")
     assert len(shown.out.splitlines()) == 14
     assert "fetch_failed: height 1, seat 2, why =1+1�[2J" in shown.out
     assert "\x1b" not in shown.out
-    refused = invoke("events", "replay", kept, "--kind", "trained,nonsense", "--json")
+    refused = invoke("events", kept, "--kind", "trained,nonsense", "--json")
     assert "--kind nonsense: there is no such kind" in refused.mistake["error"]
     assert "trained" in refused.mistake["fix"]
 
 
 def test_a_replay_in_json_has_all_of_it(kept: Path) -> None:
-    lines = [json.loads(line) for line in invoke("events", "replay", kept, "--json").out.splitlines()]
+    lines = [json.loads(line) for line in invoke("events", kept, "--json").out.splitlines()]
     assert len(lines) == 2 * (1 + 2 + 7 * 3)
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
     first = {"run": "demo", "member": "Wa11et0" * 6, "member_tier": 0, "client": "0.1.0", "kind": "started"}
@@ -84,20 +84,20 @@ def test_a_replay_in_json_has_all_of_it(kept: Path) -> None:
 def test_a_replay_at_the_pace_of_what_happened(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    assert invoke("events", "replay", kept, "--speed", "2").code == 0
+    assert invoke("events", kept, "--speed", "2").code == 0
     assert sum(slept) == pytest.approx(7.1 / 2)  # from the first event of the first to the last of the second
 
 
 def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
-    gone = invoke("events", "replay", tmp_path / "nowhere", "--json")
+    gone = invoke("events", tmp_path / "nowhere", "--json")
     assert "no such file or directory" in gone.error["error"]
     (tmp_path / "empty").mkdir()
-    assert "there are no such events" in invoke("events", "replay", tmp_path / "empty", "--json").error["error"]
-    assert "there are no such events" in invoke("events", "replay", kept, "--kind", "ejected", "--json").error["error"]
+    assert "there are no such events" in invoke("events", tmp_path / "empty", "--json").error["error"]
+    assert "there are no such events" in invoke("events", kept, "--kind", "ejected", "--json").error["error"]
     assert "no training events" in invoke("plot", tmp_path / "empty", "--json").error["error"]
 
 
-@pytest.mark.parametrize("command", [("plot",), ("events", "replay")])
+@pytest.mark.parametrize("command", [("plot",), ("events",)])
 @pytest.mark.parametrize("form", ["file", "directory"])
 def test_unreadable_events_come_with_a_fix_for_them(tmp_path: Path, command: tuple[str, ...], form: str) -> None:
     events = tmp_path / "events"
@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
     path = sorted(kept.rglob("*.jsonl"))[-1]
     with path.open("a") as file:
         file.write('not an event\n{"at":"2026')
-    shown = invoke("events", "replay", kept)
+    shown = invoke("events", kept)
     assert shown.code == 0
     assert "ends in half a line, which is passed over" in shown.err
     assert "cannot be read by this version and is passed over" in shown.err
@@ -129,7 +129,7 @@ def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> Non
     laboratory.write_text('{"step": 1, "loss": 4.2}\n')
     before = f"{','.join(columns())}\nof before"
     out.write_text(before)
-    failed = invoke("events", "export", laboratory, "--csv", "--json", "--out", out)
+    failed = invoke("events", laboratory, "--csv", "--json", "--out", out)
     assert "there are no such events" in failed.error["error"]
     assert "jq" in failed.error["fix"]
     assert out.read_text() == before
@@ -139,10 +139,10 @@ def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> Non
 def test_a_table_has_a_row_for_each_event_and_no_formula(kept: Path, tmp_path: Path, way: str) -> None:
     if way == "file":
         out = tmp_path / "events.csv"
-        assert invoke("events", "export", kept, "--csv", "--out", out, "--json").data["events"] == 48
+        assert invoke("events", kept, "--csv", "--out", out, "--json").data["events"] == 48
         text = out.read_text()
     else:
-        text = invoke("events", "export", kept, "--csv").out
+        text = invoke("events", kept, "--csv").out
     rows = list(csv.DictReader(text.splitlines()))
     assert list(rows[0]) == list(columns())
     assert len(rows) == 48
@@ -156,21 +156,21 @@ def test_a_table_has_a_row_for_each_event_and_no_formula(kept: Path, tmp_path: P
 
 def test_a_file_of_all_members_is_read_as_their_own_files_are(kept: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
-    assert invoke("events", "export", kept, "--out", whole).code == 0
-    assert invoke("events", "replay", whole).out == invoke("events", "replay", kept).out
-    assert invoke("events", "export", whole).out == whole.read_text()
+    assert invoke("events", kept, "--out", whole).code == 0
+    assert invoke("events", whole).out == invoke("events", kept).out
+    assert invoke("events", whole, "--jsonl").out == whole.read_text()
     first, again = (invoke("plot", place, "--out", tmp_path / "a.svg", "--json").data for place in (kept, whole))
     assert first == again
 
 
 def test_an_export_that_cannot_be_written_leaves_what_was_there(kept: Path, tmp_path: Path) -> None:
-    assert invoke("events", "export", kept, "--out", tmp_path / "no" / "x.csv", "--json").error["error"]
+    assert invoke("events", kept, "--out", tmp_path / "no" / "x.csv", "--json").error["error"]
     assert not (tmp_path / "no").exists()
 
 
 def test_a_reader_that_goes_away_is_no_error(kept: Path) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {CONSOLE} events replay {kept} | head -1"],
+        ["bash", "-c", f"set -o pipefail; {CONSOLE} events {kept} | head -1"],
         capture_output=True,
         text=True,
         check=False,
@@ -181,7 +181,7 @@ def test_a_reader_that_goes_away_is_no_error(kept: Path) -> None:
 
 def test_tail_shows_the_last_and_then_what_comes(kept: Path) -> None:
     """Members that begin later too; Ctrl-C is its end."""
-    command = [CONSOLE, "events", "tail", kept, "--kind", "trained", "--lines", "3", "--json"]
+    command = [CONSOLE, "events", kept, "--follow", "--kind", "trained", "--lines", "3", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         seen = [json.loads(process.stdout.readline()) for _ in range(3)]
@@ -245,7 +245,7 @@ def test_plot_of_a_training_beside_a_run_is_refused(kept: Path, tmp_path: Path) 
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not a training of train-local" in refused["error"]
-    told = invoke("events", "replay", kept, one)
+    told = invoke("events", kept, one)
     assert f"skipped {one / kinds.EVENTS}: train-local wrote it" in told.err
 
 
@@ -291,14 +291,14 @@ def test_plot_of_two_runs_of_one_id_names_both(namesakes: Path, tmp_path: Path) 
 
 
 def test_export_of_two_runs_of_one_id_tells_them_apart(namesakes: Path, tmp_path: Path) -> None:
-    whole = invoke("events", "export", namesakes, "--csv", "--kind", "trained")
+    whole = invoke("events", namesakes, "--csv", "--kind", "trained")
     rows = list(csv.DictReader(whole.out.splitlines()))
     runs = {(row["run_owner"], row["run_created"], row["run_identity"]) for row in rows}
     assert runs == {(owner, str(created), identity) for owner, created, identity in (FIRST, SECOND)}
     assert f"demo of {FIRST[0]}, created in slot {FIRST[1]}: --run {FIRST[2]}" in whole.err
-    one = invoke("events", "export", namesakes, "--run", FIRST[2], "--out", tmp_path / "one.jsonl")
+    one = invoke("events", namesakes, "--run", FIRST[2], "--out", tmp_path / "one.jsonl")
     assert "several runs" not in one.err
-    again = invoke("events", "replay", tmp_path / "one.jsonl", "--json", "--kind", "trained")
+    again = invoke("events", tmp_path / "one.jsonl", "--json", "--kind", "trained")
     assert [json.loads(line)["member_tier"] for line in again.out.splitlines()] == [0] * 7
 
 
@@ -317,13 +317,33 @@ def test_export_without_format_takes_it_from_the_ending(
     kept: Path, tmp_path: Path, ending: str, options: tuple[str, ...], is_table: bool
 ) -> None:
     out = tmp_path / f"ev.{ending}"
-    assert invoke("events", "export", kept, *options, "--out", out).code == 0
+    assert invoke("events", kept, *options, "--out", out).code == 0
     assert out.read_text().startswith(",".join(columns())) == is_table
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--follow", "--out", "all.csv"), ("--follow", "--out")),
+        (("--follow", "--speed", "2"), ("--follow", "--speed")),
+        (("--speed", "2", "--jsonl"), ("--speed", "--jsonl")),
+    ],
+)
+def test_events_refuses_options_that_exclude_each_other(
+    kept: Path, options: tuple[str, ...], named: tuple[str, str]
+) -> None:
+    refused = invoke("events", kept, *options, "--json").mistake
+    assert refused["error"] == f"{named[0]} and {named[1]} contradict each other"
+
+
+def test_lines_without_follow_are_the_last_ones(kept: Path) -> None:
+    shown = invoke("events", kept, "--kind", "trained", "--lines", "2", "--json")
+    assert [json.loads(line)["step"] for line in shown.out.splitlines()] == [7, 7]
 
 
 @pytest.mark.parametrize(("ending", "flag"), [("csv", "--jsonl"), ("jsonl", "--csv")])
 def test_export_refuses_format_against_the_ending(kept: Path, tmp_path: Path, ending: str, flag: str) -> None:
     out = tmp_path / f"ev.{ending}"
-    refused = invoke("events", "export", kept, flag, "--out", out, "--json").mistake
+    refused = invoke("events", kept, flag, "--out", out, "--json").mistake
     assert flag in refused["error"]
     assert not out.exists()

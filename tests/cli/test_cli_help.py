@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from aftermath import __version__
 from aftermath.cli import docs
-from aftermath.cli.main import INDEX, load
+from aftermath.cli.main import INDEX, SOLANA, load
 from aftermath.train.settings import TrainSettings
 from cli.cli_runs import invoke, unread
 from cli.conftest import ROOT
@@ -22,7 +23,7 @@ def test_help_of_every_command_has_an_example_and_json() -> None:
         shown = invoke(*name.split(), "--help")
         assert shown.code == 0, name
         text = "\n".join(line.rstrip() for line in shown.out.splitlines())
-        assert f"Example:\n  aftermath-solana {name}" in text
+        assert f"  Example:\n    {SOLANA.find(name).example}" in text  # not wrapped, so that it can be copied
         assert "--json" in shown.out, name
 
 
@@ -53,12 +54,27 @@ def test_index_says_what_the_command_says() -> None:
         assert text.splitlines()[0] == entry.summary
 
 
+def test_help_of_first_word_lists_its_commands() -> None:
+    for words in (("model",), ("model", "--help"), ("help", "model")):
+        shown = invoke(*words).out
+        assert "model merge" in shown
+        assert "predownload" not in shown
+
+
+def test_shared_options_are_explained_once() -> None:
+    page = docs.page()
+    for flag in ("--rpc", "--wallet-private-key-path", "--data-root", "--max-priority-fee"):
+        assert len(re.findall(rf"^- `{flag}`", page, re.MULTILINE)) == (2 if flag == "--rpc" else 1), flag
+    tick = page.partition("### tick")[2].partition("\n### ")[0]
+    assert "`--run-id`" in tick
+    assert "cluster options" in " ".join(tick.split())
+
+
 @pytest.mark.parametrize("name", INDEX)
 def test_examples_parse(name: str) -> None:
     """Every example is a command line that the command takes."""
     loaded = load(name)
-    assert loaded.epilog is not None
-    words = shlex.split(loaded.epilog.removeprefix("Example:"))
+    words = shlex.split(SOLANA.find(name).example)
     named = name.split()
     assert words[: 1 + len(named)] == ["aftermath-solana", *named]
     loaded.make_context(name, words[1 + len(named) :])
@@ -72,7 +88,7 @@ HEAVY = ("torch", "numpy", "anchorpy", "solders", "matplotlib", "importlib.metad
 
 
 def test_help_of_no_command_imports_anything_heavy() -> None:
-    """All pages in one process, the index first; rich is what colours a page where it is wanted, in 20 ms."""
+    """All pages in one process, the index first. `watch` needs rich, which takes 20 ms."""
     program = f"""
 import contextlib, io, sys
 from aftermath.cli.main import INDEX, app

@@ -21,8 +21,7 @@ from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.presets import PRESETS
 from aftermath.owner.troubles import trouble_with_schedule
 from aftermath.rules.schedules import last_change
-from aftermath.testnet.configs import SHIPPED, configs
-from aftermath.testnet.files import COMMANDS, flags
+from aftermath.testnet.configs import COMMANDS, SHIPPED, configs, flags
 from cli.cli_runs import Shell, invoke, invoke_typing
 from config.config_cases import SEED, without
 

@@ -83,7 +83,7 @@ def test_an_owner_and_a_provider_go_by_their_pages(rpc: str, monkeypatch: pytest
         else:
             called(line)
     for line in lines("provider", "Stay"):
-        if "events tail" not in line:  # which goes on
+        if "--follow" not in line:  # which goes on
             called(line)
     for line in lines("owner", "The end"):
         called(line)

@@ -21,8 +21,7 @@ from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
 from aftermath.model import hub_commit
 from aftermath.model.presets import PRESETS
-from aftermath.testnet.configs import SHIPPED, configs
-from aftermath.testnet.files import COMMANDS, flags
+from aftermath.testnet.configs import COMMANDS, SHIPPED, configs, flags
 from cli.cli_runs import Shell
 from faulty_web import serving
 from model.hub_server import Hub

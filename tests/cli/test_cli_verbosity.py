@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from aftermath.base.streams import one_output
-from aftermath.base.verbosity import VERBOSITY, Verbosity, say
+from aftermath.base.stdio import VERBOSITY, Verbosity, one_output, say
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.present import note
 from aftermath.cli.update_config import announce

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
-from aftermath.base.worker import ThreadWorker
+from aftermath.base.concurrency import ThreadWorker
 from aftermath.data.crowd import FRESH_SECONDS, Client, Crowd, Turns
 from aftermath.data.remote import RemoteTokens
 from aftermath.data.server import DataServer, load_settings, served

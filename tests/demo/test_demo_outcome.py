@@ -10,7 +10,7 @@ import pytest
 from aftermath.config.document import load_config
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.data.local import open_tokens
-from aftermath.demo.commands import DemoFailed, Places, model_config
+from aftermath.demo.commands import REPOSITORY, DemoFailed, Places, model_config, write_config
 from aftermath.demo.outcome import (
     HELD_OUT_SEQUENCES,
     OFTEN,
@@ -21,7 +21,6 @@ from aftermath.demo.outcome import (
     words_in,
     words_of,
 )
-from aftermath.demo.stage import REPOSITORY, write_config
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from model.of_library import in_its_process

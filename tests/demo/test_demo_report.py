@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from aftermath.demo.commands import KILLED, TIERS, DemoFailed
-from aftermath.demo.costs import Costs
 from aftermath.demo.outcome import Outcome
-from aftermath.demo.report import findings, shortcomings
+from aftermath.demo.report import Costs, findings, shortcomings
 from aftermath.events.event_types import Applied, Event
 from aftermath.events.stream import line_of
-from aftermath.testnet.story import MemberStory, Story
+from aftermath.testnet.member_progress import MemberStory, Story
 from events.sample_events import said
 
 LAST = 60

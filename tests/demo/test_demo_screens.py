@@ -11,14 +11,12 @@ import pytest
 from rich.console import Console
 
 from aftermath.demo.__main__ import KILL_AT_STEP, Demo
-from aftermath.demo.closing import closing
 from aftermath.demo.commands import KILLED, TIERS, Places
-from aftermath.demo.costs import Costs
 from aftermath.demo.outcome import Outcome
-from aftermath.demo.report import findings
+from aftermath.demo.report import Costs, closing, findings
 from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
 from aftermath.events.reader import About, EventRecord
-from aftermath.testnet.story import MemberStory, Story
+from aftermath.testnet.member_progress import MemberStory, Story
 from events.sample_events import said
 
 TOTAL = 120

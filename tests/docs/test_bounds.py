@@ -10,7 +10,7 @@ from pathlib import Path
 from aftermath.member import results
 from aftermath.member.rounds import collect
 from aftermath.optim.private_blocks import BLOCK
-from aftermath.p2p import announce, blobs, complaints, door, link, links, quota, requests, watch
+from aftermath.p2p import accept_limits, announce, blobs, limits, link, links, log_limits, requests
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
 from aftermath.replica import stateshare
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -24,31 +24,31 @@ SENT = blobs.LARGE_PIECES * blobs.PIECE + (SERVED - blobs.LARGE_PIECES) * blobs.
 STORED = results._MAX_PER_MEMBER
 ROWS = {
     "handshakes": (
-        f"{door.MAX_HANDSHAKES_OF_ADDRESS} at a time, {door.ADDRESS_RATE:.0f} a second after the first "
-        f"{door.ADDRESS_BURST:.0f}, per address (IPv6: per /64)",
-        f"{door.MAX_HANDSHAKES}; from {door.MAX_HANDSHAKES // 2} on, addresses must be proven first",
+        f"{accept_limits.MAX_HANDSHAKES_OF_ADDRESS} at a time, {accept_limits.ADDRESS_RATE:.0f} a second "
+        f"after the first {accept_limits.ADDRESS_BURST:.0f}, per address (IPv6: per /64)",
+        f"{accept_limits.MAX_HANDSHAKES}; from {accept_limits.MAX_HANDSHAKES // 2} on, addresses must be proven first",
     ),
     "bytes before the greeting ends": (
         f"{link.MOST_BEFORE_GREETING >> 10} KiB; {link.MOST_BEFORE_ANSWER >> 20} MiB if we dialled",
         "as handshakes",
     ),
     "connections": (
-        f"1, for {links.LINGER_S:.0f} seconds 2; {quota.ARRIVALS_BURST:.0f} at once, then one every "
-        f"{1 / quota.ARRIVALS_RATE:.0f} seconds",
+        f"1, for {links.LINGER_S:.0f} seconds 2; {limits.ARRIVALS_BURST:.0f} at once, then one every "
+        f"{1 / limits.ARRIVALS_RATE:.0f} seconds",
         f"{OTHERS}",
     ),
     "requests": (
-        f"{link.STREAMS_OPEN} open, {requests.STREAMS} served; {quota.ASKED_RATE:.0f} a second after the first "
-        f"{quota.ASKED_BURST:.0f}",
-        f"{SERVED:,} served; {quota.ALL_ASKED_RATE:.0f} a second after the first {quota.ALL_ASKED_BURST:,.0f}",
+        f"{link.STREAMS_OPEN} open, {requests.STREAMS} served; {limits.ASKED_RATE:.0f} a second after the first "
+        f"{limits.ASKED_BURST:.0f}",
+        f"{SERVED:,} served; {limits.ALL_ASKED_RATE:.0f} a second after the first {limits.ALL_ASKED_BURST:,.0f}",
     ),
     "unread bytes in QUIC": (
         f"{link.MOST_UNREAD >> 20} MiB, and {link._MOST_GIVEN_UP >> 20} MiB of cancelled requests",
         f"{link.MOST_UNREAD_OF_ALL >> 20} MiB",
     ),
     "announcements": (
-        f"{MAX_ANNOUNCEMENT:,} bytes each; {quota.TOLD_RATE:.0f} a second after the first {quota.TOLD_BURST:.0f}",
-        f"{quota.ALL_TOLD_RATE:.0f} a second after the first {quota.ALL_TOLD_BURST:,.0f}; {announce.INBOX:,} queued",
+        f"{MAX_ANNOUNCEMENT:,} bytes each; {limits.TOLD_RATE:.0f} a second after the first {limits.TOLD_BURST:.0f}",
+        f"{limits.ALL_TOLD_RATE:.0f} a second after the first {limits.ALL_TOLD_BURST:,.0f}; {announce.INBOX:,} queued",
     ),
     "answers about announcements": (
         f"{results.MOST_PER_SEAT} per seat asked for, {collect._MAX_REPLY >> 20} MiB in all",
@@ -70,7 +70,7 @@ ROWS = {
     "unacknowledged bytes in QUIC": (f"{QUIC_SENDS // 10**6} MB", f"{OTHERS * QUIC_SENDS // 10**6:,} MB"),
     "stored results and announcements": (f"{STORED} for each of {STORED_ROUNDS} rounds", f"{OTHERS} times that"),
     "copies of our private state": (f"blocks of {BLOCK >> 10} KiB", f"{stateshare.COPIES >> 20} MiB"),
-    "log lines": ("one for each kind of fault", f"{complaints.MOST:,} per component"),
+    "log lines": ("one for each kind of fault", f"{log_limits.MOST:,} per component"),
 }
 
 
@@ -79,12 +79,12 @@ def test_table_of_bounds_matches_the_code() -> None:
     rows = [tuple(row.strip("| ").split(" | ")) for row in after.splitlines() if row.startswith("| ")][1:]
     assert {name: bounds for name, *bounds in rows} == {name: [*bounds] for name, bounds in ROWS.items()}
     prose = re.sub(r"\s+", " ", after)
-    assert f"silent for {link.SILENT_PROBES * watch.PROBE_S:.0f} seconds is closed" in prose
+    assert f"silent for {link.SILENT_PROBES * links.PROBE_S:.0f} seconds is closed" in prose
     assert f"all {OTHERS} others together" in prose
 
 
 def test_quotas_outlast_a_run_that_replaces_all_members() -> None:
-    assert quota.REMEMBERED_PEERS >= 2 * MAX_MEMBERS
+    assert limits.REMEMBERED_PEERS >= 2 * MAX_MEMBERS
     assert announce.REMEMBERED >= 2 * announce.REPLAY
-    assert quota.TOLD_BURST >= 2 * announce.REPLAY
-    assert quota.ALL_TOLD_BURST >= MAX_MEMBERS * announce.REPLAY
+    assert limits.TOLD_BURST >= 2 * announce.REPLAY
+    assert limits.ALL_TOLD_BURST >= MAX_MEMBERS * announce.REPLAY

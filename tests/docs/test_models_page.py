@@ -24,7 +24,7 @@ ROWS = ROW.findall(PAGE.read_text())
 
 def test_the_table_has_every_architecture() -> None:
     assert len(ROWS) == 5
-    listed = re.search(r"^## What there is$(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    listed = re.search(r"^## Architectures$(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert listed is not None
     assert {name for name in _BY_TYPE if f"`{name}`" not in listed[1]} == {"hf_auto"}
     assert {name.partition("-")[0] for name in PRESETS} == {"llama", "nanogpt", "deepseek"}

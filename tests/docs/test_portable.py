@@ -16,7 +16,7 @@ NAMES = {
 PLACES = {
     "model/tokenizer_process.py": "bounds its own memory and time, where that can be",
     "base/signals.py": "tries, and has another way",
-    "testnet/leash.py": "groups of processes, and their end with their parent",
+    "testnet/watchdog.py": "groups of processes, and their end with their parent",
     "testnet/panes.py": "tmux",
     "ui/terminal/terminal.py": "the screen, which is not drawn elsewhere",
 }

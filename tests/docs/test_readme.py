@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from aftermath.demo.closing import closing
 from aftermath.demo.commands import Places
-from aftermath.testnet.story import MemberStory
+from aftermath.demo.report import closing
+from aftermath.testnet.member_progress import MemberStory
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The bytes of results in a page and in the recipes are those of the formats."""
+"""The bytes of results in docs/models.md and in the recipes are those of the formats."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aftermath.cli.model_init import document
 from aftermath.config.document import load_config
 from aftermath.config.read import optimizer_of
-from aftermath.model.presets import PRESETS
+from aftermath.model.levels import Segment
 from aftermath.optim.agreed import settings_of
+from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro
+from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/models.md"
 RECIPES = ROOT / "config" / "solana-test"
 TIERS = 3
 
@@ -32,13 +37,14 @@ def settings(recipe: str) -> Settings:
 
 
 def model(recipe: str) -> dict[str, Any]:
-    """The config.json that a recipe's second file stands for."""
-    said = tomllib.loads((RECIPES / f"{recipe}.files.toml").read_text())["model"]
-    return document(None, None, {key.replace("-", "_"): size for key, size in said.items()}, tied=False, entries=None)
+    """Return the config.json that a recipe's second file describes."""
+    sizes = tomllib.loads((RECIPES / f"{recipe}.files.toml").read_text())["model"]
+    named = {key.replace("-", "_"): size for key, size in sizes.items()}
+    return document(None, None, named, tied=False, entries=None)
 
 
 def size(of: Mapping[str, Any], by: Settings) -> int:
-    """Bytes of a result of tier 0."""
+    """Return the bytes of a result of tier 0."""
     return build_schema(of, TIERS, by).results.result_bytes(0)
 
 
@@ -46,31 +52,47 @@ def distro(embeddings: int) -> Distro:
     return Distro(8, embeddings, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
 
 
-def test_what_more_numbers_of_the_embedding_take() -> None:
-    light = [size(model("light-config"), distro(kept)) / 1e3 for kept in (8, 64)]
-    words = {**PRESETS["llama-134m"], "vocab_size": 32_000}
-    assert (words["num_hidden_layers"], words["hidden_size"]) == (12, 768)
-    of_words = [size(words, distro(kept)) / 1e6 for kept in (8, 64, 16)]
-    assert (
-        "grows from {:.1f} to {:.1f} kB. With a vocabulary of 32,000 in 12 layers of 768 it would grow from "
-        "{:.2f} to {:.2f} MB, and 16 already makes it {:.2f}."
-    ).format(*light, *of_words) in prose(ROOT / "docs/operations.md")
-
-
-def test_what_each_optimizer_sends_of_the_recipes() -> None:
+def test_result_sizes_of_the_recipes_are_listed() -> None:
     best = settings("light-config")
     assert isinstance(best, SparseLoCo)
-    each = (best, replace(best, topk=256, topk_embeddings=256), SparseLoCo())
-    all_, some, few = (size(model("light-config"), one) for one in each)
-    one_step = size(model("light-config"), distro(64))
-    large = [size(model("config"), one) / 1e6 for one in (*each, settings("config"))]
-    page = prose(ROOT / "docs/operations.md")
-    assert f"takes {all_ / 1e6:.1f} MB for four steps as its config has it, {some / 1e6:.1f} with a " in page
-    assert f"{few / 1e3:.0f} kB with what an empty SparseLoCo table means, and {one_step / 1e3:.0f} kB for one" in page
-    assert "(0.97 B) {:.0f}, {:.0f}, {:.0f} MB and {:.1f}.".format(*large) in page
+    light = model("light-config")
+    large = model("config")
+    rows = [
+        ("SparseLoCo, all numbers", best, best),
+        ("SparseLoCo, `compression_topk = 256`", *[replace(best, topk=256, topk_embeddings=256)] * 2),
+        ("SparseLoCo, defaults", SparseLoCo(), SparseLoCo()),
+        ("DisTrO of the recipe", distro(64), settings("config")),
+    ]
+    page = PAGE.read_text()
+    for label, small_settings, large_settings in rows:
+        small = f"{size(light, small_settings) / 1e6:.2f} MB"
+        sent = size(large, large_settings) / 1e6
+        assert f"| {label} | {small} | {sent:.{0 if sent > 1 else 1}f} MB |" in page
 
 
-def test_what_the_recipes_say_of_themselves() -> None:
+def test_block_sizes_are_those_of_results() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [int(row[0]) for row in rows] == [8, 32, 64]
+    square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 1)
+    for kept, bits, *sizes in rows:
+        results = [
+            ResultFormat((replace(square, topk=int(kept)),) * 8, 1, Transform.NONE, values)
+            for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT)
+        ]
+        assert results[0].place_bytes(0) == int(bits)  # of eight blocks
+        assert sizes == [f"{one.payload_bytes(0) / 8:.1f}" for one in results]
+
+
+@pytest.mark.parametrize("values", [Values.ONE_BIT, Values.TWO_BIT])
+def test_size_of_a_whole_block_is_that_of_a_result(values: Values) -> None:
+    found = re.search(r"take ([\d,]+) bytes with two bits and ([\d,]+) with one", prose(PAGE))
+    assert found
+    square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 4096)
+    of_block = ResultFormat((square,) * 8, 1, Transform.NONE, values).payload_bytes(0) / 8
+    assert found[1 if values is Values.TWO_BIT else 2] == f"{of_block:,.0f}"
+
+
+def test_recipes_state_their_result_sizes() -> None:
     light, large = (prose(RECIPES / f"{name}.toml") for name in ("light-config", "config"))
     best, one_step = (size(model("light-config"), one) for one in (settings("light-config"), distro(64)))
     assert f"That is {best / 1e6:.1f} MB of each member" in light

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.events.reader import EventReader, flat
-from aftermath.sim.record import state_of
+from aftermath.sim.run_record import state_of
 
 Event = dict[str, Any]
 

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from aftermath.base.concurrency import ThreadWorker
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.base.worker import ThreadWorker
-from aftermath.evals import source_choice
+from aftermath.evals import suite
+from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted, wanted
 from aftermath.evals.likelihood import asked_of, likelihood, written
 from aftermath.evals.suite import check_known, evaluated
-from aftermath.evals.wish import SOURCE_CHOICE, Wanted, wanted
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.rounds import evaluations
@@ -67,7 +67,7 @@ def test_what_the_model_would_have_written_is_known(model: LanguageModel, tokeni
 
 
 def test_questions_are_the_seeds_and_have_one_right_answer() -> None:
-    some, again, others = (list(source_choice.questions(30, seed)) for seed in (1, 1, 2))
+    some, again, others = (list(suite.questions(30, seed)) for seed in (1, 1, 2))
     assert some == again != others
     assert {question.right for question in some} == {0, 1, 2, 3}
     assert all(len(question.answers) == 4 for question in some)
@@ -78,8 +78,8 @@ def test_who_knows_the_text_is_right(model: LanguageModel, tokenizer: Tokenizer)
     answers = ("print(i)", "zzzzzzzz", "qqqqqqqq", "!!!!!!!!")
     for right in range(4):
         turned = tuple(answers[(number - right) % 4] for number in range(4))
-        question = source_choice.Question("for i in range(3): ", turned, right)
-        assert source_choice.is_right(asked_of(model), tokenizer, question)
+        question = suite.Question("for i in range(3): ", turned, right)
+        assert suite.is_right(asked_of(model), tokenizer, question)
 
 
 def test_figures_come_with_their_spread(model: LanguageModel, tokenizer: Tokenizer) -> None:

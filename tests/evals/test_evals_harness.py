@@ -15,10 +15,10 @@ from tokenizers import processors
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.data.bytelevel import byte_tokenizer
+from aftermath.evals.eval_options import wanted
 from aftermath.evals.harness import _model
 from aftermath.evals.likelihood import asked_of, likelihood, written
 from aftermath.evals.suite import check_known, evaluated
-from aftermath.evals.wish import wanted
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import TEXT

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.cli.present import facts, listing
 from aftermath.events import event_types
 from aftermath.events.console import ConsoleLines

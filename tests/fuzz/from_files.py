@@ -47,7 +47,7 @@ from aftermath.optim.codec import BadPayload
 from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.sim.tiny import CONFIG, RULES
+from aftermath.sim.setup import CONFIG, RULES
 from fuzz.decoder import Decode, Decoder, folder, now, through_file
 from member.desk import SCHEMA, empty_payload
 from replica.whole_round import MODELS

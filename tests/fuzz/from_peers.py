@@ -19,7 +19,7 @@ from aftermath.p2p.transport import RequestRefused
 from aftermath.replica import modelshare, outlineshare, stateshare
 from aftermath.rules import commitment
 from aftermath.rules.seal import Closed, masked
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
 from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, key_to, p2p_of
 from optim.private_states import OPTIMIZERS, trained

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.cli.describe import names
 from aftermath.cli.index import Index
 from aftermath.cli.main import SOLANA
 from aftermath.cli.present import EXITS
@@ -142,8 +141,14 @@ def commands(index: Index) -> dict[str, str]:
     found = {}
     for name in index.entries:
         parameters = [parameter for parameter in index.load(name).params if parameter.name not in _COMMON]
-        found[name] = " ".join("/".join(names(parameter)) for parameter in parameters)
+        found[name] = " ".join("/".join(_names(parameter)) for parameter in parameters)
     return found
+
+
+def _names(parameter: Any) -> list[str]:
+    if parameter.param_type_name == "argument":
+        return [str(parameter.name)]
+    return [*parameter.opts, *parameter.secondary_opts]
 
 
 def config_keys() -> list[str]:

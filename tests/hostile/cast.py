@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from solders.pubkey import Pubkey
 
-from aftermath.base.wait import every, first_of
+from aftermath.base.concurrency import every, first_of
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.views import parse_run

@@ -18,8 +18,8 @@ from aftermath.lab.settings import LabSettings
 from aftermath.lab.start import start
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.sim.player import Said
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
+from aftermath.sim.sim_member import Said
 
 CPU = torch.device("cpu")
 DISTRO = {"optimizer": "distro", "members": 3, "tiers": "0,1,2", "total_batch": 6}

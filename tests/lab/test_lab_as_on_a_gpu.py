@@ -14,7 +14,7 @@ from aftermath.lab.course import CHECKPOINT
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from lab.lab_place import CPU, DISTRO, INNER, course, prepare
 from replica.as_on_a_gpu import gpu_at_hand
 

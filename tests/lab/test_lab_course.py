@@ -24,7 +24,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.optim.clip import Diverged
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from lab.lab_place import DISTRO, INNER, course, prepare, told, train
 
 ARMS: dict[str, dict[str, Any]] = {

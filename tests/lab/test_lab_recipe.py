@@ -29,7 +29,7 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.muon import MuonSettings
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.schedules import learning_rate
-from aftermath.sim.tiny import CONFIG, RULES
+from aftermath.sim.setup import CONFIG, RULES
 from model.hub_server import Hub, serving
 
 TESTS = Path(__file__).parents[1]

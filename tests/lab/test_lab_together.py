@@ -21,8 +21,8 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import round_learning_rate
+from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.tiny import CONFIG
 from member.desk import SCHEMA
 
 CPU = torch.device("cpu")

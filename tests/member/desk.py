@@ -31,10 +31,10 @@ from aftermath.rules.members import Members
 from aftermath.rules.run import Round, Run
 from aftermath.rules.seal import Key, key_of, masked, seal_of
 from aftermath.rules.state import RunState
-from aftermath.sim.clock import InlineWorker, VirtualClock
-from aftermath.sim.player import Said
-from aftermath.sim.tiny import CONFIG
-from aftermath.sim.transport import SimNetwork, SimTransport
+from aftermath.sim.setup import CONFIG
+from aftermath.sim.sim_member import Said
+from aftermath.sim.sim_transport import SimNetwork, SimTransport
+from aftermath.sim.virtual_time import InlineWorker, VirtualClock
 from rules import builders
 
 DISTRO = Distro(topk=4, topk_embeddings=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None)

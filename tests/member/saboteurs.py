@@ -15,9 +15,9 @@ from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
 from aftermath.replica.modelshare import SnapshotManifest, segment_size
 from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
 from aftermath.rules.seal import key_of, masked
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import Simulation
-from aftermath.sim.transport import SimTransport
 
 Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 

@@ -16,7 +16,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.run import steps_before
 from aftermath.rules.state import CheckpointKind, RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from member.repository import Repository
 from member.short_runs import ALONE, SHORT

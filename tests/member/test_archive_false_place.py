@@ -11,9 +11,9 @@ import pytest
 from aftermath.model.documents import CheckpointError, HubAway
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind, RunState
-from aftermath.sim.player import Player
+from aftermath.sim.setup import RUN_ID
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.tiny import RUN_ID
 from member.repository import Repository
 from member.short_runs import ALONE
 

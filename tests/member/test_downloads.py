@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.member.downloads import Downloads
 from aftermath.p2p.transport import TransportError
-from aftermath.sim.clock import run_virtual
+from aftermath.sim.virtual_time import run_virtual
 
 STALLED = 100.0
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from aftermath.member import evidence
 from aftermath.member.evidence import Evidence, Pair, disputed, proves
 from aftermath.rules.commitment import Commitment, encode_announcement
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.transport import SimTransport
 from member.desk import SECRETS, Desk, commitment_of
 from member.saboteurs import Lie, other_result, sabotage, sign, tell_all
 from member.test_member_hostile import seat_of

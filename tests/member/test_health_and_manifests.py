@@ -17,7 +17,7 @@ from aftermath.replica.modelshare import SnapshotManifest, checked, segment_size
 from aftermath.rules import bitmap
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from member.desk import SCHEMA, header_of, run_at, three_members
 from rules import builders
 

@@ -18,9 +18,9 @@ from aftermath.optim.engine import Trained
 from aftermath.rules.committee import witnesses
 from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, ModelSource, RunState
-from aftermath.sim.clock import hold_up
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.virtual_time import hold_up
 
 
 def _witness(sim: Simulation) -> Player:

@@ -19,11 +19,11 @@ from aftermath.rules.commitment import Commitment, LevelPayload, decode_announce
 from aftermath.rules.seal import Closed, Key, key_of, masked
 from aftermath.rules.state import RunState
 from aftermath.sim.faults import Faults
-from aftermath.sim.laws import Laws
-from aftermath.sim.player import Player
-from aftermath.sim.record import Broken
+from aftermath.sim.invariants import Laws
+from aftermath.sim.run_record import Broken
+from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.transport import SimTransport
 from member.saboteurs import Lie, sabotage, sign, tell_all
 from member.short_runs import SHORT
 

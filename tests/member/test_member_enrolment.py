@@ -9,7 +9,7 @@ import pytest
 
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from member.short_runs import SHORT
 

@@ -22,7 +22,7 @@ from aftermath.optim.gradientfile import GradientFile, read_gradient_file
 from aftermath.optim.votes import Votes
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train.keeping import gradients_place
 from aftermath.train.settings import TrainSettings

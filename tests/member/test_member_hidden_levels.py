@@ -17,10 +17,10 @@ from aftermath.rules import availability
 from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.seal import Key
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
-from aftermath.sim.road import Mood
+from aftermath.sim.faulty_rpc import Mood
+from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.transport import SimTransport
 from member.saboteurs import hides, hides_from, never_fetch_from, sabotage, serves_late
 
 TIERS = (0, 0, 1, 1, 2, 2, 2)

@@ -16,9 +16,9 @@ from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, LevelPayload, Ready, encode_announcement
 from aftermath.rules.consensus import unpack_fingerprints
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.transport import SimTransport
 from member.saboteurs import (
     Lie,
     conspire,

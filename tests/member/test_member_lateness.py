@@ -17,9 +17,9 @@ from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.rounds.lateness import Allowances, Lateness
 from aftermath.member.rounds.witness import WitnessDuty
 from aftermath.rules.state import RunState
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import Desk, header_of, plan_of, run_at, three_members
 from member.saboteurs import sabotage, sign, tell_all
 from rules import builders

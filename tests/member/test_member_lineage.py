@@ -22,10 +22,10 @@ from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.stateshare import ask_block
 from aftermath.rules.commitment import NOTHING, Commitment, PrivateRoots, decode_announcement
 from aftermath.rules.state import RunState
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.transport import SimTransport
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import Desk, commitment_of, plan_of
 from member.saboteurs import Lie, sabotage, sign, tell_all
 from member.short_runs import ALONE, SHORT

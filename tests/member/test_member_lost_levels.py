@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 
 WARNING = "too few are left who hold level 0 of the model as the run had it: it goes back to the checkpoint of step "

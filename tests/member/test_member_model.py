@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.replica.modelshare import segment_size
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from member.saboteurs import offer_garbage
 from member.short_runs import SHORT

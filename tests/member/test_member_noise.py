@@ -17,9 +17,9 @@ from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Ready, statement
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.transport import SimTransport
 from fuzz.mutations import mutations, nested
 from member.saboteurs import sign
 from member.short_runs import SHORT

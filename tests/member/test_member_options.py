@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from aftermath.member.payloads import Candidate, Payloads
-from aftermath.sim.clock import run_virtual
 from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import Desk, commitment_of, plan_of
 from member.short_runs import ALONE
 

@@ -13,7 +13,7 @@ import pytest
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.state import RunState
-from aftermath.sim.road import Road
+from aftermath.sim.faulty_rpc import Road
 from aftermath.sim.simulation import Simulation, play
 from member.short_runs import SHORT
 

@@ -13,9 +13,9 @@ import pytest
 
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.rules.state import ExitReason, RunState
-from aftermath.sim.player import Player
+from aftermath.sim.setup import RUN_ID
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.tiny import RUN_ID
 from member.saboteurs import other_result, sabotage, sign, tell_all
 from member.short_runs import SHORT
 

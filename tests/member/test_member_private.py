@@ -20,7 +20,7 @@ from aftermath.member.feed import RunFeed
 from aftermath.member.own_state import OwnState
 from aftermath.optim.engine import Engine
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from member.desk import Desk
 from member.short_runs import SHORT

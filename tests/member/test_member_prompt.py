@@ -13,8 +13,8 @@ from tokenizers import models, pre_tokenizers
 
 from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
+from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.tiny import CONFIG
 from member.short_runs import SHORT
 from model.of_library import in_its_process
 

@@ -12,7 +12,7 @@ import pytest
 
 from aftermath.rules.commitment import Ready, decode_announcement
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 
 WARMUP = 40

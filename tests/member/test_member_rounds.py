@@ -13,7 +13,7 @@ import pytest
 from aftermath.chain.member import SolanaMember
 from aftermath.replica.replica import Replica
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from member.short_runs import SHORT
 

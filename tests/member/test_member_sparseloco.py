@@ -13,7 +13,7 @@ from aftermath.config.read import optimizer_of
 from aftermath.config.training import ADAMW
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.state import OptimizerKind, RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train.letting_in import check_model
 from member.short_runs import SHORT

@@ -16,8 +16,8 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
+from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.tiny import CONFIG
 from member.short_runs import SHORT
 
 KINDS = {

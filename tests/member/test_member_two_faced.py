@@ -12,7 +12,7 @@ import pytest
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.contents import unattested
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from member.saboteurs import two_faced
 

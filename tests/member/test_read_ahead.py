@@ -9,7 +9,7 @@ import pytest
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.source import DataError, Sequences, SourceAway
 from aftermath.member.rounds.read_ahead import Reading
-from aftermath.sim.clock import InlineWorker, run_virtual
+from aftermath.sim.virtual_time import InlineWorker, run_virtual
 from member.desk import Desk
 
 

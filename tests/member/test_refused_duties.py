@@ -16,7 +16,7 @@ from solders.account import Account
 from aftermath.chain.refusals import refusal
 from aftermath.localnet.runtime import SYSTEM_ID
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 from member.short_runs import SHORT
 

@@ -16,7 +16,7 @@ from aftermath.member.results import Results
 from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
-from aftermath.sim.clock import run_virtual
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import BATCH, SCHEMA, SECRETS, Desk, commitment_of, header_of, key_to, p2p_of, plan_of, three_members
 
 # --- plan -----------------------------------------------------------------------------------------

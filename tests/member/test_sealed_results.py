@@ -9,7 +9,7 @@ import msgspec
 from aftermath.member.results import CLOSED_ON
 from aftermath.rules.commitment import encode_announcement
 from aftermath.rules.seal import Closed
-from aftermath.sim.clock import run_virtual
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import SECRETS, Desk, commitment_of, key_to, p2p_of, plan_of
 
 

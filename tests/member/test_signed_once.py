@@ -17,8 +17,8 @@ from aftermath.member.results import Results
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.signed_results import SignedResults
 from aftermath.rules.commitment import NOTHING, PrivateRoots
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.transport import SimTransport
+from aftermath.sim.sim_transport import SimTransport
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import Desk, empty_payload, plan_of
 
 

@@ -14,8 +14,8 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.state import RunState
-from aftermath.sim.clock import InlineWorker, run_virtual
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
+from aftermath.sim.virtual_time import InlineWorker, run_virtual
 from member.desk import SCHEMA, Desk
 from rules import builders
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from aftermath.chain.refusals import refusal
 from aftermath.rules.deadlines import TICK_STEP, next_deadline, tick_order
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation, play
 
 _COARSE = 1.0  # seconds: chain time is whole ones

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from aftermath.base.wait import Pulse, first_of
-from aftermath.base.worker import ThreadWorker
+from aftermath.base.concurrency import Pulse, ThreadWorker, first_of
 from aftermath.chain.refusals import refusal
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import Coordinator
@@ -22,7 +21,7 @@ from aftermath.member.feed import RunFeed
 from aftermath.member.persist import Duty, persist
 from aftermath.member.ports import Ports
 from aftermath.rules.state import RunState
-from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
+from aftermath.sim.virtual_time import InlineWorker, VirtualClock, run_virtual
 from rules.builders import run, view
 
 # --- pulse and first_of ---------------------------------------------------------------------------

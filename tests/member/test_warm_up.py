@@ -31,8 +31,8 @@ from aftermath.rules.contents import UNATTESTED
 from aftermath.rules.model import Checkpoint, Recorded
 from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import SCHEMA, Desk, three_members
 from rules import builders
 

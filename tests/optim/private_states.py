@@ -12,7 +12,7 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.schema import Schema, Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 
 OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(4, 4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None),

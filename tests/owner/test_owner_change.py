@@ -16,7 +16,7 @@ from aftermath.owner.change import CannotChange, Change
 from aftermath.owner.difference import differences
 from aftermath.owner.schema import Shape
 from aftermath.rules.state import ModelSource
-from aftermath.sim.tiny import CONFIG, RULES
+from aftermath.sim.setup import CONFIG, RULES
 from programs.harness import World
 from programs.scenario import Scenario
 

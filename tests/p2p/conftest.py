@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.p2p import fetch, pace
+from aftermath.p2p import fetch, peer_stats
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from p2p.nodes import Rogue, join, secret, until
 
@@ -63,19 +63,19 @@ def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask no second holder before the first is given up, so that a slow machine changes no
     count.
     """
-    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: pace.LONGEST_PATIENCE_S)
+    monkeypatch.setattr(peer_stats.Pace, "hedge", lambda self, holder: peer_stats.LONGEST_PATIENCE_S)
 
 
 @pytest.fixture
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give no holder up before a third of the deadline, so that only help can save a fetch."""
-    monkeypatch.setattr(pace.Pace, "patience", lambda self, holder: 1e6)
-    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: 0.4)
+    monkeypatch.setattr(peer_stats.Pace, "patience", lambda self, holder: 1e6)
+    monkeypatch.setattr(peer_stats.Pace, "hedge", lambda self, holder: 0.4)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge a silent or slow holder four times as early."""
-    monkeypatch.setattr(pace, "HEDGE_S", pace.HEDGE_S / 4)
-    monkeypatch.setattr(pace, "PATIENCE_S", pace.PATIENCE_S / 4)
+    monkeypatch.setattr(peer_stats, "HEDGE_S", peer_stats.HEDGE_S / 4)
+    monkeypatch.setattr(peer_stats, "PATIENCE_S", peer_stats.PATIENCE_S / 4)
     monkeypatch.setattr(fetch, "TICK_S", fetch.TICK_S / 4)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.directories import cache_directory
+from aftermath.base.files import cache_directory
 
 BINARY = Path(
     os.environ.get("AFTERMATH_RELAY") or shutil.which("iroh-relay") or cache_directory("bin") / "iroh-relay"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aftermath.p2p import announce, quota
+from aftermath.p2p import announce, limits
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import frame
 from p2p.nodes import join, until
@@ -76,7 +76,7 @@ async def test_a_slow_subscriber_loses_its_oldest_and_delays_nobody(mesh, monkey
 
 
 async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkeypatch):
-    monkeypatch.setattr(quota, "TOLD_RATE", 1e9)
+    monkeypatch.setattr(limits, "TOLD_RATE", 1e9)
     first, second, deaf = await opened(1), await opened(2), await rogue(3)
     join([first, second], deaf.node_id)
     await deaf.dial(first)
@@ -92,8 +92,8 @@ async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkey
 
 
 async def test_a_flood_is_read_at_the_allowed_rate(opened, rogue, monkeypatch):
-    monkeypatch.setattr(quota, "TOLD_RATE", 100.0)
-    monkeypatch.setattr(quota, "TOLD_BURST", 10.0)
+    monkeypatch.setattr(limits, "TOLD_RATE", 100.0)
+    monkeypatch.setattr(limits, "TOLD_BURST", 10.0)
     node, flooder = await opened(1), await rogue(2)
     node.set_members([flooder.node_id])
     reader = node.announcements()
@@ -102,7 +102,7 @@ async def test_a_flood_is_read_at_the_allowed_rate(opened, rogue, monkeypatch):
     began = asyncio.get_running_loop().time()
     await stream.write_all(b"".join(frame(b"%d" % number) for number in range(60)))
     assert len(await take(reader, 60)) == 60
-    assert asyncio.get_running_loop().time() - began >= 50 / quota.TOLD_RATE * 0.9
+    assert asyncio.get_running_loop().time() - began >= 50 / limits.TOLD_RATE * 0.9
     assert node.stats().throttled > 0
 
 

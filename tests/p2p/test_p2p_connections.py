@@ -7,7 +7,7 @@ import time
 import iroh
 import pytest
 
-from aftermath.p2p import arrivals, links
+from aftermath.p2p import incoming, links
 from aftermath.p2p.transport import BindFailed, PeerUnreachable, TransportError, short
 from p2p.nodes import identity, join, until
 
@@ -161,7 +161,7 @@ async def test_close_is_quick_under_load(mesh):
 
 
 async def test_a_member_that_never_greets_holds_nobody_up(opened, rogue, monkeypatch):
-    monkeypatch.setattr(arrivals, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(incoming, "HANDSHAKE_S", 0.3)
     node, other, mute = await opened(1), await opened(2), await rogue(3)
     join([node, other], mute.node_id)
     connection = await mute.endpoint.connect(node._endpoint.addr(), b"aftermath/1")

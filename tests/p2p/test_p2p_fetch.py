@@ -7,7 +7,7 @@ import time
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, fetch, link, pace, watch
+from aftermath.p2p import attempt, fetch, link, links, peer_stats
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, short
 from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
 from p2p.nodes import blob_of, content, identity, join, stalling, until
@@ -48,7 +48,7 @@ async def test_it_arrives_once_and_exactly(no_help, mesh, size, holders):
 
 async def test_a_holder_is_not_to_blame_for_what_was_given_up(mesh, monkeypatch):
     """What is on its way when a fetch ends early arrives, and nobody reads it."""
-    monkeypatch.setattr(watch, "UNREAD_S", 0.02)
+    monkeypatch.setattr(links, "UNREAD_S", 0.02)
     node, holder = await mesh(1, 2)
     monkeypatch.setattr(link, "MOST_UNREAD", 3 << 20)
     data = content(LARGE)
@@ -198,7 +198,7 @@ async def test_a_holder_that_always_ends_early_is_given_up(opened, rogue):
 
 @pytest.mark.parametrize("after", [0, 100_000])
 async def test_a_stalled_holder_is_replaced_where_it_stopped(honest_and_rogue, monkeypatch, after):
-    monkeypatch.setattr(pace, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.5)
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(stalling(data, after), data)
     began = time.monotonic()
@@ -208,7 +208,7 @@ async def test_a_stalled_holder_is_replaced_where_it_stopped(honest_and_rogue, m
 
 
 async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue, monkeypatch):
-    monkeypatch.setattr(pace, "PATIENCE_S", 0.8)
+    monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.8)
     monkeypatch.setattr(attempt, "RANGE", LARGE // 2)
     data = content(LARGE)
     node, honest, cheat = await honest_and_rogue(stalling(data, 1 << 20), data)
@@ -217,7 +217,7 @@ async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue,
 
 
 async def test_a_trickle_is_not_progress(opened, rogue, monkeypatch):
-    monkeypatch.setattr(pace, "PATIENCE_S", 0.25)
+    monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.25)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     data = content(SMALL)

@@ -18,7 +18,7 @@ import iroh
 import psutil
 import pytest
 
-from aftermath.p2p import announce, blobs, door, link, quota, requests, watch
+from aftermath.p2p import accept_limits, announce, blobs, limits, link, links, requests
 from aftermath.p2p.discovery import LocalDirectory
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
@@ -81,7 +81,7 @@ class Victim:
         for _ in range(200):
             await self.ask()
         asked = await self.taken()
-        told = int(quota.TOLD_BURST)
+        told = int(limits.TOLD_BURST)
         for number in range(told):
             await self.honest.announce(number.to_bytes(4, "big") + os.urandom(MAX_ANNOUNCEMENT - 4))
             await asyncio.sleep(0.01)
@@ -169,7 +169,7 @@ async def victim(opened, costs: dict[str, float], tmp_path: Path) -> AsyncIterat
 
 
 MEMORY = {
-    "connections": lambda peers: door.MAX_HANDSHAKES * link.MOST_BEFORE_GREETING,
+    "connections": lambda peers: accept_limits.MAX_HANDSHAKES * link.MOST_BEFORE_GREETING,
     "ungreeted": lambda peers: peers * QUIC_STREAMS * QUIC_WINDOW // 8,
     "half_open": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
     "resets": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
@@ -222,11 +222,11 @@ async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, ho
 
 def _check_cost(how: str, peers: int, did: Figures, asks: int, seconds: float, cost: dict[str, float]) -> None:
     """That no more was done than the peers' quotas allow, and at what honest messages cost."""
-    streams = _most(peers, quota.ASKED_BURST, quota.ASKED_RATE, seconds)
-    looked_at = _most(1, door.LOOKED_AT_BURST, door.LOOKED_AT_RATE, seconds)
-    assert did["heard"] <= _most(peers, quota.TOLD_BURST, quota.TOLD_RATE, seconds)
+    streams = _most(peers, limits.ASKED_BURST, limits.ASKED_RATE, seconds)
+    looked_at = _most(1, accept_limits.LOOKED_AT_BURST, accept_limits.LOOKED_AT_RATE, seconds)
+    assert did["heard"] <= _most(peers, limits.TOLD_BURST, limits.TOLD_RATE, seconds)
     assert did["answered"] - asks <= streams
-    assert did["looked_at"] <= looked_at + _most(1, door.LEFT_BURST, door.LEFT_RATE, seconds)
+    assert did["looked_at"] <= looked_at + _most(1, accept_limits.LEFT_BURST, accept_limits.LEFT_RATE, seconds)
     if how == "requests":
         streams = did["answered"] - asks
     elif how not in ("half_open", "resets", "unread_blobs", "unread_answers"):
@@ -244,7 +244,7 @@ def _most(peers: int, burst: float, rate: float, seconds: float) -> float:
 async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
     """Of a peer whose process stands still: until it is found out, QUIC keeps so much of what we send."""
     monkeypatch.setattr(blobs, "LARGE_PIECES", 0)
-    monkeypatch.setattr(watch, "PROBE_S", 1.0)
+    monkeypatch.setattr(links, "PROBE_S", 1.0)
     node, stands_still = await opened(VICTIM), threading.Event()
 
     def read(offset: int, length: int) -> bytes:

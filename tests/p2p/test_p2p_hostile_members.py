@@ -13,10 +13,10 @@ import psutil
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import announce, arrivals, bars, door, link, quota, watch
+from aftermath.p2p import accept_limits, announce, incoming, limits, link, links
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.link import Link, close_reason
-from aftermath.p2p.pace import Pace
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.transport import PeerUnreachable, TransportError
 from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Code, Reply, Status, frame_of, read_message
 from p2p.nodes import identity, join, until
@@ -56,7 +56,7 @@ async def test_one_bad_link_does_not_end_the_watch_over_others(mesh, monkeypatch
             raise RuntimeError("as a dying connection might")
         return True
 
-    monkeypatch.setattr(watch, "PROBE_S", 0.02)
+    monkeypatch.setattr(links, "PROBE_S", 0.02)
     monkeypatch.setattr(Link, "pulse", pulse)
     await mesh(1, 2, 3)
     await until(lambda: pulses.count(bad) > 2 and pulses.count(good) > 2)
@@ -142,7 +142,7 @@ async def test_undecodable_announcements_end_the_connection_for_longer_each_time
     for times in (1, 2, 3):
         node.bar(cheat.node_id, "nonsense")
         await until(lambda times=times: node.stats().violations == times and not node.reachable())
-        seconds = bars.FIRST_S * 2 ** (times - 1)
+        seconds = limits.FIRST_S * 2 ** (times - 1)
         now += 0.99 * seconds
         with pytest.raises(PeerUnreachable, match="kept out"):
             await node.request(cheat.node_id, "any", b"", 10, 5)
@@ -153,7 +153,7 @@ async def test_undecodable_announcements_end_the_connection_for_longer_each_time
 
 
 async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
-    monkeypatch.setattr(door, "MAX_HANDSHAKES_OF_ADDRESS", 3)
+    monkeypatch.setattr(accept_limits, "MAX_HANDSHAKES_OF_ADDRESS", 3)
     node = await opened(1)
     where = []
 
@@ -161,7 +161,7 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
         where.append(begun.where)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(arrivals.Arrivals, "_welcome", stuck)
+    monkeypatch.setattr(incoming.Arrivals, "_welcome", stuck)
     strangers = [await opened(seed) for seed in range(2, 8)]
     for one in strangers:
         one.set_members([node.node_id])
@@ -171,8 +171,8 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
 
 async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monkeypatch):
     """Nobody is let in from their address any more, or looked at; they are, from where they were connected."""
-    monkeypatch.setattr(door, "ADDRESS_RATE", 1e-3)
-    monkeypatch.setattr(door, "LOOKED_AT_RATE", 1e-3)
+    monkeypatch.setattr(accept_limits, "ADDRESS_RATE", 1e-3)
+    monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
     nodes = await mesh(1, 2)
     for node in nodes:
         used_up = node._links._arrivals.door
@@ -191,10 +191,10 @@ async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monke
 
 def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
     now = 0.0
-    one = door.Door(lambda: now)
+    one = accept_limits.Door(lambda: now)
     one.remember(b"a", "192.0.2.7:1")
     one.remember(b"b", "192.0.2.7:2")
-    for _ in range(int(quota.ARRIVALS_BURST)):
+    for _ in range(int(limits.ARRIVALS_BURST)):
         assert one.invites("192.0.2.7:1")
         begun = one.enter("192.0.2.7:1")
         assert begun is not None
@@ -202,9 +202,9 @@ def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
     assert not one.invites("192.0.2.7:1")
     one.remember(b"a", "192.0.2.7:3")
     assert [one.invites(f"192.0.2.7:{port}") for port in (1, 2, 3)] == [False, True, False]
-    now = 1 / quota.ARRIVALS_RATE
+    now = 1 / limits.ARRIVALS_RATE
     assert [one.invites(f"192.0.2.7:{port}") for port in (1, 2, 3)] == [False, True, True]
-    for number in range(quota.REMEMBERED_PEERS - 1):
+    for number in range(limits.REMEMBERED_PEERS - 1):
         one.remember(number.to_bytes(4, "big"), f"[2001:db8::{number:x}]:1")
     assert [one.invites(f"192.0.2.7:{port}") for port in (2, 3)] == [False, True]
 
@@ -212,20 +212,20 @@ def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
 def test_of_those_who_come_by_a_relay_members_are_told_apart_by_key_and_all_others_are_one():
     keys = [iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 1, 2, 3, 4)]
     members = {bytes(key.to_bytes()) for key in keys[:3]}
-    relayed = [door.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members) for key in keys]
+    relayed = [accept_limits.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members) for key in keys]
     assert relayed[0] == relayed[1] != relayed[2]
-    assert door.RELAYED not in relayed[:3]
-    assert relayed[3:] == [door.RELAYED] * 2
+    assert accept_limits.RELAYED not in relayed[:3]
+    assert relayed[3:] == [accept_limits.RELAYED] * 2
     places = ["[2001:db8::1]:1", "[2001:db8::2:1]:2", "[2001:db8:0:1::1]:1", "[::ffff:192.0.2.7]:1", "192.0.2.7:1"]
-    direct = [door.place_of(iroh.IncomingAddr.IP(place), members) for place in places]
+    direct = [accept_limits.place_of(iroh.IncomingAddr.IP(place), members) for place in places]
     assert direct[0] == direct[1] == "2001:db8::/64" != direct[2]
     assert direct[3] != direct[2]
     assert direct[4] == "192.0.2.7"
 
 
 async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
-    monkeypatch.setattr(quota, "ASKED_RATE", 50.0)
-    monkeypatch.setattr(quota, "ASKED_BURST", 5.0)
+    monkeypatch.setattr(limits, "ASKED_RATE", 50.0)
+    monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
@@ -240,7 +240,7 @@ async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monke
 
 
 async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened, rogue, monkeypatch, caplog):
-    monkeypatch.setattr(bars, "FIRST_S", 0.0)
+    monkeypatch.setattr(limits, "FIRST_S", 0.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     for times in (1, 2, 3):
@@ -253,8 +253,8 @@ async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened,
 
 
 async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(opened, rogue, monkeypatch):
-    monkeypatch.setattr(quota, "ARRIVALS_RATE", 1e-3)
-    monkeypatch.setattr(quota, "ARRIVALS_BURST", 3.0)
+    monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
+    monkeypatch.setattr(limits, "ARRIVALS_BURST", 3.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     for _ in range(3):

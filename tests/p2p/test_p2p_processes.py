@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import watch
+from aftermath.p2p import links
 from p2p.nodes import content, identity, until
 
 SIZE = 6 << 20
@@ -48,7 +48,7 @@ async def line(child: asyncio.subprocess.Process) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_holder_killed_in_the_middle_is_resumed_from_another(opened, spawn, how, monkeypatch):
-    monkeypatch.setattr(watch, "PROBE_S", 0.5)
+    monkeypatch.setattr(links, "PROBE_S", 0.5)
     node = await opened(1)
     victim_seed, other_seed = sorted((2, 3), key=identity)
     victim = await spawn(victim_seed, SERVED)
@@ -89,7 +89,7 @@ async def test_a_killed_peer_that_starts_again_is_back_and_repeats_what_it_said(
 
 @pytest.mark.slow
 async def test_a_peer_whose_python_is_busy_is_not_taken_for_dead(opened, spawn, monkeypatch):
-    monkeypatch.setattr(watch, "PROBE_S", 0.25)
+    monkeypatch.setattr(links, "PROBE_S", 0.25)
     node = await opened(1)
     await spawn(2, 0)
     node.set_members([identity(2)])

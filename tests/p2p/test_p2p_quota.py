@@ -9,10 +9,10 @@ import iroh
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, blobs, door, fetch, link, links, quota, requests, watch
-from aftermath.p2p.door import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door, Handshake
-from aftermath.p2p.pace import Pace
-from aftermath.p2p.quota import Shared
+from aftermath.p2p import accept_limits, attempt, blobs, fetch, limits, link, links, requests
+from aftermath.p2p.accept_limits import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door, Handshake
+from aftermath.p2p.limits import Shared
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.transport import PeerUnreachable
 from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame, frame_of, read_message
 from p2p.nodes import QUIC_STREAMS, QUIC_WINDOW, content, join, until
@@ -51,8 +51,8 @@ async def test_who_stops_waiting_takes_no_turn() -> None:
 
 
 async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
-    monkeypatch.setattr(quota, "ASKED_RATE", 1e-3)
-    monkeypatch.setattr(quota, "ASKED_BURST", 5.0)
+    monkeypatch.setattr(limits, "ASKED_RATE", 1e-3)
+    monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     for _ in range(2):
@@ -69,9 +69,9 @@ async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
 
 
 async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeypatch):
-    monkeypatch.setattr(quota, "TOLD_RATE", 200.0)
-    monkeypatch.setattr(quota, "TOLD_BURST", 5.0)
-    monkeypatch.setattr(quota, "EXCESS_BURST", 10.0)
+    monkeypatch.setattr(limits, "TOLD_RATE", 200.0)
+    monkeypatch.setattr(limits, "TOLD_BURST", 5.0)
+    monkeypatch.setattr(limits, "EXCESS_BURST", 10.0)
     node, honest, cheat = await opened(1), await opened(2), await rogue(3)
     join([node, honest], cheat.node_id)
     connection = await cheat.dial(node)
@@ -93,9 +93,9 @@ async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeyp
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "alone"])
 async def test_peer_connecting_beyond_its_quota_is_barred(opened, rogue, monkeypatch, connected):
-    monkeypatch.setattr(quota, "ARRIVALS_RATE", 1e-3)
-    monkeypatch.setattr(quota, "ARRIVALS_BURST", 1.0)
-    monkeypatch.setattr(quota, "EXCESS_BURST", 3.0)
+    monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
+    monkeypatch.setattr(limits, "ARRIVALS_BURST", 1.0)
+    monkeypatch.setattr(limits, "EXCESS_BURST", 3.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     first = await cheat.dial(node)
@@ -164,7 +164,7 @@ def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_wa
     others = MAX_HANDSHAKES - 4
     assert [bool(enter(f"one {number}")) for number in range(MAX_HANDSHAKES)] == [True] * others + [False] * 4
     assert [begun.where for begun in gave_way] == [f"crowd {number % 4}" for number in range(others)]
-    now = door.GIVE_WAY_S
+    now = accept_limits.GIVE_WAY_S
     assert not enter("one 7")
     assert enter("another")
     one.leave(gave_way[0])  # which has ended
@@ -205,7 +205,7 @@ def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None
     first = enter("first")
     assert first is not None
     assert all(enter(str(number)) for number in range(MAX_HANDSHAKES - 2))
-    now = door.GIVE_WAY_S
+    now = accept_limits.GIVE_WAY_S
     assert enter("first")
     one.leave(first)
     assert enter("last")
@@ -215,13 +215,13 @@ def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None
 
 def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
     one, measured = Door(time.monotonic), Pace(time.monotonic)
-    for number in range(2 * door.REMEMBERED):
+    for number in range(2 * accept_limits.REMEMBERED):
         begun = one.enter(str(number))
         assert begun is not None
         one.leave(begun)
         measured.failed(number.to_bytes(32, "big"))
-    assert len(one._rates) == door.REMEMBERED
-    assert len(measured.peers) == quota.REMEMBERED_PEERS
+    assert len(one._rates) == accept_limits.REMEMBERED
+    assert len(measured.peers) == limits.REMEMBERED_PEERS
     assert not one._inside
 
 
@@ -293,7 +293,7 @@ async def test_a_member_greets_over_one_connection_at_a_time(opened, rogue):
 
 
 async def test_of_all_that_pour_in_together_the_worst_is_closed(opened, rogue, monkeypatch):
-    monkeypatch.setattr(watch, "MOST_UNREAD_OF_ALL", 3 << 20)
+    monkeypatch.setattr(links, "MOST_UNREAD_OF_ALL", 3 << 20)
     node, little, much = await opened(1), await rogue(2), await rogue(3)
     node.handle("slow", _never)
     node.set_members([little.node_id, much.node_id])
@@ -394,8 +394,8 @@ async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch
 
 
 async def test_a_door_that_is_overrun_leaves_the_others_without_an_answer(opened, monkeypatch):
-    monkeypatch.setattr(door, "LOOKED_AT_RATE", 1e-3)
-    monkeypatch.setattr(door, "LOOKED_AT_BURST", 1.0)
+    monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
+    monkeypatch.setattr(accept_limits, "LOOKED_AT_BURST", 1.0)
     node, first, second = await opened(1), await opened(2), await opened(3)
     for one in (first, second):
         one.set_members([node.node_id])

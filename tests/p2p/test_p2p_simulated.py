@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from aftermath.p2p.transport import PeerUnreachable, RequestFailed, RequestRefused
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.transport import SimNetwork, SimTransport
+from aftermath.sim.sim_transport import SimNetwork, SimTransport
+from aftermath.sim.virtual_time import run_virtual
 
 ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import pace
+from aftermath.p2p import peer_stats
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import BlobUnavailable
 from aftermath.p2p.wire import Reply, Status, frame_of
@@ -105,7 +105,7 @@ async def test_rotated_orders_spread_the_load(mesh):
 async def test_not_holding_a_blob_is_no_failure(mesh):
     node, lacking, holding = await mesh(1, 2, 3)
     holders = [lacking.node_id, holding.node_id]
-    for number in range(pace.FAILURES_TO_EXCLUDE + 1):
+    for number in range(peer_stats.FAILURES_TO_EXCLUDE + 1):
         data = b"%d" % number
         assert await node.fetch(holding.publish(data), len(data), holders, 10) == data
     assert node.stats().peers[lacking.node_id].failures == 0
@@ -120,7 +120,7 @@ async def test_who_failed_often_is_asked_as_soon_as_the_others_lack_the_blob(rog
     lacks = await rogue(3)
     join([node, holding], lacks.node_id)
     await lacks.dial(node, lacking)
-    for _ in range(pace.FAILURES_TO_EXCLUDE):
+    for _ in range(peer_stats.FAILURES_TO_EXCLUDE):
         node._pace.failed(holding.node_id)
     data = content(1000)
     assert await node.fetch(holding.publish(data), len(data), [holding.node_id, lacks.node_id], 10) == data
@@ -131,7 +131,7 @@ async def test_a_peer_that_was_started_again_is_asked_in_its_turn(opened, mesh):
     node, other, dying = await mesh(1, 2, 3)
     await dying.close()
     holders = [dying.node_id, other.node_id]
-    for _ in range(pace.FAILURES_TO_EXCLUDE):
+    for _ in range(peer_stats.FAILURES_TO_EXCLUDE):
         node._pace.failed(dying.node_id)
     back = await opened(3)
     join([node, other, back])
@@ -205,5 +205,5 @@ async def test_a_lie_before_the_silence_spoils_nothing(quick, trio):
     assert await three.fetch(data, 30)
     stats = three.node.stats()
     assert stats.rejected == 1
-    assert stats.peers[three.cheat.node_id].failures >= pace.FAILURES_TO_EXCLUDE
+    assert stats.peers[three.cheat.node_id].failures >= peer_stats.FAILURES_TO_EXCLUDE
     assert all(stats.peers[one.node_id].failures == 0 for one in three.honest)

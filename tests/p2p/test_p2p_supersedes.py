@@ -7,8 +7,8 @@ import iroh
 import pytest
 
 from aftermath.p2p import links
+from aftermath.p2p.limits import Quota
 from aftermath.p2p.link import Link
-from aftermath.p2p.quota import Quota
 from aftermath.p2p.transport import short
 from aftermath.p2p.wire import Code
 from p2p.nodes import until

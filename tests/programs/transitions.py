@@ -82,7 +82,6 @@ class Transitions:
         """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
         """What the run goes back to if the epoch does not stand: from its beginning to its rounds' end, or its own."""
-        self.is_trained = False
         """Whether that is settled when the rounds end, and not undone by then."""
         self.statements: dict[int, dict[int, bytes]] = {}
         """What is said of each level, by whom."""
@@ -497,12 +496,12 @@ class Transitions:
         self._fix()
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
         if self._established().bit_count() >= 3 and self.judges:
-            self.kept, self.is_trained = (self.known, self.first_untrained), True
+            self.kept = (self.known, self.first_untrained)
         if self.known.source is ModelSource.PEERS:
             held = self._held(self._trusted_finishers() & waiting) | self._claimed(waiting)
             lost = self._unsaved() & ~held
             if lost or not held:
-                self.kept, self.is_trained = (self.known, self.first_untrained), False
+                self.kept = (self.known, self.first_untrained)
             marked = self.known.lost if held else 0
             self._go_back(lost, whole=not held)
             self.known = replace(self.known, lost=lost | marked)
@@ -640,8 +639,6 @@ class Transitions:
                 self.proven |= owed
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
-                if self.kept and self._is_trained_by(lap, lap.attested, delivered):
-                    self.is_trained = True
         if self.draining:
             self._cool_down()
             return
@@ -656,19 +653,19 @@ class Transitions:
         self.draining = over
         self._start_round(lap.height + 1, unsettled)
 
-    def _is_trained_by(self, lap: Lap, attested: int, delivered: int) -> bool:
-        """Whether one of those asked delivered, and a quorum of them is attested. Where newcomers witness, a quorum of
-        all is enough, and who was dropped is asked.
-        """
+    def _stands(self) -> bool:
+        """Return whether an established member delivered and stayed, or one delivered and all left by themselves."""
+        if self.step == self.start_step:
+            return not self.is_provisional()
+        if not self.judges:
+            return True
+        spoke = self.judges & self.proven
+        return bool(spoke) and (bool(spoke & self.healthy) or not self._remaining_judges())
 
-        def enough(members: int) -> bool:
-            return (attested & members).bit_count() >= quorum(members.bit_count())
-
-        if lap.established:
-            asked = lap.roster & self._electors()
-            return enough(asked) and bool(delivered & asked)
-        asked = self._remaining_judges() or lap.roster
-        return (enough(asked) or enough(lap.roster)) and bool(delivered & asked)
+    def is_provisional(self) -> bool:
+        """Return whether the model is of an epoch that may be undone."""
+        before = self.kept and self.kept[0]
+        return before is not None and (before.hashes, before.step) != (self.known.hashes, self.known.step)
 
     def _remaining_judges(self) -> int:
         """The established members that did not leave by themselves."""
@@ -770,9 +767,8 @@ class Transitions:
             idle = [one for one in bitmap.seats(self.healthy & ~self.proven) if self.members[one].tier <= least]
             idle = [one for one in idle if self._half(self.members[one])]
             self.proven |= bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
-        if self.is_trained:
-            spoke, worked = self.judges & self.proven & self.healthy, self.step != self.start_step
-            self.kept = self.kept if worked and not spoke and self._remaining_judges() else None
+        if self.kept and self._stands():
+            self.kept = None
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:

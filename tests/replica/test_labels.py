@@ -12,7 +12,7 @@ from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 
 GENERATOR = torch.Generator().manual_seed(5)
 IDS = torch.randint(0, 64, (6, 16), generator=GENERATOR)

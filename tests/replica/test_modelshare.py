@@ -22,8 +22,8 @@ from aftermath.replica.modelshare import (
     manifest_limit,
     snapshot,
 )
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import SCHEMA, Desk, p2p_of
 
 PEERS = (p2p_of(1), p2p_of(2))

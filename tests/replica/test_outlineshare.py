@@ -17,8 +17,8 @@ from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.replica.outlineshare import TOPIC, File, OutlineReply, OutlineShare, ask_outline, checked
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
+from aftermath.sim.virtual_time import run_virtual
 from member.desk import DISTRO, SCHEMA, Desk, p2p_of
 
 PEERS = (p2p_of(1), p2p_of(2))

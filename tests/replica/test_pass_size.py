@@ -23,7 +23,7 @@ from aftermath.model.initial import init_weights
 from aftermath.replica.memory import free_bytes
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing, OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from member.desk import SCHEMA
 
 torch.set_num_threads(1)
@@ -217,7 +217,7 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.schema import build_schema
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from member.desk import SCHEMA
 torch.set_num_threads(1)
 passes = PassSize(32, "auto")

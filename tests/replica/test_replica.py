@@ -18,7 +18,7 @@ from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Cancelled, Replica, pick_device, weight_of
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.setup import CONFIG
 from member.desk import DISTRO, SCHEMA
 from replica.whole_round import CPU, play
 

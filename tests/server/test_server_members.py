@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from aftermath.base.crowding import makes_room
+from aftermath.base.rate_limit import makes_room
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.failures import RpcRejected, TransactionFailed

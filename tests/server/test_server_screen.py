@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aftermath.base.concurrency import ThreadWorker
 from aftermath.base.errors import UsageError
-from aftermath.base.worker import ThreadWorker
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.remote import RemoteTokens
 from aftermath.localnet.free_ports import free_ports

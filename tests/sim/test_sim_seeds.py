@@ -14,15 +14,14 @@ import pytest
 
 from aftermath.model.store import write_checkpoint
 from aftermath.sim import __main__ as command
-from aftermath.sim import laws
+from aftermath.sim import invariants
 from aftermath.sim import seed as trial
 from aftermath.sim.faults import Faults
-from aftermath.sim.laws import Laws, check_pace
-from aftermath.sim.record import Broken
-from aftermath.sim.scenario import draw
-from aftermath.sim.seed import try_seed
+from aftermath.sim.invariants import Laws, check_pace
+from aftermath.sim.run_record import Broken
+from aftermath.sim.seed import draw, try_seed
+from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.tiny import CONFIG
 
 SHORT = 60.0
 
@@ -68,7 +67,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_a_seed_that_breaks_a_law_is_told_with_how_to_replay_it(
     told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(laws, "PACE", 1000.0)
+    monkeypatch.setattr(invariants, "PACE", 1000.0)
     monkeypatch.setattr(trial, "WINDOW", 20.0)
     assert command.main() == 1
     out = told.readouterr().out
@@ -96,7 +95,7 @@ def test_a_checkpoint_that_the_chain_names_and_nobody_can_load_is_found(tmp_path
         judge = Laws(sim, _no_faults(sim))
         judge.check_now()
         place = Path(sim.model.checkpoint.repo)
-        other = {name: tensor + 1 for name, tensor in laws.load(place, 0, "auto").items()}
+        other = {name: tensor + 1 for name, tensor in invariants.load(place, 0, "auto").items()}
         write_checkpoint(tmp_path / "other", other, CONFIG, tier=0, companions={})
         shutil.rmtree(place)
         (tmp_path / "other").rename(place)

@@ -16,10 +16,8 @@ from aftermath.cli.train import build_settings
 from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
 from aftermath.events.trackers import Wanted
-from aftermath.testnet.configs import SHIPPED, chosen, configs, find
-from aftermath.testnet.files import make_missing
-from aftermath.testnet.kills import Kills
-from aftermath.testnet.plan import Client, ClientExtras, Plan
+from aftermath.testnet.configs import SHIPPED, chosen, configs, find, make_missing
+from aftermath.testnet.plan import Client, ClientExtras, Kills, Plan
 from cli.cli_runs import Outcome, invoke
 
 DEMO = SHIPPED / "demo" / "config.toml"

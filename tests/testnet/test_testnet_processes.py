@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aftermath.testnet.errors import StageError
-from aftermath.testnet.processes import Process, at_once, call, leashed, stop_all, wait_for
+from aftermath.testnet.processes import Process, StageError, at_once, call, leashed, stop_all, wait_for
 from e2e.processes import until
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.testnet.summary import Ending, Summary
+from aftermath.testnet.run import Ending, Summary
 
 
 def summary(**given: Any) -> Summary:

@@ -18,7 +18,7 @@ from aftermath.model.steps import maker_name
 from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.model import Checkpoint, Model, Recorded
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
-from aftermath.sim.tiny import CONFIG, RULES
+from aftermath.sim.setup import CONFIG, RULES
 from aftermath.train import outfit
 from aftermath.train.assembly import own_newest
 from aftermath.train.newcomer import may_ask

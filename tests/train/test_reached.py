@@ -17,7 +17,7 @@ from aftermath.data.source import WrongTokens
 from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
 from aftermath.rules.state import CheckpointKind, DataKind
-from aftermath.sim.tiny import CONFIG, RULES
+from aftermath.sim.setup import CONFIG, RULES
 from aftermath.train import outfit
 from aftermath.train.reached import reached_by
 from faulty_web import serving

@@ -1,20 +1,24 @@
-"""What others wrote, as values: JSON, msgpack and TOML, bounded before anything recursive sees it.
-
-Decided: decoders recurse where a document nests, also over parts that nobody asked for, and so does whatever handles
-the value afterwards. Therefore a scan that does not recurse counts the nesting first, and the values: of msgpack, whose
-arrays state a size before they have one, and of JSON, where a value may be two bytes and takes a hundred in memory. How
-many bytes are read at all is for the caller to limit. Anything that is wrong with a document is one error, `Malformed`.
+"""The largest whole numbers that Solana's JSON, accounts and instructions have room for, and the limits of a number
+that is annotated with them.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
-from aftermath.base.numbers import U64_MAX
+U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
+
+
+class Limits(NamedTuple):
+    """The least and the most, by the names that pydantic has for them; None: there is no such limit."""
+
+    ge: int
+    le: int | None = None
+
 
 MAX_DEPTH = 32
 """How deep a JSON or TOML document may nest. What this software reads nests less than ten deep."""

@@ -16,6 +16,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
+from platformdirs import user_cache_path, user_config_path, user_state_path
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, a used-up quota, and a file as large as the system lets this process write."""
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -97,3 +99,21 @@ def sync(path: Path) -> None:
 def sync_bytes(descriptor: int) -> None:
     """Force what was written to disk, without what nobody reads it by, where the system knows the difference."""
     getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+_NAME = "aftermath"
+
+
+def cache_directory(name: str) -> Path:
+    """A directory for what can be made or found again: locks, data, keys of deployments under way, a validator."""
+    return user_cache_path(_NAME, appauthor=False) / name
+
+
+def state_directory() -> Path:
+    """For reports of errors nobody expected."""
+    return user_state_path(_NAME, appauthor=False)
+
+
+def config_directory() -> Path:
+    """For what the user has chosen once for all commands."""
+    return user_config_path(_NAME, appauthor=False)

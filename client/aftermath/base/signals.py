@@ -5,10 +5,11 @@ Decided: where a loop cannot be told by the system (on Windows), Python's own ha
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+
+from aftermath.base import quiet
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -16,6 +17,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 @contextmanager
 def last_words(said: Callable[[], None]) -> Iterator[None]:
     """A SIGTERM meanwhile ends the process as ever, at once, but calls this before, where a loop can be told of it."""
+    import asyncio  # commands that need no event loop start without it
+
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -37,6 +40,8 @@ def last_words(said: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def heard(told: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Call `told` on the running loop with every Ctrl-C and SIGTERM, which then do nothing else."""
+    import asyncio  # commands that need no event loop start without it
+
     loop = asyncio.get_running_loop()
     with ExitStack() as undone:
         for number in ENDING:
@@ -47,3 +52,48 @@ def heard(told: Callable[[signal.Signals], None]) -> Iterator[None]:
                 before = signal.signal(number, lambda got, _: loop.call_soon_threadsafe(told, signal.Signals(got)))
                 undone.callback(signal.signal, number, before)
         yield
+
+
+def hear_ignored_interrupts() -> None:
+    """Let SIGINT end this process. A script that starts it with `&` makes it ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, quiet.told)
+
+
+@contextmanager
+def looped() -> Iterator[None]:
+    """Ctrl-C as an event loop takes it over: asyncio does so only from Python's own handler."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not quiet.told:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def on_interrupt(told: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM calls this, and a second does what it would have done (KeyboardInterrupt, the end).
+    Nothing changes if a handler is installed already, or the signal is ignored.
+    """
+    usual = {signal.SIGINT: (signal.default_int_handler, quiet.told), signal.SIGTERM: (signal.SIG_DFL,)}
+    now = {number: signal.getsignal(number) for number in usual}
+    ours = {number: before for number, before in now.items() if before in usual[number]}
+
+    def first(*_: object) -> None:
+        put_back()
+        told()
+
+    def put_back() -> None:
+        for number, before in ours.items():
+            signal.signal(number, before)
+
+    for number in ours:
+        signal.signal(number, first)
+    try:
+        yield
+    finally:
+        put_back()

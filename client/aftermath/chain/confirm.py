@@ -11,7 +11,7 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 from solders.transaction_status import TransactionConfirmationStatus, TransactionStatus
 
-from aftermath.base.wait import every
+from aftermath.base.concurrency import every
 from aftermath.chain.failures import BadReply, TransactionFailed, error_json
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool

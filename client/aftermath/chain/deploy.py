@@ -21,8 +21,8 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.system_program import CreateAccountParams, create_account
 
-from aftermath.base.directories import cache_directory
-from aftermath.base.wait import both
+from aftermath.base.concurrency import both
+from aftermath.base.files import cache_directory
 from aftermath.chain import loader
 from aftermath.chain.accounts import fetch, rent
 from aftermath.chain.confirm import deliver_all

@@ -11,7 +11,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
-from aftermath.base.numbers import U32_MAX
+from aftermath.base.bounded import U32_MAX
 from aftermath.chain.addresses import (
     ED25519,
     INCINERATOR,

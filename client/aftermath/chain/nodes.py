@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from aftermath.base.backoff import retry_after
+from aftermath.base.rate_limit import retry_after
 from aftermath.chain.endpoints import Endpoint, advice, describe
 from aftermath.chain.failures import BEHIND, RpcError
 from aftermath.chain.node_client import NodeClient

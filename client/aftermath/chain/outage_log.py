@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 
 PAUSE_FIRST = 60.0
 PAUSE_MAX = 3600.0

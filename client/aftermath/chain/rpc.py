@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from aftermath.base.backoff import doubled
 from aftermath.base.errors import AccountError, AftermathError
 from aftermath.base.proxies import proxy_for
+from aftermath.base.rate_limit import doubled
 from aftermath.chain.endpoints import PUBLIC_GENESIS, Endpoint, describe
 from aftermath.chain.failures import MALFORMED, BadReply, RpcError, RpcRejected, TransactionFailed
 from aftermath.chain.node_client import NodeClient

@@ -21,7 +21,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from aftermath.base.wait import both
+from aftermath.base.concurrency import both
 from aftermath.chain.accounts import balance, rent
 from aftermath.chain.confirm import Expired, deliver
 from aftermath.chain.failures import TransactionFailed

@@ -20,7 +20,7 @@ from solders.rpc.responses import AccountNotification, Notification, Subscriptio
 from websockets.exceptions import ConnectionClosedOK
 
 from aftermath.base.bounded import json_as
-from aftermath.base.bucket import Bucket
+from aftermath.base.rate_limit import Bucket
 from aftermath.chain.endpoints import describe, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.node_client import AccountData

@@ -15,8 +15,8 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
+from aftermath.base.concurrency import cancel
 from aftermath.base.errors import AftermathError
-from aftermath.base.wait import cancel
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import describe
 from aftermath.chain.newest_run import OUTAGE_SECONDS, NewestRun

@@ -18,7 +18,7 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 from solders.transaction_status import EncodedConfirmedTransactionWithStatusMeta
 
-from aftermath.base.numbers import U32_MAX
+from aftermath.base.bounded import U32_MAX
 from aftermath.chain.failures import BadReply
 from aftermath.chain.layout import Arguments, coordinator_instruction
 from aftermath.chain.node_client import NodeClient

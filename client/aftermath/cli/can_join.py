@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
-from aftermath.base.streams import one_output
+from aftermath.base.stdio import one_output
 from aftermath.cli.command import command
 from aftermath.cli.options import (
     AccessOptions,
@@ -54,11 +54,12 @@ async def can_join(
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
-    Runs the checks that train runs on this machine before it joins: whether the run is open to the wallet, the client's
-    version, funds and bond, other local processes with the same wallet, the device, and the run's model, tier and data.
-    Lists the local files that the run reads and the addresses that it contacts. On a local network it requests the test
-    SOL that the wallet lacks, as train does. Exits 0 when the wallet may join, 10 when the run needs another version,
-    11 when the run does not admit the wallet, and 1 for any other reason.
+    Runs the checks that train runs before it joins: admission, the client's version, funds and bond, other local
+    processes with the same wallet, the device, and the run's model, tier and data. Lists the local files that the run
+    reads and the addresses that it contacts. On a local network it requests the test SOL that the wallet lacks.
+
+    Exits 0 if the wallet may join, 10 if the run needs another version, 11 if the run does not admit the wallet, and 1
+    for any other reason.
     """
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect

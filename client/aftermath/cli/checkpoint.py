@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.base.repository import is_repository
+from aftermath.base.text import is_repository
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts

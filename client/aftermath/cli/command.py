@@ -7,7 +7,7 @@ Decided: a parameter annotated with a dataclass stands for the options of all it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -15,9 +15,8 @@ import typer
 from annotated_doc import Doc
 
 from aftermath.base.errors import UsageError
-from aftermath.base.interrupt import looped
-from aftermath.base.verbosity import VERBOSITY, Verbosity
-from aftermath.cli.describe import limits
+from aftermath.base.signals import looped
+from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, reporting, show, tell_given
 
@@ -48,12 +47,28 @@ def _level(level: Verbosity) -> Callable[[bool], None]:
     return choose
 
 
-# Taken by every command. No command has their values, and help pages have a line of their own for them.
+# Every command takes these two. The callback acts on them, so no command gets their values.
 QUIET = Annotated[
-    bool, typer.Option("--quiet", "-q", hidden=True, expose_value=False, callback=_level(Verbosity.WARNING))
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print only warnings, errors and the result.",
+        show_default=False,
+        expose_value=False,
+        callback=_level(Verbosity.WARNING),
+    ),
 ]
 VERBOSE = Annotated[
-    bool, typer.Option("--verbose", "-v", hidden=True, expose_value=False, callback=_level(Verbosity.DEBUG))
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Also print the debug log, on stderr.",
+        show_default=False,
+        expose_value=False,
+        callback=_level(Verbosity.DEBUG),
+    ),
 ]
 
 
@@ -176,13 +191,19 @@ def setting_option(
         *(flags or ("--" + setting.name.replace("_", "-"),)),
         help=next(one.documentation for one in metadata if isinstance(one, Doc)),
         envvar=envvar,
-        show_envvar=False,
         parser=parser,
         rich_help_panel=panel,
         min=least,
         max=most,
     )
     return keyword(setting.name, Annotated[kind, option], setting.default)
+
+
+def limits(metadata: Iterable[object]) -> tuple[Any, Any]:
+    """Return the least (`ge`) and the most (`le`) that a field with this metadata may be. None: no limit."""
+    known = list(metadata)
+    least, most = (next((getattr(one, side) for one in known if hasattr(one, side)), None) for side in ("ge", "le"))
+    return least, most
 
 
 def keyword(name: str, annotation: object, default: object) -> inspect.Parameter:

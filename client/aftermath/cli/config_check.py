@@ -27,7 +27,7 @@ from aftermath.data.source import WrongTokens
 from aftermath.owner import troubles
 from aftermath.owner.agreed_data import source_of, trouble_with_tokenizer
 from aftermath.owner.schema import Shape, document_of, not_done, not_fitting, not_there, shape_with
-from aftermath.testnet.files import flags
+from aftermath.testnet.configs import flags
 from aftermath.train.locations import check_place
 
 _LLM = ("model", "LLM")

@@ -28,7 +28,7 @@ def data_fetch(
 
     What is there already is not downloaded again, and a download that was interrupted goes on where it was.
     """
-    from aftermath.base.counted import counted
+    from aftermath.base.text import counted
     from aftermath.data.download import download
     from aftermath.data.http import HttpClient, numbered
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
+from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, note
 

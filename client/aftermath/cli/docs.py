@@ -1,76 +1,166 @@
-"""Writes docs/commands.md from the commands' own help: `python -m aftermath.cli.docs docs/commands.md`.
+"""Write docs/commands.md from the commands' help: `python -m aftermath.cli.docs docs/commands.md`.
 
-Decided: the page is generated, never edited, so that an option is explained in one place; a test compares the two.
+Options that several commands share are explained once. A test compares the page with the commands.
 """
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-from aftermath.base.page import deliver
-from aftermath.cli.describe import meaning, names
-from aftermath.cli.help import example
-from aftermath.cli.index import Index
+from aftermath.base.text import deliver
+from aftermath.cli.index import SETTINGS, Index
 from aftermath.cli.main import SOLANA
+from aftermath.cli.options import CLUSTER, FILES
 
 HIDDEN = ("help", "json_output", "quiet", "verbose")
 """The options of every command, which the preface has."""
+PANELS = (CLUSTER, FILES)
+"""Option groups that a command takes as a whole, so one word refers to all of them."""
+COLUMNS = 118
+SHARED_FROM = 3
+"""An option that this many commands explain with the same words is explained once."""
 PREFACE = """# Commands
 
-Generated from `--help`; change the command, then run `python -m aftermath.cli.docs docs/commands.md`.
-
-`aftermath-solana`, or `python -m aftermath` where it is not in the path. `help COMMAND` shows the help of a command.
-Every command takes these options:
+Generated from `--help`; change the command, then run `make docs`. Every command takes these options:
 
 | option | meaning |
 |---|---|
 | `--json` | Print one JSON document on stdout. `train`, `train-local`, `watch` and `events` print one object a line. |
-| `-q`, `--quiet` | Print warnings, errors and the result only. |
+| `-q`, `--quiet` | Print only warnings, errors and the result. |
 | `-v`, `--verbose` | Also print the debug log, on stderr. |
 | `-h`, `--help` | Show the command's help. |
 
-An error is printed on stderr: `error:` says what happened, `fix:` what to do, and `docs:` which section of this
-installation's pages explains it. The last two are left out where there are none. With `--json`, the last line of stderr
-is one object `{"error", "fix", "code", "docs"}`, whose `code` is one of [these](operations.md#error-codes). Notes in
-plain words may come before it.
+An error on stderr has up to three lines: `error:` says what happened, `fix:` what to do, and `docs:` which section
+explains it. With `--json`, the last line of stderr is `{"error", "fix", "code", "docs"}`; `code` is one of
+[these](operations.md#error-codes).
 
 | exit code | meaning |
 |---|---|
-| 0 | done; for `train` also: left with Ctrl-C; for `can-join`: it may |
-| 1 | understood, but not done: a file, a network, a run or the program was in the way; for `can-join`: it may not |
-| 2 | a mistake in the command line: a command, option or value that means nothing, or one that is missing |
-| 10 | the run takes clients of another version; for `can-join` too |
-| 11 | the run does not admit this member, and starting it again changes nothing; for `can-join` too |
-| 130 | ended by Ctrl-C |
+| 0 | Done. `train`: also left with Ctrl-C. `can-join`: the wallet may join. |
+| 1 | Not done: a file, a network, a run or the program prevented it. `can-join`: the wallet may not join. |
+| 2 | The command line is wrong. |
+| 10 | The run takes clients of another version. |
+| 11 | The run does not admit this member, and starting it again changes nothing. |
+| 130 | Ended by Ctrl-C. |"""
+SHARED_PREFACE = """## Shared options
 
-Options with a name in brackets also read that environment variable, and `--rpc`, `--ws-rpc`,
-`--wallet-private-key-path` and `--run-id` then what [is stored](operations.md#what-is-typed-each-time)."""
+Several commands take these options, and name them only. They and all options of `train` also read an environment
+variable: `--run-id` reads `RUN_ID`. `--rpc`, `--ws-rpc`, `--wallet-private-key-path` and `--run-id` then read what
+`config set` [stored](operations.md#what-is-typed-each-time)."""
+
+
+class Option(NamedTuple):
+    """An option or argument as the page shows it."""
+
+    names: str
+    meaning: str
+    panel: str
+
+    @property
+    def line(self) -> str:
+        """Return its line in a list."""
+        return _filled(f"- {self.names}: {self.meaning}", indent="  ")
+
+
+Options = Mapping[str, list[Option]]
+
+
+def options_of(index: Index) -> Options:
+    """Return the options of every command of a script, without those that all commands have."""
+    found = {}
+    for name in index.entries:
+        loaded = index.load(name)
+        context = loaded.context_class(loaded, info_name=name, **SETTINGS)
+        found[name] = [_option(one, context) for one in loaded.params if one.name not in HIDDEN]
+    return found
+
+
+def _option(parameter: Any, context: Any) -> Option:
+    parameter.show_envvar = False  # the page says once which options read a variable
+    _, text = parameter.get_help_record(context)
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.name}`"
+    else:
+        names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    return Option(names, " ".join(text.split()), parameter.rich_help_panel or "")
+
+
+def shared_of(options: Options) -> list[Option]:
+    """Return the options that at least SHARED_FROM commands explain with the same words, by panel."""
+    count = Counter(one for every in options.values() for one in every)
+    shared = [one for one, commands in count.items() if commands >= SHARED_FROM or one.panel in PANELS]
+    most = {one.names: one for one in sorted(shared, key=lambda one: count[one])}
+    ordered = [one for one in shared if most[one.names] is one]
+    return sorted(ordered, key=lambda one: PANELS.index(one.panel) + 1 if one.panel in PANELS else 0)
 
 
 def page(index: Index = SOLANA, preface: str = PREFACE) -> str:
-    """The whole page of a script's commands as markdown."""
+    """Return the page of a script's commands as markdown, with the shared options of aftermath-solana."""
+    solana = options_of(SOLANA)
+    shared = shared_of(solana)
+    options = solana if index is SOLANA else options_of(index)
     parts = [preface]
+    if index is SOLANA:
+        parts.append(SHARED_PREFACE)
+        for panel, group in groupby(shared, key=lambda one: one.panel if one.panel in PANELS else ""):
+            parts += [f"### {panel} options"] * bool(panel) + [listed(list(group))]
     for panel, entries in groupby(index.entries.items(), key=lambda item: item[1].panel):
         parts.append(f"## {panel}")
-        parts += [section(index, name) for name, _ in entries]
+        for name, _ in entries:
+            of_train = [] if index is SOLANA else [one for one in solana["train"] if one not in shared]
+            parts.append(section(index, name, options[name], shared, of_train))
     return "\n\n".join(parts) + "\n"
 
 
-def section(index: Index, name: str) -> str:
-    """One command: what it does, an example, its options."""
+def listed(options: list[Option]) -> str:
+    """Return a list of options."""
+    return "\n".join(one.line for one in options)
+
+
+def section(index: Index, name: str, options: list[Option], shared: list[Option], of_train: list[Option]) -> str:
+    """Return what one command does, an example, its own options, and the names of the shared ones.
+
+    `of_train`: further options that another page explains, under `train`.
+    """
     loaded = index.load(name)
-    text = "\n".join(line.strip() for line in (loaded.help or "").strip().splitlines())
-    kinds = index.find(name).entry.__annotations__
-    shown = [parameter for parameter in loaded.params if parameter.name not in HIDDEN]
-    rows = [row(parameter, kinds[parameter.name]) for parameter in shown]
-    table = "\n".join(["| option | meaning |", "|---|---|", *rows])
-    return f"### {name}\n\n{text}\n\n```sh\n{example(loaded)}\n```\n\n{table}"
+    text = [_filled(part) for part in (loaded.help or "").strip().split("\n\n")]
+    parts = [f"### {name}", *text, f"```sh\n{index.find(name).example}\n```"]
+    own = [one for one in options if one not in shared and one not in of_train]
+    if own:
+        parts.append(listed(own))
+    if named := _named([one for one in options if one in shared], shared):
+        where = "" if index is SOLANA else "commands.md"
+        parts.append(_filled(f"[Shared options]({where}#shared-options): {', '.join(named)}."))
+    if same := [one for one in options if one in of_train]:
+        parts.append(_filled(f"As for [train](commands.md#train): {_most_of(same, of_train)}."))
+    return "\n\n".join(parts)
 
 
-def row(parameter: Any, kind: Any) -> str:
-    """One option or argument as a line of the table."""
-    return f"| {', '.join(f'`{name}`' for name in names(parameter))} | {meaning(parameter, kind, '`')} |"
+def _filled(text: str, indent: str = "") -> str:
+    words = " ".join(text.split())
+    return textwrap.fill(words, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _most_of(options: list[Option], every: list[Option]) -> str:
+    """Return the names of options, or "all options but" the others where these are fewer."""
+    missing = [one for one in every if one not in options]
+    fewer = missing if len(missing) < len(options) else options
+    names = ", ".join(one.names.partition(",")[0] for one in fewer)
+    return f"all options but {names}" if fewer is missing else names
+
+
+def _named(options: list[Option], shared: list[Option]) -> list[str]:
+    """Return the names of shared options, with one name for a whole panel."""
+    named = []
+    whole = [panel for panel in PANELS if {one for one in shared if one.panel == panel} <= set(options)]
+    for one in options:
+        if one.panel not in whole:
+            named.append(one.names.partition(",")[0])
+    return [*named, *(f"{panel.lower()} options" for panel in whole)]
 
 
 def main(index: Index = SOLANA, preface: str = PREFACE) -> None:

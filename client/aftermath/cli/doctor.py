@@ -34,36 +34,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExaminedOptions(WalletOptions, ClusterOptions):
-    """A wallet and a cluster, both of which may be left out."""
+    """A wallet and a cluster. Both are optional."""
 
     rpc: Annotated[
-        str, shared("--rpc", text=f"{RPC_TEXT[:-1]}; without it no cluster is asked.", panel=CLUSTER, stored="rpc")
+        str, shared("--rpc", text=f"{RPC_TEXT} By default no cluster is checked.", panel=CLUSTER, stored="rpc")
     ] = ""
 
 
 @dataclass(frozen=True)
 class ListeningOptions:
-    """Where `train` would listen, and what it would be reached through."""
+    """Ports and relay of `train`."""
 
     bind_p2p_port: Annotated[
         int,
-        shared("--bind-p2p-port", text="The UDP port that train would have; 0: any that is free.", least=0, most=65535),
+        shared("--bind-p2p-port", text="UDP port that train would use. 0 picks a free one.", least=0, most=65535),
     ] = 0
     bind_p2p_interface: Annotated[
-        str | None, shared("--bind-p2p-interface", text="The address that it would bind; by default all interfaces.")
+        str | None, shared("--bind-p2p-interface", text="Address that train would bind. By default all interfaces.")
     ] = None
     iroh_relay: Annotated[
         str,
         shared(
             "--iroh-relay",
-            text="Relay to test, as passed to train: disabled, n0, or your own relay's URL; auto: n0, "
-            "but none on a local network.",
+            text="Relay to test: disabled, n0, or your own relay's URL. auto: n0, but none on a local network.",
             parser=relay_named,
         ),
     ] = AUTO
     metrics_port: Annotated[
         int | None,
-        shared("--metrics-port", text="The TCP port at which it would serve metrics.", least=1, most=65535),
+        shared("--metrics-port", text="TCP port at which train would serve metrics.", least=1, most=65535),
     ] = None
 
 
@@ -72,13 +71,16 @@ async def doctor(
     options: ExaminedOptions,
     *,
     run_id: Annotated[
-        str | None, shared("--run-id", text="Also examine what this run asks for.", check=checked_run_id, stored="run")
+        str | None, shared("--run-id", text="Also check this run.", check=checked_run_id, stored="run")
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended: a key file's mode.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair what can be repaired: a key file's mode.")] = False,
     matformer_tier: Annotated[
         int | None,
         shared(
-            "--matformer-tier", text="The tier that must fit; else the one that does.", least=0, most=MAX_LEVELS - 1
+            "--matformer-tier",
+            text="Tier that must fit into memory. By default, the largest that does.",
+            least=0,
+            most=MAX_LEVELS - 1,
         ),
     ] = None,
     device: Device = "auto",
@@ -87,12 +89,12 @@ async def doctor(
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
 ) -> Result:
-    """Say what is wrong with this machine, wallet and cluster, and how to mend it.
+    """Say what is wrong with this machine, wallet and cluster, and how to fix it.
 
-    Python and its packages, PyTorch and the device, disk, the wallet's file, the token for the Hub, the ports asked
-    for, UDP, and whether the relay takes this machine; with --rpc the nodes, their websockets, the chain's clock and
-    the wallet's balance; with --run-id also the run's version, whether it admits the wallet, its model and data, and
-    which tier fits into memory. Exits 1 if something fails, else 0. Ways to others are given up after 5 seconds each.
+    Checks Python and its packages, PyTorch and the device, disk, the wallet's file, the Hub's token, ports, UDP and the
+    relay. With --rpc it also checks the nodes, their websockets, the chain's clock and the wallet's balance. With
+    --run-id it also checks whether the run admits the wallet, its model and data, and which tier fits into memory.
+    Sends nothing and spends nothing. Exits 1 if a check fails, else 0.
     """
     from dataclasses import replace
 

@@ -9,7 +9,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.evals.wish import DOCS
+from aftermath.evals.eval_options import DOCS
 from aftermath.rules.limits import MAX_LEVELS
 
 TASKS = (
@@ -38,9 +38,9 @@ def eval(  # the command's name
     """
     from dataclasses import asdict
 
+    from aftermath.evals.eval_options import wanted
     from aftermath.evals.likelihood import asked_of
     from aftermath.evals.suite import check_known, evaluated, lines
-    from aftermath.evals.wish import wanted
     from aftermath.model.checkpoint import load, load_config, tier_of
     from aftermath.model.text import check_vocabulary, load_tokenizer
     from aftermath.replica.replica import pick_device

@@ -1,9 +1,7 @@
-"""A console script as an index of its commands, each loaded only when it is called.
+"""A console script as a lazy group of commands: each is imported only when it is called.
 
-Decided: `--help` prints the index without importing a single command, because a help page should not wait for
-libraries it does not show; a test holds the summaries and the commands' own docstrings together. Commands about one
-thing have two words (`model init`); the first alone lists them. The commands are modules of one package, of the name
-of the command.
+`--help` of the script imports no command; a test compares the summaries here with the commands' own
+docstrings. Two-word commands (`model init`) are listed by their first word.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,15 +20,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
 from aftermath.base.quiet import Quietly
-from aftermath.base.verbosity import VERBOSITY, Verbosity
-from aftermath.cli.describe import kind_of
-from aftermath.cli.help import command_page, index_page
+from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.present import reporting, tell_given, tell_stored, writing
-from aftermath.cli.usage import ParserError, explained, stored_as, unknown_command
+from aftermath.cli.usage import ParserError, explained, kind_of, stored_as, unknown_command
 
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+GENERAL = "Options"
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _LEVELS = frozenset({"-q", "--quiet", "-v", "--verbose"})
-_HELP_ASKED = [[name] for name in HELP_NAMES["help_option_names"]]
+_HELP_ASKED = [[name] for name in SETTINGS["help_option_names"]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,9 @@ class Index:
         kinds = found.entry.__annotations__
         holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         kind = type("OneCommand", (_OneCommand,), {"kinds": kinds, "stored": staticmethod(self.stored)})
-        declare = holder.command(name, cls=kind, epilog=f"Example:\n\n{found.example}", context_settings=HELP_NAMES)
+        # \b keeps click from wrapping the example, so that it can be copied
+        epilog = f"\b\nExample:\n  {found.example}"
+        declare = holder.command(name, cls=kind, epilog=epilog, context_settings=SETTINGS)
         declare(found.entry)
         built = typer.main.get_command(holder)
         assert isinstance(built, TyperCommand)
@@ -91,8 +90,8 @@ class Index:
             cls=type("LazyCommands", (_LazyCommands,), {"index": self}),
             pretty_exceptions_enable=False,
             rich_markup_mode=None,
-            context_settings=HELP_NAMES,
-            epilog=self.epilog,
+            context_settings=SETTINGS,
+            epilog=f"{self.name} help COMMAND explains a command. {self.epilog}",
         )
         app.callback(help=self.about)(_root)
         return app
@@ -132,9 +131,13 @@ class _OneCommand(TyperCommand):
             tell_stored(taken)
         return rest
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page."""
-        formatter.write(command_page(ctx.command_path, self, self.kinds))
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options by panel, those without one first."""
+        shown: list[Any] = [option for option in self.get_params(ctx) if option.get_help_record(ctx)]
+        shown.sort(key=lambda option: option.rich_help_panel or "")
+        for panel, options in groupby(shown, key=lambda option: option.rich_help_panel or GENERAL):
+            with formatter.section(panel):
+                formatter.write_dl([option.get_help_record(ctx) for option in options])
 
 
 class _LazyCommands(TyperGroup):
@@ -155,9 +158,13 @@ class _LazyCommands(TyperGroup):
         words = " ".join(args[:2]) if self.index.begun(args[0]) else args[0]
         raise unknown_command(self.index.name, words, self.index.entries)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page."""
-        formatter.write(index_page(self.index.name, self, self.index.entries))
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by panel, or those that begin with the first word if the page is about it."""
+        word = (ctx.info_name or "").removeprefix(self.index.name).strip()
+        entries = self.index.begun(word) if word else self.index.entries
+        for panel, group in groupby(entries.items(), key=lambda item: item[1].panel):
+            with formatter.section(panel):
+                formatter.write_dl([(name, entry.summary) for name, entry in group])
 
     def main(self, *given: Any, **named: Any) -> Any:
         """Run a command line (`args`, else the process's own) and end the process with its exit code."""
@@ -184,17 +191,19 @@ class _LazyCommands(TyperGroup):
         return [*rest[:named], *before, *rest[named:]] if named else words
 
     def _shows_page(self, words: list[str]) -> bool:
-        """Print the page that is asked for, if one is, without the parser: that imports what it needs for values."""
+        """Print the help that is asked for, if any, without the parser, which imports pydantic in half a second."""
+        page: Any = None
+        name = self.index.called(words)
         if words in _HELP_ASKED:
-            page = index_page(self.index.name, self, self.index.entries)
-        elif (ones := self.index.begun(words[0])) and words[1:] in ([], *_HELP_ASKED):
-            page = index_page(self.index.name, self, ones)
-        elif (name := self.index.called(words)) and words[len(name.split()) :][:1] in _HELP_ASKED:
-            page = command_page(f"{self.index.name} {name}", self.index.load(name), self.index.kinds(name))
-        else:
+            page, path = self, self.index.name
+        elif self.index.begun(words[0]) and words[1:] in ([], *_HELP_ASKED):
+            page, path = self, f"{self.index.name} {words[0]}"
+        elif name and words[len(name.split()) :][:1] in _HELP_ASKED:
+            page, path = self.index.load(name), f"{self.index.name} {name}"
+        if page is None:
             return False
         with writing():
-            print(page)
+            print(page.get_help(page.context_class(page, info_name=path, **SETTINGS)))
         return True
 
     def _run(self, words: list[str]) -> int:

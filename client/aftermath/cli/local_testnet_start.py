@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.quiet import EXIT_INTERRUPTED
-from aftermath.base.verbosity import VERBOSITY, Verbosity
+from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.testnet.wished import Pictures
+from aftermath.testnet.options import Pictures
 
 if TYPE_CHECKING:
     from aftermath.events.trackers import Wanted
+    from aftermath.testnet.display import Showing
     from aftermath.testnet.plan import ClientExtras
-    from aftermath.testnet.showing import Showing
 
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
 
@@ -203,7 +203,7 @@ class ShowOptions:
 
         from rich.console import Console
 
-        from aftermath.testnet.showing import showing_of
+        from aftermath.testnet.display import showing_of
         from aftermath.ui.terminal.screen import can_show
 
         terminal = not self.headless and can_show(Console())
@@ -244,13 +244,11 @@ def local_testnet_start(
     from aftermath.cli.variables import environment
     from aftermath.events.trackers import Wanted
     from aftermath.testnet.backends import Centralized, Solana
-    from aftermath.testnet.claim import claimed
     from aftermath.testnet.configs import chosen
-    from aftermath.testnet.kills import Kills
-    from aftermath.testnet.plan import TESTNET_NAMES, Plan, allowed_of, clients_of
-    from aftermath.testnet.run import Testnet
-    from aftermath.testnet.showing import Showing, shown
-    from aftermath.testnet.summary import Ending
+    from aftermath.testnet.display import Showing, shown
+    from aftermath.testnet.plan import TESTNET_NAMES, Kills, Plan, allowed_of, clients_of
+    from aftermath.testnet.run import Ending, Testnet
+    from aftermath.testnet.workdir import claimed
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")

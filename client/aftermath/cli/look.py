@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.dump import plain
-from aftermath.cli.kept_events import LineConsole
-from aftermath.cli.present import Result
+from aftermath.cli.present import Result, line_console
 from aftermath.cli.run_page import page
 from aftermath.events.printable import json_text
 from aftermath.events.status import Standing, line
@@ -64,7 +63,7 @@ async def _follow(follower: RunFollower, show: Callable[[Standing], None]) -> No
 @contextlib.contextmanager
 def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[Standing], None]]:
     """What shows a run: a screen, or lines of what has changed."""
-    console = LineConsole(soft_wrap=True, highlight=False)
+    console = line_console(soft_wrap=True, highlight=False)
 
     def say(found: Standing, said: str) -> None:
         dated = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {said}"

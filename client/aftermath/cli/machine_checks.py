@@ -71,7 +71,7 @@ def torch_and_device(subject: Subject) -> Finding:
     elif device.type == "cpu" and subject.device == "auto" and _has_nvidia_driver():
         return dubious(
             f"{said}: this machine has an NVIDIA driver, and this PyTorch does not use it",
-            "Install a PyTorch built for CUDA (docs/devices.md), or pass --device cpu if you want the CPU",
+            "Install a PyTorch built for CUDA (docs/operations.md#on-a-gpu), or pass --device cpu if you want the CPU",
         )
     return fine(f"{said}: its products are exact")
 
@@ -82,7 +82,7 @@ def _has_nvidia_driver() -> bool:
 
 def disk(_: Subject) -> Finding:
     """Check the free space for caches, error reports and temporary files."""
-    from aftermath.base.directories import cache_directory, state_directory
+    from aftermath.base.files import cache_directory, state_directory
 
     places = {str(place): _free_at(place) for place in (cache_directory(""), state_directory(), Path.cwd())}
     places[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
+from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.rules.limits import MAX_LEVELS

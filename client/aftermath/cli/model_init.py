@@ -83,7 +83,7 @@ def model_init(
     matformer_tiers: Annotated[
         Path | None,
         typer.Option(
-            help="JSON file of what tiers 1, 2, ... keep (docs/tiers.md); else each has half of the width before."
+            help="JSON file of what tiers 1, 2, ... keep (docs/models.md#tiers). By default each tier halves the width."
         ),
     ] = None,
     architecture: Annotated[
@@ -179,7 +179,7 @@ def _entries(path: Path) -> Any:
     try:
         return json_value(read_limited(path.expanduser(), _MAX_ENTRIES_BYTES))
     except Malformed as error:
-        raise CheckpointError(f"{path} is not JSON: {error}", "docs/tiers.md shows what it may say") from None
+        raise CheckpointError(f"{path} is not JSON: {error}", "docs/models.md#tiers shows what it may say") from None
 
 
 def _parameters(config: ModelConfig, tier: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 
@@ -27,7 +27,7 @@ def model_push(
     import os
 
     from aftermath.base.errors import UsageError
-    from aftermath.base.repository import is_repository
+    from aftermath.base.text import is_repository
     from aftermath.model.checkpoint import load_config
     from aftermath.model.hub import upload
     from aftermath.model.verify import manifest_files

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 

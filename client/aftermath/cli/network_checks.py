@@ -83,8 +83,8 @@ async def udp(subject: Subject) -> Finding:
 
 async def relay(subject: Subject) -> Finding:
     """Check that the relay of `train` accepts this machine, and sees a UDP address that others could reach."""
+    from aftermath.p2p.iroh import taken_by
     from aftermath.p2p.relay import AUTO, DISABLED, N0
-    from aftermath.p2p.taken import taken_by
 
     chosen = subject.relay
     # a look at the machine alone leaves n0's relay alone, unless the user names it

@@ -18,9 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from aftermath.base.errors import AftermathError
-from aftermath.cli.describe import choices
 from aftermath.cli.present import note
-from aftermath.cli.usage import stored_as
+from aftermath.cli.usage import choices, stored_as
 from aftermath.train.tier import AUTO_TIER
 
 QUIET = "AFTERMATH_QUIET"

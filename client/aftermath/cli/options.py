@@ -24,6 +24,7 @@ from aftermath.train.tier import AUTO_TIER
 CLUSTER = "Cluster"
 WALLET = "Wallet"
 TRAINING = "Training"
+FILES = "Local files"
 READ: dict[str, str] = {}
 """The variable of every shared option, by its flags."""
 RPC_TEXT = "Solana RPC endpoint: localnet, devnet, testnet, mainnet, or an address."
@@ -47,7 +48,6 @@ def shared(
     option = typer.Option(
         *flags,
         envvar=variable,
-        show_envvar=False,
         help=text,
         rich_help_panel=panel,
         min=least,
@@ -72,7 +72,7 @@ def checked_run_id(run_id: str | None) -> str | None:
 
 
 def _checked_repository(name: str | None) -> str | None:
-    from aftermath.base.repository import is_repository
+    from aftermath.base.text import is_repository
 
     if name is not None and not is_repository(name):
         raise UsageError(
@@ -170,6 +170,8 @@ Device = Annotated[
 ]
 
 
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -243,23 +245,31 @@ class AccessOptions:
         Path | None,
         shared(
             "--data-path",
+            panel=FILES,
             text="Where this machine has the run's data, if the run names local files. Their hash is checked.",
         ),
     ] = None
     model_path: Annotated[
         Path | None,
-        shared("--model-path", text="Where this machine has the run's model, if the run names a local directory."),
+        shared(
+            "--model-path",
+            panel=FILES,
+            text="Where this machine has the run's model, if the run names a local directory.",
+        ),
     ] = None
     data_root: Annotated[
         Path | None,
         shared(
-            "--data-root", text="Directory below which local paths that the run names are looked for, and nowhere else."
+            "--data-root",
+            panel=FILES,
+            text="Directory below which local paths that the run names are looked for, and nowhere else.",
         ),
     ] = None
     allow_private_network: Annotated[
         bool,
         shared(
             "--allow-private-network",
+            panel=FILES,
             text="Allow the run's data to be read from this machine and private networks. By default only public "
             "addresses are allowed, unless the run is on a local network: its RPC nodes are on this machine, and they "
             "do not serve devnet, testnet or mainnet.",
@@ -269,6 +279,7 @@ class AccessOptions:
         str | None,
         shared(
             "--hub-token-for",
+            panel=FILES,
             text="Hub repository of the run, as OWNER/NAME, that is read with this machine's token (HF_TOKEN). All "
             "others are read without a token.",
             check=_checked_repository,

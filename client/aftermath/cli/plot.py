@@ -12,7 +12,7 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.base.outputs import STANDARD_OUTPUT, OutputError
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import OnlyRun, Places, say_notes
+from aftermath.cli.events import OnlyRun, Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.files import NO_ROOM
 from aftermath.base.quiet import EXIT_INTERRUPTED
-from aftermath.base.verbosity import is_quiet
+from aftermath.base.stdio import is_quiet
 from aftermath.cli.pages import PAGES, placed
 from aftermath.events.printable import json_text, printable
 
@@ -157,6 +157,17 @@ def note(sentence: str, *, always: bool = False) -> None:
 
     text = printable(completed_text(sentence), keep="\n")
     Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(text, style="dim", markup=False)
+
+
+def line_console(**options: Any) -> Console:
+    """Return a console for a stream of lines. It raises BrokenPipeError, where rich would end the process."""
+    from rich.console import Console
+
+    class LineConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return LineConsole(**options)
 
 
 def plain_text(text: str) -> Text:
@@ -319,7 +330,7 @@ def _write_traceback(error: Exception) -> Path:
     import traceback
     from datetime import UTC, datetime
 
-    from aftermath.base.directories import state_directory
+    from aftermath.base.files import state_directory
 
     text = "".join(traceback.format_exception(error))
     name = f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"

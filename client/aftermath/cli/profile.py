@@ -45,7 +45,7 @@ def profile_path() -> Path | None:
     named = os.environ.get(PROFILE_VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
-    from aftermath.base.directories import config_directory
+    from aftermath.base.files import config_directory
 
     return config_directory() / "profile.toml"
 

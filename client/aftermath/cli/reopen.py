@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.numbers import U32_MAX
+from aftermath.base.bounded import U32_MAX
 from aftermath.cli.command import JSON, command, run_in_loop
 from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from aftermath.base.counted import counted
-from aftermath.base.numbers import U32_MAX
+from aftermath.base.bounded import U32_MAX
+from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts, listing

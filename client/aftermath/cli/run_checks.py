@@ -224,7 +224,7 @@ async def owner(subject: Subject) -> Finding | None:
         return None
     from solders.pubkey import Pubkey
 
-    from aftermath.base.directories import state_directory
+    from aftermath.base.files import state_directory
     from aftermath.train.known_runs import KnownRuns
     from aftermath.train.letting_in import owner_named
 
@@ -274,7 +274,7 @@ async def process(subject: Subject) -> Finding | None:
     """Check that no other process on this machine takes part in the run with the wallet."""
     if subject.chain is None or subject.view is None or subject.wallet is None:
         return None
-    from aftermath.base.directories import cache_directory
+    from aftermath.base.files import cache_directory
     from aftermath.train.lock import only_process
 
     place = {

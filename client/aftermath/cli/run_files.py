@@ -22,8 +22,7 @@ def run_files(
     """
     import os
 
-    from aftermath.testnet.configs import chosen
-    from aftermath.testnet.files import log_of, make_missing
+    from aftermath.testnet.configs import chosen, log_of, make_missing
 
     found = chosen(file)
     log = log_of(found.path)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.bounded import U64_MAX
 from aftermath.base.errors import UsageError
-from aftermath.base.numbers import U64_MAX
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, facts

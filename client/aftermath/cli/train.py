@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from aftermath.base.interrupt import hear_ignored_interrupts
+from aftermath.base.signals import hear_ignored_interrupts
 from aftermath.cli.command import OptionGroup, Setting, command, keyword, run_in_loop, setting_option, settings_of
 from aftermath.cli.options import (
     TRAINING,

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.interrupt import on_interrupt
-from aftermath.base.verbosity import is_quiet
+from aftermath.base.signals import on_interrupt
+from aftermath.base.stdio import is_quiet
 from aftermath.cli.command import OptionGroup, command, setting_option, settings_of
 from aftermath.cli.present import Result, note
-from aftermath.events.text import LOADING
 from aftermath.lab.settings import LabSettings
 
 PANELS = (
@@ -62,6 +61,8 @@ def train_local(
     step under way and saves that.
     """
     if "torch" not in sys.modules:
+        from aftermath.events.text import LOADING  # with rich, which help does not wait for
+
         note(LOADING)
     from aftermath.lab.advice import advice
     from aftermath.lab.fill_in import recipe_of

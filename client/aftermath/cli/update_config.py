@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aftermath.base.counted import counted
+from aftermath.base.bounded import U32_MAX, U64_MAX
 from aftermath.base.errors import UsageError
-from aftermath.base.numbers import U32_MAX, U64_MAX
+from aftermath.base.text import counted
 from aftermath.cli.command import JSON, command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, aside, facts, listing, note

@@ -10,12 +10,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.cli.describe import bounds, choices, kind_of
 
 ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 """Every mistake that the parser finds; typer exports no name for it."""
@@ -109,3 +109,24 @@ def _how_given(parameter: Any, called: str) -> str:
     if parameter.param_type_name == "argument":
         return f"{called} {parameter.name.upper()}"
     return f"Pass {parameter.opts[0]}" + (f", or set {parameter.envvar}" if parameter.envvar else "")
+
+
+def choices(kind: Any) -> list[str]:
+    """The words an option takes, if its type lists them."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member.value) for member in kind]
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    return [word for inner in get_args(kind) for word in choices(inner)]
+
+
+def kind_of(kind: Any) -> Any:
+    """The plain type of an option, without annotations and `None`."""
+    inner = [kind_of(each) for each in get_args(kind) if isinstance(each, type) or get_args(each)]
+    return next((each for each in inner if each not in (type(None), None)), None) if inner else kind
+
+
+def bounds(parameter: Any) -> tuple[int | float | None, int | float | None]:
+    """The least and the most that a number may be."""
+    holder = parameter if hasattr(parameter, "min") else parameter.type
+    return getattr(holder, "min", None), getattr(holder, "max", None)

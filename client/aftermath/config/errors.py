@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import ConfigError, shown
+from aftermath.base.text import counted
 
 Path = tuple[str, ...]
 CODES = {

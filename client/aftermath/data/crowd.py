@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from aftermath.base.crowding import fullest
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker
+from aftermath.base.rate_limit import fullest
 
 T = TypeVar("T")
 

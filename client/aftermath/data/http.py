@@ -31,10 +31,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from aftermath.base.addresses import Permits, any_address
-from aftermath.base.backoff import doubled, retry_after
+from aftermath.base.concurrency import each
 from aftermath.base.proxies import proxy_for
-from aftermath.base.threads import each
+from aftermath.base.rate_limit import doubled, retry_after
+from aftermath.base.run_access import Permits, any_address
 from aftermath.data.cache import Cache
 from aftermath.data.checked_http import transport
 from aftermath.data.formats import HEAD_BYTES

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from aftermath.base.directories import cache_directory
-from aftermath.base.files import replacing
+from aftermath.base.files import cache_directory, replacing
 from aftermath.base.locks import alone_in
 from aftermath.data.source import DataError
 

@@ -110,7 +110,7 @@ class PreprocessedRows:
 
 def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], list[Path]]:
     """The files of inputs, and those of labels in the same order if these are asked for."""
-    advice = f"Write NAME{INPUTS} and NAME{LABELS} there; docs/data.md has an example"
+    advice = f"Write NAME{INPUTS} and NAME{LABELS} there; docs/models.md#finetuning has an example"
     try:
         held = sorted(path for path in folder.iterdir() if path.is_file())
     except FileNotFoundError:

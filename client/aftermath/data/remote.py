@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aftermath.base.addresses import Permits, any_address, connected
 from aftermath.base.bounded import Malformed
+from aftermath.base.run_access import Permits, any_address, connected
 from aftermath.data.port import PORT
 from aftermath.data.source import SLOWEST, DataError, FileRecord, Sequences, SourceAway, check_sequences, check_shape
 from aftermath.data.wire import (

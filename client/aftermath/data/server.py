@@ -22,9 +22,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from aftermath.base.bounded import Malformed, toml_value
-from aftermath.base.crowding import place
-from aftermath.base.wait import cancel
-from aftermath.base.worker import ThreadWorker
+from aftermath.base.concurrency import ThreadWorker, cancel
+from aftermath.base.rate_limit import place
 from aftermath.data.crowd import Client, Crowd, Turns
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aftermath.base.bounded import Malformed, msgpack_as
-from aftermath.base.numbers import U64_MAX
+from aftermath.base.bounded import U64_MAX, Malformed, msgpack_as
 from aftermath.data.source import FileRecord
 
 MOST_SEQUENCES = 256

@@ -14,14 +14,28 @@ from rich.console import Console
 from aftermath.base.errors import AftermathError
 from aftermath.cli.present import reporting
 from aftermath.cli.script import Arguments
-from aftermath.demo.commands import DEMO_NAMES, KILLED, MODELS, TIERS, Commands, DemoFailed, Places
+from aftermath.demo.commands import (
+    DEMO_NAMES,
+    KILLED,
+    MODELS,
+    REPOSITORY,
+    TIERS,
+    Commands,
+    DemoFailed,
+    Places,
+    create_run,
+    launch,
+    member_name,
+    prepare_files,
+    resume_run,
+    write_config,
+)
 from aftermath.demo.report import write_report
 from aftermath.demo.screen import Screen
-from aftermath.demo.stage import REPOSITORY, create_run, launch, member_name, prepare_files, resume_run, write_config
 from aftermath.testnet.chain import await_chain
-from aftermath.testnet.claim import claimed
+from aftermath.testnet.member_progress import MemberStory, Story
 from aftermath.testnet.processes import Process, stop_all
-from aftermath.testnet.story import MemberStory, Story
+from aftermath.testnet.workdir import claimed
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 5

@@ -21,9 +21,9 @@ from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.data.tokens import TokenFiles
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
+from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted
 from aftermath.evals.likelihood import asked_of
 from aftermath.evals.suite import evaluated
-from aftermath.evals.wish import SOURCE_CHOICE, Wanted
 from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config

@@ -1,9 +1,10 @@
-"""The end of the demo: a plot, a text by every tier, a table, and demo-report.json; nothing in it is not measured."""
+"""The lines that the demonstration prints at its end, made from its report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,15 +13,73 @@ from rich.table import Table
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
-from aftermath.demo.closing import closing
-from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed
-from aftermath.demo.costs import Costs, costs_of
+from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed, Places
 from aftermath.events.plot import run_plot
 from aftermath.programs import COORDINATOR_ID
-from aftermath.testnet.story import Story
+from aftermath.testnet.chain import ask
+from aftermath.testnet.member_progress import MemberStory, Story
 
 if TYPE_CHECKING:
     from aftermath.demo.outcome import Outcome
+
+
+_LAMPORTS_PER_SOL = 1_000_000_000
+
+
+def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> list[str]:
+    """Return the lines. Steps of the demonstration that failed are reported elsewhere."""
+    held_out = ", ".join(f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items())
+    lines = [
+        f"{len(report['tiers'])} members trained {report['rounds']} steps in {report['wall_seconds']:.0f} s. "
+        f"The loss fell from {report['loss_first']:.2f} to {report['loss_last']:.2f} nats per byte.",
+        f"Held-out loss at step {report['held_out_step']}: {held_out}.",
+        f"The whole model picks the right one of four continuations in {report['answered']:.0%} of the cases "
+        "(25% by chance).",
+    ]
+    if report["replicas_identical"]:
+        checks = report["checks_of_replicas"]
+        lines.append(f"Replicas are identical: {checks} of {checks} hash checks agree.")
+    if killed.returned is not None:
+        lines.append(
+            f"{killed.name} was killed with kill -9. It fetched the model from {killed.came_back_with} and has "
+            f"trained again since step {killed.returned}."
+        )
+    lines += [
+        f"On chain: {report['transactions']:,} transactions, {report['lamports']:,} lamports in fees "
+        f"({report['lamports'] / _LAMPORTS_PER_SOL:g} SOL).",
+        f"Files in {places.root}: demo-report.json, loss.png, checkpoints/, events/, logs/.",
+    ]
+    return lines
+
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Costs:
+    """All transactions that touched the run's account."""
+
+    transactions: int
+    lamports: int
+
+
+def costs_of(rpc: str, account: str) -> Costs:
+    """Count the account's transactions and add up their fees."""
+    signatures: list[str] = []
+    before: dict[str, Any] = {}
+    while True:
+        page: Any = ask(rpc, "getSignaturesForAddress", account, {"limit": _PAGE, "commitment": "confirmed", **before})
+        signatures += [entry["signature"] for entry in page]
+        if len(page) < _PAGE:
+            break
+        before = {"before": signatures[-1]}
+    fees = 0
+    for signature in signatures:
+        config = {"encoding": "json", "commitment": "confirmed", "maxSupportedTransactionVersion": 0}
+        found: Any = ask(rpc, "getTransaction", signature, config)
+        fees += found["meta"]["fee"] if found else 0
+    return Costs(len(signatures), fees)
+
 
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from aftermath.events.console import redraws
 from aftermath.events.plot import course
-from aftermath.testnet.story import Story
+from aftermath.testnet.member_progress import Story
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no picture
 _FRAME = 4  # columns of the panel's border and padding

@@ -18,8 +18,8 @@ from aftermath.evals.likelihood import Ask, likelihood, written
 from aftermath.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from aftermath.evals.eval_options import Wanted
     from aftermath.evals.suite import Score
-    from aftermath.evals.wish import Wanted
 
 _MOST_TOKENS = 256
 _FILES = (".yaml", ".yml")

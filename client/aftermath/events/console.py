@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from aftermath.base.verbosity import VERBOSITY, Verbosity
+from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.stream import Wall, level_of

@@ -28,8 +28,8 @@ from typing import Annotated, TextIO, get_args
 
 import msgspec
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError
+from aftermath.base.text import counted
 from aftermath.events.event_files import SUFFIX, process_of
 from aftermath.events.event_types import MEMBER_EVENTS, Event, RunFound, Started
 from aftermath.events.printable import printable
@@ -111,7 +111,7 @@ _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
 def flat(told: EventRecord) -> dict[str, object]:
-    """One object that says it all: what `events export` writes, and is read back as any file of events."""
+    """One object that says it all: what `events --out` writes, and is read back as any file of events."""
     about = told.about
     teller: dict[str, object] = {
         "run": about.run_id,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from solders.pubkey import Pubkey
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.events.printable import printable
 from aftermath.events.progress import in_words, span
 from aftermath.rules import bitmap, committee

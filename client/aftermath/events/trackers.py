@@ -21,8 +21,8 @@ from dataclasses import dataclass, fields
 from types import ModuleType, TracebackType
 from typing import Any, Protocol, Self
 
+from aftermath.base.concurrency import within
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.base.threads import within
 from aftermath.events import event_types
 
 _LOOK_SECONDS = 20.0  # for finding out whether there is a key, which needs no network

@@ -24,7 +24,7 @@ from llvmlite import binding
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from aftermath.base.directories import cache_directory
+from aftermath.base.files import cache_directory
 from aftermath.base.locks import alone_in
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.base.repository import is_repository
+from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
 from aftermath.config.training import MOST_RATE, UNSAID

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.events.event_types import Event, Warning
 from aftermath.events.printable import printable
 from aftermath.events.progress import span

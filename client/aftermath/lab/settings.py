@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from annotated_doc import Doc
 
-from aftermath.base.numbers import U32_MAX, Limits
+from aftermath.base.bounded import U32_MAX, Limits
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.rules import distro, optimizers, sparseloco
 from aftermath.rules.bitmap import MAX_MEMBERS

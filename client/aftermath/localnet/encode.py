@@ -18,7 +18,7 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import InnerInstruction, TransactionMetadata
 
-from aftermath.base.numbers import U64_MAX
+from aftermath.base.bounded import U64_MAX
 from aftermath.localnet.errors import (
     INVALID_REQUEST,
     UNSUPPORTED_TRANSACTION_VERSION,

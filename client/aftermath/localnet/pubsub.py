@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
 from aftermath.localnet.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,

@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 from solders.pubkey import Pubkey
 
-from aftermath.base.directories import cache_directory
+from aftermath.base.files import cache_directory
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.free_ports import free_ports, is_free

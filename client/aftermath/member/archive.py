@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.base.wait import cancel, first_of
+from aftermath.base.concurrency import cancel, first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.events import event_types
 from aftermath.member.persist import persist

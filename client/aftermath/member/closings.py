@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aftermath.base.wait import Pulse
+from aftermath.base.concurrency import Pulse
 from aftermath.member.feed import RunFeed
 from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum, witnesses

@@ -5,9 +5,8 @@ A checkpoint that could not be written (a full disk) is tried again until the co
 
 from __future__ import annotations
 
-from aftermath.base.backoff import Backoff
-from aftermath.base.wait import first_of
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker, first_of
+from aftermath.base.rate_limit import Backoff
 from aftermath.events import event_types
 from aftermath.events.stream import hexed
 from aftermath.member.archive import Keeper

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aftermath.base.wait import first_of
+from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refusal, Refused
 from aftermath.events import event_types
 from aftermath.member.persist import persist

@@ -11,9 +11,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from aftermath.base.concurrency import Worker, cancel
 from aftermath.base.files import replacing
-from aftermath.base.wait import cancel
-from aftermath.base.worker import Worker
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.payloads import Candidate

@@ -15,7 +15,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.ready import Readiness
 from aftermath.member.results import Results
-from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.log_limits import Complaints
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events

@@ -10,7 +10,7 @@ import contextlib
 from collections import deque
 from typing import NoReturn
 
-from aftermath.base.wait import first_of
+from aftermath.base.concurrency import first_of
 from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role

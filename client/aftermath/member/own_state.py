@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from aftermath.base.concurrency import Worker
 from aftermath.base.merkle import Tree
-from aftermath.base.worker import Worker
 from aftermath.events import event_types
 from aftermath.member.ports import Ports
 from aftermath.replica.memory import is_out_of_memory

@@ -11,9 +11,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from aftermath.base.backoff import Backoff
-from aftermath.base.wait import every
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker, every
+from aftermath.base.rate_limit import Backoff
 from aftermath.events import event_types
 from aftermath.member.downloads import Downloads
 from aftermath.member.plan import RoundPlan

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from aftermath.base.backoff import Backoff
+from aftermath.base.rate_limit import Backoff
 from aftermath.coordinator.errors import SETTLED, Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import Clock
 from aftermath.events import event_types

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.events.stream import Events
 from aftermath.member.attention import Attention

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.concurrency import cancel
 from aftermath.base.files import standing_in
-from aftermath.base.wait import cancel
 from aftermath.events import event_types
 from aftermath.member.own_state import OwnState, StateRoot
 from aftermath.member.ports import Ports, Role, Workers

@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from aftermath.base.bounded import Malformed, msgpack_as
-from aftermath.base.wait import Pulse
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Pulse, Worker
 from aftermath.events import event_types
 from aftermath.member.closings import Closings
 from aftermath.member.evidence import Evidence

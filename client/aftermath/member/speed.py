@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 
-from aftermath.base.counted import counted
-from aftermath.base.wait import first_of
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker, first_of
+from aftermath.base.text import counted
 from aftermath.coordinator.view import View
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role

@@ -6,7 +6,7 @@ every tick, which saves the fee if another member was first, and detects an outa
 
 from __future__ import annotations
 
-from aftermath.base.wait import first_of
+from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.member.attention import Attention

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from aftermath.base.backoff import Backoff
-from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError
 from aftermath.base.files import replacing
+from aftermath.base.rate_limit import Backoff
+from aftermath.base.text import counted
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.events import event_types

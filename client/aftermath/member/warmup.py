@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from aftermath.base.backoff import Backoff
+from aftermath.base.concurrency import first_of
+from aftermath.base.rate_limit import Backoff
 from aftermath.base.run_access import advice_to_member
-from aftermath.base.wait import first_of
 from aftermath.coordinator.view import View
 from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers

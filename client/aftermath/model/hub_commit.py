@@ -33,8 +33,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils._http import default_client_factory  # no public name gives the same hooks
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from aftermath.base.concurrency import within
 from aftermath.base.errors import AftermathError
-from aftermath.base.threads import within
 from aftermath.model.documents import MAX_NAME, MAX_PART, CheckpointError, HubAway
 
 TIMEOUT_SECONDS = 10.0

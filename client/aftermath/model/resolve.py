@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.base.errors import Unsuitable, shown
-from aftermath.base.repository import is_repository
 from aftermath.base.run_access import TRUSTING, RunAccess
+from aftermath.base.text import is_repository
 from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind

@@ -141,7 +141,7 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _wrong(where: str, why: str) -> ModelConfigError:
-    return ModelConfigError(f"config.json: {where} {why}", "docs/tiers.md shows entries of every kind")
+    return ModelConfigError(f"config.json: {where} {why}", "docs/models.md#tiers shows entries of every kind")
 
 
 __all__ = ["KEY", "PARTS", "TierShape", "tier_shapes"]

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import IO, Any
 
-from aftermath.base.child_environment import bare_environment
+from aftermath.base.environment import bare_environment
 from aftermath.model.documents import CheckpointError
 from aftermath.model.tokenizer_files import begin_id, end_id
 from aftermath.model.tokenizer_process import LENGTH

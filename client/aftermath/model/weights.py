@@ -23,8 +23,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import shown
+from aftermath.base.text import counted
 from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import (

@@ -15,8 +15,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import AftermathError
-from aftermath.base.numbers import U32_MAX
 from aftermath.model.header import header
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import MAX_JSON_BYTES, Schema

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from solders.instruction import Instruction
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError
+from aftermath.base.text import counted
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.config.document import RunConfig
 from aftermath.config.read import checkpoint_of

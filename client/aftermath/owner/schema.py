@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.base.repository import is_repository
+from aftermath.base.text import is_repository
 from aftermath.config.document import ARCHITECTURES, RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import checkpoint_of, optimizer_of, schedule_of

@@ -18,10 +18,10 @@ from weakref import WeakSet
 import iroh
 from blake3 import blake3
 
-from aftermath.base.wait import first_of
+from aftermath.base.concurrency import first_of
+from aftermath.p2p.limits import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, Shared
 from aftermath.p2p.link import Link
-from aftermath.p2p.pace import Pace
-from aftermath.p2p.quota import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, Shared
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import iroh
 from blake3 import blake3
 
-from aftermath.p2p.pace import Pace
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.transport import ReadRange
 from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
 

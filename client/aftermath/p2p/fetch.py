@@ -17,14 +17,14 @@ from collections.abc import Sequence
 
 import iroh
 
-from aftermath.base.backoff import Backoff
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
+from aftermath.base.rate_limit import Backoff
 from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
 from aftermath.p2p.blobs import PIECE, hash_of
-from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.pace import Pace
+from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable, TransportError, short
 from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, Status, cause, frame_of, read_message
 

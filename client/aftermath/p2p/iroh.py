@@ -12,6 +12,7 @@ import errno
 import ipaddress
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -21,17 +22,16 @@ from typing import Any, Literal
 import iroh
 from iroh import iroh_ffi
 
+from aftermath.base.concurrency import cancel
 from aftermath.base.errors import UsageError
-from aftermath.base.wait import cancel
 from aftermath.p2p import fastffi
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.discovery import Directory, LocalDirectory, Whereabouts
+from aftermath.p2p.discovery import Directory, LocalDirectory, NamedPeers, Whereabouts
 from aftermath.p2p.fetch import Fetch
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.named import NamedPeers
-from aftermath.p2p.pace import Pace
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.relay import DISABLED, N0
 from aftermath.p2p.requests import Requests
 from aftermath.p2p.transport import (
@@ -304,3 +304,21 @@ async def bound(secret: bytes, host: str | None, port: int, relay: str, discover
         if "in use" in why:
             raise _port_taken(port) from error
         raise _cannot_listen(address, why) from error
+
+
+async def taken_by(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
+    """Where an endpoint at this interface is found once the relay has it; None if it has not within `seconds`.
+
+    Raises UsageError, BindFailed.
+    """
+    endpoint = await bound(secrets.token_bytes(32), host, 0, relay, "local")
+    try:
+        async with asyncio.timeout(seconds):
+            await endpoint.online()
+        return whereabouts(endpoint)
+    except TimeoutError:
+        return None
+    finally:
+        with contextlib.suppress(TimeoutError, iroh.IrohError):
+            async with asyncio.timeout(ENDPOINT_CLOSE_S):
+                await endpoint.close()

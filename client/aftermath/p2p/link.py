@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 import iroh
 
-from aftermath.base.wait import cancel
-from aftermath.p2p.complaints import Complaints
-from aftermath.p2p.quota import Quota
+from aftermath.base.concurrency import cancel
+from aftermath.p2p.limits import Quota
+from aftermath.p2p.log_limits import Complaints
 from aftermath.p2p.transport import PeerUnreachable, escaped, short
 from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
 

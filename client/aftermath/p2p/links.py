@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 import iroh
 
-from aftermath.base.wait import cancel, first_of
-from aftermath.p2p.arrivals import Arrivals
-from aftermath.p2p.bars import Bars
-from aftermath.p2p.complaints import Complaints
-from aftermath.p2p.contact import Contact, backoff
-from aftermath.p2p.link import Link, close_connection, close_reason, greet, only_an_answer, run_link
-from aftermath.p2p.pace import Pace
-from aftermath.p2p.quota import Quota
+from aftermath.base.concurrency import cancel, first_of
+from aftermath.p2p.incoming import Arrivals
+from aftermath.p2p.limits import Bars, Quota
+from aftermath.p2p.link import (
+    MOST_UNREAD,
+    MOST_UNREAD_OF_ALL,
+    Link,
+    close_connection,
+    close_reason,
+    greet,
+    only_an_answer,
+    run_link,
+)
+from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.peer import Contact, backoff
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
-from aftermath.p2p.watch import watch_pulse, watch_unread
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
 
 DIAL_S = 10.0
@@ -269,3 +276,41 @@ class Links:
             escaped(link.broke_rules),
             seconds,
         )
+
+
+PROBE_S = 2.0
+UNREAD_S = 0.5
+
+
+async def watch_pulse(contacts: Mapping[bytes, Contact], pace: Pace) -> None:
+    """Take every link's pulse and drop the silent ones, until cancelled."""
+    while True:
+        await asyncio.sleep(PROBE_S)
+        for peer, contact in list(contacts.items()):
+            try:
+                if contact.link is not None:
+                    pace.peer(peer).rtt = contact.link.rtt()
+                    if not contact.link.pulse():
+                        contact.link.close(Code.SILENT, "nothing heard for too long")
+            except Exception as error:
+                log.debug("link to %s: %s", short(peer), cause(error))
+
+
+async def watch_unread(links: Collection[Link]) -> None:
+    """Close links of peers that send far more than we read, and the worst one if all together do,
+    until cancelled.
+    """
+    while True:
+        await asyncio.sleep(UNREAD_S)
+        for link in list(links):
+            try:
+                if not link.asked_for():
+                    link.violated(ProtocolViolation(f"over {MOST_UNREAD >> 20} MiB that nobody asked for"))
+            except Exception as error:
+                log.debug("link to %s: %s", short(link.peer), cause(error))
+        held = sum(link.unread for link in links)
+        for link in sorted(links, key=lambda one: -one.unread):
+            if held <= MOST_UNREAD_OF_ALL:
+                break
+            held -= link.unread
+            link.close(Code.STALLED, "peers sent more than could be read")

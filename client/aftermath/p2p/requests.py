@@ -15,13 +15,13 @@ from collections import Counter
 
 import iroh
 
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.limits import ALL_ASKED_BURST, ALL_ASKED_RATE, Shared
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.pace import Pace
-from aftermath.p2p.quota import ALL_ASKED_BURST, ALL_ASKED_RATE, Shared
+from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.peer_stats import Pace
 from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, RequestRefused, short
 from aftermath.p2p.wire import (
     MAX_TOPIC,

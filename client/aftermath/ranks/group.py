@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from aftermath.base.turns import Turns
+from aftermath.base.concurrency import Turns
 from aftermath.optim.moments import Kind
 from aftermath.ranks.orders import Join, Order
 

@@ -21,9 +21,9 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from aftermath.base.child_environment import environment_without_secrets
+from aftermath.base.concurrency import first_of
+from aftermath.base.environment import environment_without_secrets
 from aftermath.base.errors import AftermathError
-from aftermath.base.wait import first_of
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.mesh import Mesh
 from aftermath.ranks.orders import Join

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.optim.parts import Loss
 from aftermath.ranks.group import Ranks

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.base.text import counted
 from aftermath.ranks import MOST_RANKS
 from aftermath.replica.devices import indices_named
 from aftermath.replica.replica import pick_device

@@ -12,8 +12,8 @@ import os
 import torch
 from torch import Tensor
 
-from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
+from aftermath.base.files import cache_directory
 from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.exact import MEAN_BITS
 from aftermath.optim.polar import exact_polar

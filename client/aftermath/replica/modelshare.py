@@ -18,14 +18,13 @@ from blake3 import blake3
 from torch import Tensor
 
 from aftermath.base.bounded import Malformed, msgpack_as
-from aftermath.base.counted import counted
+from aftermath.base.concurrency import Worker, every
 from aftermath.base.merkle import DIGEST
-from aftermath.base.wait import every
-from aftermath.base.worker import Worker
+from aftermath.base.text import counted
 from aftermath.coordinator.ports import Clock
 from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
 from aftermath.model.segments import SegmentError, level_root, segment_bytes, write_segment
-from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.log_limits import Complaints
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 
 TOPIC = "model"

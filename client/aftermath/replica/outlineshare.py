@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_value, msgpack_as
+from aftermath.base.concurrency import Worker
 from aftermath.base.errors import AftermathError
 from aftermath.base.merkle import DIGEST
-from aftermath.base.worker import Worker
 from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema
-from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.log_limits import Complaints
 from aftermath.p2p.transport import Transport, TransportError
 
 TOPIC = "outline"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError, Unsuitable
+from aftermath.base.text import counted
 
 Checkpointing = Literal["auto", "on", "off"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from itertools import islice
 
-from aftermath.base.numbers import U64_MAX
+from aftermath.base.bounded import U64_MAX
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members
 from aftermath.rules.run import MAX_VERDICTS, MAX_WITNESSES, Round, Run

@@ -15,7 +15,7 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.base.bucket import Bucket
+from aftermath.base.rate_limit import Bucket
 from aftermath.chain.addresses import membership_address
 from aftermath.chain.views import parse_run
 from aftermath.localnet.errors import INVALID_REQUEST, RpcError

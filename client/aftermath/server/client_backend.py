@@ -19,9 +19,9 @@ from solders.keypair import Keypair
 from websockets.exceptions import WebSocketException
 
 from aftermath.base.bounded import Malformed
+from aftermath.base.concurrency import first_of
 from aftermath.base.errors import UsageError
 from aftermath.base.proxies import proxy_for
-from aftermath.base.wait import first_of
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint

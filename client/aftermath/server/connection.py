@@ -24,8 +24,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
 from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.concurrency import cancel
 from aftermath.base.proxies import proxy_url
-from aftermath.base.wait import cancel
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.p2p.discovery import Whereabouts, believable

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from aftermath.base.crowding import makes_room, place
+from aftermath.base.rate_limit import makes_room, place
 
 MOST_STRANGERS = 64
 STRANGER_SECONDS = 10.0

@@ -13,7 +13,7 @@ Generated from `--help`; change the command, then run `python -m aftermath.serve
 
 `aftermath-centralized`, or `python -m aftermath.server` if it is not in the path. All that [commands.md](commands.md)
 says about the commands of `aftermath-solana` applies here too, including `--json`, errors and exit codes.
-[Running off chain](centralized.md) says how to use these commands."""
+[A server instead of a cluster](operations.md#a-server-instead-of-a-cluster) says how to use these commands."""
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from rich.console import Console
 from solders.pubkey import Pubkey
 
-from aftermath.base.counted import counted
 from aftermath.base.signals import last_words
-from aftermath.base.verbosity import is_quiet
+from aftermath.base.stdio import is_quiet
+from aftermath.base.text import counted
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
 from aftermath.events.printable import printable

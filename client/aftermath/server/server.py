@@ -21,7 +21,7 @@ from aiohttp import web
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
 from aftermath.chain.addresses import run_addresses
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import RpcError

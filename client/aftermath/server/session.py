@@ -15,7 +15,7 @@ from aiohttp import WSMsgType, web
 from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
-from aftermath.base.crowding import place
+from aftermath.base.rate_limit import place
 from aftermath.localnet.node import Node
 from aftermath.localnet.pubsub import Connection
 from aftermath.server.connection_limiter import STRANGER_SECONDS, ConnectionLimiter

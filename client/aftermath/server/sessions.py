@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import msgspec
 from solders.pubkey import Pubkey
 
-from aftermath.base.bucket import Bucket
-from aftermath.base.wait import Pulse, cancel
+from aftermath.base.concurrency import Pulse, cancel
+from aftermath.base.rate_limit import Bucket
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.server.rpc_methods import shown
 

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.sim.seed import Verdict, try_seed
 
 SECONDS = 240.0

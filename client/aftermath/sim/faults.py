@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.rules.committee import witnesses
 from aftermath.rules.state import RunState
-from aftermath.sim.player import Player
-from aftermath.sim.road import Mood
+from aftermath.sim.faulty_rpc import Mood
+from aftermath.sim.sim_member import Player
 from aftermath.sim.simulation import Simulation
 
 EXCUSED = 90.0

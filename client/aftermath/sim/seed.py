@@ -1,11 +1,14 @@
-"""One seed, from its scenario to a verdict: a storm of faults, peace, and the laws.
+"""What a seed stands for: who takes part, under which rules, and for how long faults are made.
 
-A run that survives is compared with the undisturbed one of the same members and rules.
+Decided: everything is drawn here from the seed alone, so that a scenario can be printed and played again; the numbers
+are small, so that an hour of a real run's borders passes in minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import random
 import tempfile
@@ -14,19 +17,127 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
+from aftermath.base.concurrency import first_of
 from aftermath.base.errors import AftermathError
-from aftermath.base.wait import first_of
+from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 from aftermath.rules.state import RunState
-from aftermath.sim.aim import Aim
-from aftermath.sim.clock import run_virtual
-from aftermath.sim.digest import Chronicle
-from aftermath.sim.laws import Laws, check_pace
-from aftermath.sim.player import Said
-from aftermath.sim.record import Broken
-from aftermath.sim.scenario import WINDOW, Scenario, draw
+from aftermath.sim.fault_scheduler import Aim
+from aftermath.sim.invariants import Laws, check_pace
+from aftermath.sim.run_record import Broken
+from aftermath.sim.setup import CONFIG
+from aftermath.sim.sim_member import Said
 from aftermath.sim.simulation import Simulation
-from aftermath.sim.tiny import CONFIG
+from aftermath.sim.virtual_time import run_virtual
+
+WINDOW = 100.0
+"""Virtual seconds over which a run's pace is measured."""
+_EDGE = 7  # of a block, as in the tiny run
+_BLOCK = _EDGE * _EDGE
+_GRACE = 45.0  # for what has no setting: lost places are requested with a growing backoff
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One member: its tier, the virtual seconds of one piece of its work, and how many RPC nodes it is given."""
+
+    tier: int
+    seconds: float
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run."""
+
+    seed: int
+    seconds: float
+    """For how long faults are made."""
+    seats: tuple[Seat, ...]
+    rules: tuple[tuple[str, int], ...]
+    quantize: bool
+    sparseloco: tuple[tuple[str, str | float], ...]
+    """Settings of SparseLoCo; without any the run has DisTrO."""
+    keeps: bool
+    """Whether the members of tier 0 keep checkpoints in a directory."""
+    eager: float
+    """How often a border draws a fault."""
+
+    @property
+    def patience(self) -> float:
+        """Virtual seconds in which a run that is left in peace finds back to its pace."""
+        return self.rule("warmup_time") + self.rule("cooldown_time") + 2 * self.rule("max_round_train_time") + _GRACE
+
+    def rule(self, name: str) -> int:
+        return dict(self.rules)[name]
+
+    def describe(self) -> str:
+        seats = " ".join(f"{seat.tier}@{seat.seconds}s" + "+1" * (seat.nodes - 1) for seat in self.seats)
+        rules = " ".join(f"{name}={value}" for name, value in self.rules)
+        learns = " ".join(f"{name}={value}" for name, value in self.sparseloco)
+        if not learns:
+            learns = "1-bit" if self.quantize else "float"
+        kinds = f"{learns} {'keeps' if self.keeps else 'keeps nothing'}"
+        return f"members {seats} | {rules} | {kinds} | {self.seconds:.0f} s of faults, then peace"
+
+
+def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
+    """The scenario of a seed; with `overlap` given, of one that draws this."""
+    lot = random.Random(f"scenario {seed}")
+    if overlap is None:
+        overlap = random.Random(f"overlap {seed}").randint(0, 1)  # not of `lot`: what else a seed stands for stays
+    count = lot.randint(3, 6)
+    scarce = lot.random() < 0.5  # one holder of tier 0 only
+    tiers = [0] + [lot.randint(1 if scarce else 0, 2) for _ in range(count - 1)]
+    seats = tuple(Seat(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2))) for tier in tiers)
+    least = lot.randint(1, count - 1)
+    batch = lot.randint(count, 4 * count)
+    ends = lot.random() < 0.1
+    warmup, cooldown, rounds = lot.choice((15, 30, 60)), lot.choice((8, 15, 25)), lot.randint(2, 7)
+    rules = {
+        "warmup_time": warmup,
+        "cooldown_time": cooldown,
+        "rounds_per_epoch": rounds,
+        "max_round_train_time": lot.choice((8, 12, 15)) * (2 - overlap),  # as late as with overlap a result may be
+        "round_witness_time": lot.randint(1, 2),
+        "min_clients": least,
+        "init_min_clients": lot.randint(least, count),
+        "witness_nodes": min(lot.choice((0, 0, 1, 2, 3)), least),
+        "overlap": overlap,
+        "waiting_for_members_extra_time": lot.randint(1, 3),
+        "global_batch_size_start": batch,
+        "global_batch_size_end": batch,
+        "cold_start_warmup_steps": min(lot.choice((0, 0, 3)), rounds),
+        "total_steps": lot.randint(15, 40) if ends else 1_000_000,
+    }
+    return Scenario(
+        seed=seed,
+        seconds=seconds,
+        seats=seats,
+        rules=tuple(sorted(rules.items())),
+        quantize=lot.random() < 0.7,
+        sparseloco=_sparseloco(random.Random(f"learning {seed}")),  # not of `lot` either
+        keeps=lot.random() < 0.85,
+        eager=lot.choice((0.2, 0.4, 0.7)),
+    )
+
+
+def _sparseloco(lot: random.Random) -> tuple[tuple[str, str | float], ...]:
+    if lot.random() >= 0.5:
+        return ()
+    kept = lot.choice((4, _BLOCK))
+    return (
+        ("inner_steps", lot.choice((1, 2, 4))),
+        ("inner_optimizer", lot.choice(get_args(InnerOptimizerName))),
+        ("value_bits", lot.choice((1, 2))),
+        ("divisor", lot.choice(get_args(DivisorName))),
+        ("orthogonal_lr", lot.choice((0.0, 10.0))),
+        ("compression_chunk", _EDGE),
+        ("compression_topk", kept),
+        ("compression_topk_embeddings", kept),
+    )
+
 
 _LOOK = 1.0  # virtual seconds between two looks at what must always hold
 _BACK = 5.0  # virtual seconds after which a member whose chain was out of reach is started again
@@ -175,3 +286,33 @@ class Trial:
                     gone.pop(player.name, None)
                 elif player.task.exception() is not None and sim.now > gone.setdefault(player.name, sim.now) + _BACK:
                     sim.start(player)
+
+
+class Chronicle:
+    """Notes every transaction of a run, and at its end sums up."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim, self._digest = sim, hashlib.sha256()
+        sim.chain.observers.append(self._note)
+
+    def _note(self) -> None:
+        run = self._sim.run
+        self._take([self._sim.now, self._sim.chain.last_signer.hex(), run.seq, run.state, run.epoch, run.step])
+
+    def _take(self, what: Any) -> None:
+        text = json.dumps(what, sort_keys=True, separators=(",", ":"), default=_plain)
+        self._digest.update(text.replace(str(self._sim.place), "").encode() + b"\n")
+
+    def sum_up(self) -> str:
+        """The digest; nothing is noted afterwards."""
+        sim = self._sim
+        for player in sim.players:
+            for event in player.events:
+                self._take([player.name, event])
+        self._take([sorted(sim.record.settled.items()), sorted(sim.record.steps.items()), sim.record.dropped])
+        self._take([list(sim.run.level_hashes), sim.run.step, sim.run.data_index, sim.model.checkpoint_step])
+        return self._digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else repr(value)

@@ -49,13 +49,12 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Interval, Run
 from aftermath.rules.state import RunState
-from aftermath.sim.chain import SimChain, SimMember
-from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
-from aftermath.sim.player import Player, Undisturbed
-from aftermath.sim.record import Broken, Record, state_of
-from aftermath.sim.stage import set_up
-from aftermath.sim.tiny import CONFIG, RUN_ID
-from aftermath.sim.transport import SimNetwork
+from aftermath.sim.run_record import Broken, Record, state_of
+from aftermath.sim.setup import CONFIG, RUN_ID, set_up
+from aftermath.sim.sim_chain import SimChain, SimMember
+from aftermath.sim.sim_member import Player, Undisturbed
+from aftermath.sim.sim_transport import SimNetwork
+from aftermath.sim.virtual_time import InlineWorker, VirtualClock, run_virtual
 
 
 class Simulation:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.localnet.free_ports import free_ports, is_free
 from aftermath.testnet.chain import SOLANA, Chain, start_chain
-from aftermath.testnet.errors import StageError
 from aftermath.testnet.plan import RUN_ID, Client, Plan
-from aftermath.testnet.processes import Process, Running, at_once, call, wait_for
+from aftermath.testnet.processes import Process, Running, StageError, at_once, call, wait_for
 
 SERVER_SECONDS = 60
 HERE = "127.0.0.1"

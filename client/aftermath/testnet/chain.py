@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.localnet.free_ports import free_ports
-from aftermath.testnet.errors import StageError
-from aftermath.testnet.processes import Process, wait_for
+from aftermath.testnet.processes import Process, StageError, wait_for
 
 SLOT_MS = 50
 """An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is four slots later."""

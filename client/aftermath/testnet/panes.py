@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from aftermath.testnet import leash
-from aftermath.testnet.errors import StageError
-from aftermath.testnet.processes import STOP_SECONDS, Process, leashed, wait_for
+from aftermath.testnet import watchdog
+from aftermath.testnet.processes import STOP_SECONDS, Process, StageError, leashed, wait_for
 
 SESSION = "testnet"
 _LOOK_SECONDS = 0.3  # how old what is known of the panes may be
@@ -42,14 +41,14 @@ class Pane:
 
     def kill(self) -> None:
         """kill -9, as a power cut would."""
-        self._signal(leash.kill)
+        self._signal(watchdog.kill)
         until = time.monotonic() + STOP_SECONDS
         while self._panes.code(self.name, fresh=True) is None and time.monotonic() < until:
             time.sleep(0.02)
 
     def interrupt(self) -> None:
         """Ask to end as Ctrl-C does."""
-        self._signal(leash.interrupt)
+        self._signal(watchdog.interrupt)
 
     def last_words(self) -> str:
         """What its screen shows."""

@@ -1,4 +1,4 @@
-"""Processes that are started here: in their own sessions, logged to files, and ended with their parent."""
+"""What goes wrong with processes that were started here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Protocol
 
+from aftermath.base.errors import AftermathError
 from aftermath.base.files import fix_of
-from aftermath.testnet import leash
-from aftermath.testnet.errors import StageError
+from aftermath.testnet import watchdog
+
+
+class StageError(AftermathError):
+    """A process that was started here did not do what it is for; the message has its last words."""
+
+    code = "testnet"
+
 
 CALL_SECONDS = 300  # for a command that only sets the stage
 STOP_SECONDS = 5.0
@@ -47,7 +54,7 @@ class Running(Protocol):
 
 def leashed(control: str, command: list[str]) -> list[str]:
     """The command, so that it ends with the other end of `control`."""
-    return [sys.executable, "-I", "-S", str(leash.__file__), control, *command]
+    return [sys.executable, "-I", "-S", str(watchdog.__file__), control, *command]
 
 
 class Process:
@@ -81,13 +88,13 @@ class Process:
     def kill(self) -> None:
         """kill -9, as a power cut would."""
         if self.running:
-            leash.kill(self._child.pid)
+            watchdog.kill(self._child.pid)
         self._child.wait()
 
     def interrupt(self) -> None:
         """Ask to end as Ctrl-C does."""
         if self.running:
-            leash.interrupt(self._child.pid)
+            watchdog.interrupt(self._child.pid)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ask to end as Ctrl-C does; kill if that takes too long."""

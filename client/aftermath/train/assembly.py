@@ -14,10 +14,9 @@ from pathlib import Path
 
 import torch
 
-from aftermath.base.directories import state_directory
+from aftermath.base.concurrency import ThreadWorker, Worker, cancel
+from aftermath.base.files import state_directory
 from aftermath.base.run_access import RunAccess
-from aftermath.base.wait import cancel
-from aftermath.base.worker import ThreadWorker, Worker
 from aftermath.chain.member import SolanaMember
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.ports import Clock

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from aftermath.base.errors import UsageError
-from aftermath.evals.wish import Wanted as Asked
-from aftermath.evals.wish import wanted
+from aftermath.evals.eval_options import Wanted as Asked
+from aftermath.evals.eval_options import wanted
 from aftermath.events.trackers import Wanted
-from aftermath.p2p.named import peers_named
+from aftermath.p2p.discovery import peers_named
 from aftermath.train.settings import TrainSettings
 
 

@@ -16,7 +16,7 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.files import fix_of
 from aftermath.base.locks import hold
 from aftermath.base.outputs import maker_of, write_mark
-from aftermath.base.repository import is_repository
+from aftermath.base.text import is_repository
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
 from aftermath.model.steps import maker_name
 from aftermath.train.put_links import PutLinks

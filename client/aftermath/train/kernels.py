@@ -6,7 +6,7 @@ since something is wrong with that machine.
 
 from __future__ import annotations
 
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.kernels.use import missing, takes_long

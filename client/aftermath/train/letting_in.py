@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
-from aftermath.base.directories import state_directory
 from aftermath.base.errors import Unsuitable
+from aftermath.base.files import state_directory
 from aftermath.chain.admission import check_funds, check_verdicts, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import public_key

@@ -14,11 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aftermath.base.addresses import any_address
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import TRUSTING, RunAccess, advice_to_member
+from aftermath.base.files import cache_directory
+from aftermath.base.run_access import TRUSTING, RunAccess, advice_to_member, any_address
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
@@ -167,7 +166,9 @@ def _mixed(url: str, access: RunAccess) -> _Mixed:
         places, weights, seed = _described(json_value(raw))
     except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise DataError(f"{shown(url)} describes no mixture: {said}", "docs/data.md has an example") from None
+        raise DataError(
+            f"{shown(url)} describes no mixture: {said}", "docs/models.md#mixtures has an example"
+        ) from None
     if any(place.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for place in places):
         raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
     if access.root is None and not access.trusting and any(place.kind is DataKind.LOCAL for place in places):

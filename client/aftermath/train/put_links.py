@@ -14,10 +14,10 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from aftermath.base.backoff import Backoff, retry_after
 from aftermath.base.bounded import Malformed, json_as
-from aftermath.base.counted import counted
 from aftermath.base.proxies import is_this_machine, proxy_url
+from aftermath.base.rate_limit import Backoff, retry_after
+from aftermath.base.text import counted
 from aftermath.chain.endpoints import describe, shown
 from aftermath.model.documents import CheckpointError, read_limited
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from aftermath.base.errors import AftermathError
-from aftermath.base.repository import is_repository
 from aftermath.base.run_access import RunAccess
+from aftermath.base.text import is_repository
 from aftermath.data.gcs import bucket_address
 from aftermath.data.http import shown
 from aftermath.rules.model import Checkpoint, DataLocation, Model

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Literal
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
-from aftermath.base.directories import cache_directory
-from aftermath.base.interrupt import looped, on_interrupt
+from aftermath.base.concurrency import cancel
+from aftermath.base.files import cache_directory
 from aftermath.base.quiet import end_at_once
-from aftermath.base.verbosity import say
-from aftermath.base.wait import cancel
+from aftermath.base.signals import looped, on_interrupt
+from aftermath.base.stdio import say
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.view import View
@@ -36,9 +36,8 @@ from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
 from aftermath.member.notices import Notices
-from aftermath.p2p.discovery import Directory, local_discovery_dir
+from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, peers_named
 from aftermath.p2p.iroh import IrohTransport, open_iroh
-from aftermath.p2p.named import addresses_of, peers_named
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from annotated_doc import Doc
 
-from aftermath.base.numbers import Limits
+from aftermath.base.bounded import Limits
 from aftermath.chain import defaults
-from aftermath.evals.wish import DOCS
+from aftermath.evals.eval_options import DOCS
 from aftermath.ranks import MOST_RANKS
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing

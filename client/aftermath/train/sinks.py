@@ -13,8 +13,7 @@ from rich.console import Console
 
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import fix_of
-from aftermath.base.streams import one_output
-from aftermath.base.verbosity import VERBOSITY, Verbosity, is_quiet
+from aftermath.base.stdio import VERBOSITY, Verbosity, is_quiet, one_output
 from aftermath.events.console import ConsoleLines
 from aftermath.events.event_files import EpochFiles
 from aftermath.events.stream import Events, JsonLines, Sink, Wall

@@ -118,7 +118,7 @@ def speed_here(schema: Schema, tier: int, seq_len: int, settings: TrainSettings,
     """Sequences of a tier that this machine trains in a minute; None if memory does not hold it. Says it on stderr."""
     import time
 
-    from aftermath.base.verbosity import say
+    from aftermath.base.stdio import say
     from aftermath.replica.memory import give_back, is_out_of_memory
     from aftermath.replica.origin import Origin
     from aftermath.replica.pass_size import OutOfMemory, PassSize

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker
 from aftermath.events import event_types
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role

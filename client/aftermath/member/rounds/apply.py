@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker
 from aftermath.events import event_types
 from aftermath.events.stream import hexed
 from aftermath.member.ports import Desync, Ports

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from aftermath.base.bounded import Malformed, msgpack_as
+from aftermath.base.concurrency import first_of
 from aftermath.base.errors import BadAnnouncement
-from aftermath.base.wait import first_of
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.optim.votes import Votes
-from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.log_limits import Complaints
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Commitment, Ready, decode_announcement
 from aftermath.rules.consensus import Fingerprint, matches

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 

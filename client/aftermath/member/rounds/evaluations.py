@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from aftermath.base.concurrency import ThreadWorker, Worker, first_of
 from aftermath.base.errors import AftermathError
-from aftermath.base.wait import first_of
-from aftermath.base.worker import ThreadWorker, Worker
+from aftermath.evals.eval_options import Wanted
 from aftermath.evals.likelihood import Ask
 from aftermath.evals.suite import Score, evaluated
-from aftermath.evals.wish import Wanted
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.model.network import LanguageModel

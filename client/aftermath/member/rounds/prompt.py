@@ -7,7 +7,7 @@ step of its last token.
 
 from __future__ import annotations
 
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.feed import RunFeed

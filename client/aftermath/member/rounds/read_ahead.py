@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from aftermath.base.backoff import Backoff
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker
+from aftermath.base.rate_limit import Backoff
 from aftermath.data.source import Sequences, Source, SourceAway
 from aftermath.events import event_types
 from aftermath.member.ports import Ports

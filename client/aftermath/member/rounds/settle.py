@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from aftermath.base.wait import first_of
+from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused
 from aftermath.events import event_types
 from aftermath.member.evidence import disputed

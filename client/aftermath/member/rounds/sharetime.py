@@ -7,7 +7,7 @@ while shares are given up in a row.
 
 from __future__ import annotations
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.replica.replica import weight_of

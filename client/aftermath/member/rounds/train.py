@@ -9,8 +9,7 @@ from typing import NoReturn
 
 import torch
 
-from aftermath.base.wait import first_of
-from aftermath.base.worker import Worker
+from aftermath.base.concurrency import Worker, first_of
 from aftermath.events import event_types
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports

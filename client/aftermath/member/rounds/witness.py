@@ -7,7 +7,7 @@ that all witnesses fetch (`rules.availability`).
 
 from __future__ import annotations
 
-from aftermath.base.wait import first_of
+from aftermath.base.concurrency import first_of
 from aftermath.events import event_types
 from aftermath.member.opening import Opening
 from aftermath.member.persist import Duty

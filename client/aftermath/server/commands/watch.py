@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import JsonLines
-from aftermath.cli.options import RunId
+from aftermath.cli.options import JsonLines, RunId
 from aftermath.cli.present import Result
 from aftermath.server.commands.options import ServerOptions, trusted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from aftermath.base.directories import state_directory
+from aftermath.base.files import state_directory
 from aftermath.ui.terminal.board import Role
 
 

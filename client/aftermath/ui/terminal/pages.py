@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from aftermath.base.counted import counted
+from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.plot import course, evenly
 from aftermath.events.printable import printable

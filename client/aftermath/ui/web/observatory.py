@@ -20,9 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from aftermath.base.concurrency import Pulse, ThreadWorker, cancel
 from aftermath.base.errors import AftermathError, UsageError
-from aftermath.base.wait import Pulse, cancel
-from aftermath.base.worker import ThreadWorker
 from aftermath.chain.addresses import run_seed
 from aftermath.chain.client import CoordinatorClient
 from aftermath.events.reader import EventReader, EventRecord

@@ -20,8 +20,8 @@ import time
 import msgspec
 from solders.pubkey import Pubkey
 
+from aftermath.base.concurrency import Pulse, cancel
 from aftermath.base.errors import AftermathError
-from aftermath.base.wait import Pulse, cancel
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS

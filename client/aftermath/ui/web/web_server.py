@@ -26,8 +26,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from aftermath.base.concurrency import Pulse, cancel
 from aftermath.base.errors import AftermathError, UsageError
-from aftermath.base.wait import Pulse, cancel
 from aftermath.ui.web.observatory import Observatory
 from aftermath.ui.web.observed_run import ObservedRun
 from aftermath.ui.web.snapshot import STATES

@@ -2,7 +2,7 @@
 
 use super::{agreement, agreement::Votes, assignment, assignment::Plan, backlog, backlog::Gaps, batch, bitmap};
 use super::{
-    committee, merit, merit::Counted, moment::elapsed, quorum, seeds, source, validate_config, Machine, Moment,
+    committee, merit, merit::Counted, moment::elapsed, quorum, seeds, validate_config, Machine, Moment,
 };
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
@@ -88,7 +88,6 @@ impl Machine<'_> {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
                 merit::count(self.members, &counted);
-                source::settle(self.run, self.members, &round, (&attested, &delivered));
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();

@@ -1,0 +1,190 @@
+"""Waiting for several things at once, the first or all of them, without leaving tasks behind."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
+    """What the first coroutine that is done returns or raises; the others are cancelled.
+
+    Of several that are done at once an error goes before a result, and otherwise the earlier argument wins.
+    """
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        results = [task.result() for task in tasks if task.done()]
+        return results[0]
+    finally:
+        await cancel(tasks)
+
+
+async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """The results of the two. Raises the first error, when the other one has ended too."""
+    one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    await _finish((one, two))
+    return one.result(), two.result()
+
+
+async def every(work: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Wait for all. Raises the first error, when all others have ended too."""
+    await _finish([asyncio.ensure_future(one) for one in work])
+
+
+async def _finish(tasks: Collection[asyncio.Future[Any]]) -> None:
+    # Not a TaskGroup: callers want the error itself and not a group of one.
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await cancel(tasks)
+
+
+async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until all have ended, however; those that have already stay as they are."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+class Pulse:
+    """Wakes everybody who is waiting at the moment it fires; holds no state."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def fire(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def wait(self) -> Coroutine[Any, Any, Any]:
+        """Await the next firing, counted from this call and not from when the coroutine first runs."""
+        return self._event.wait()
+
+
+def each(function: Callable[[T], U], items: Sequence[T], at_once: int) -> list[U]:
+    """What `function` gives for every item, in their order. After an error no further item is begun; it is raised."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    results: dict[int, U] = {}
+    errors: list[BaseException] = []
+    waiting, lock = iter(enumerate(items)), threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                number, item = next(waiting, (-1, items[0]))
+            if number < 0 or errors:
+                return
+            try:
+                results[number] = function(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(at_once, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
+
+
+def within(seconds: float, call: Callable[[], T], late: Exception) -> T:
+    """Return what `call` returns, or raise what it raises. Raise `late` after `seconds`.
+
+    The call then continues in its thread, and its outcome is ignored.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="deadline", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        if outcome.done():
+            raise
+        raise late from None
+
+
+class Worker(Protocol):
+    """Runs a synchronous function away from the event loop: one at a time, in the order asked."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class ThreadWorker:
+    """One daemon thread, so that a long computation never keeps the process from ending."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    async def __call__(self, function: Callable[[], T], /) -> T:
+        """Run `function` on the thread and return its result; a job cancelled before it began is skipped."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put((future, function))
+        return await future
+
+    def _work(self) -> None:
+        while True:
+            future, function = self._jobs.get()
+            if future.cancelled():
+                continue
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = function()
+            except StopIteration as caught:  # a future does not take it
+                error = RuntimeError(f"a job raised {caught!r}")
+            except BaseException as caught:
+                error = caught
+            try:
+                future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+            except RuntimeError:
+                return  # the loop is closed: the process is ending
+            del future, function, result, error  # what a job held is freed when it is done, not when the next one comes
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class Turns:
+    """Holds its turn inside a `with` block, which must not be entered twice by one thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._given = self._now = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            own, self._given = self._given, self._given + 1
+            self._changed.wait_for(lambda: self._now == own)
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._now += 1
+            self._changed.notify_all()

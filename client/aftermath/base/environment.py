@@ -1,0 +1,42 @@
+"""Environments for child processes that read bytes of strangers, without the member's secrets."""
+
+from __future__ import annotations
+
+import os
+
+_KEPT = (
+    *("PATH", "HOME", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LANG", "LC_ALL", "TZ"),
+    *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"),
+)
+_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE", "_KEY", "PROXY", "NETRC")
+
+
+def bare_environment(**variables: str) -> dict[str, str]:
+    """Return what an interpreter needs to start, and `variables`. For children that read a stranger's file."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return kept | variables
+
+
+def environment_without_secrets() -> dict[str, str]:
+    """Return the environment without variables that hold a secret, by their names.
+
+    For ranks: what drivers and libraries of devices read cannot be listed.
+    """
+    return {name: value for name, value in os.environ.items() if not _is_secret(name)}
+
+
+def _is_secret(name: str) -> bool:
+    # A proxy's address may hold a password. RPC addresses may hold an API key.
+    upper = name.upper()
+    return upper.startswith(("RPC", "WS_RPC")) or any(word in upper for word in _SECRET_WORDS)
+
+
+SPINS = "1000"
+BY_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""What says how they wait, by its name in the environment."""
+
+
+def sleep_soon() -> None:
+    """Let them sleep soon, unless the environment says how they wait."""
+    if not any(name in os.environ for name in BY_THE_USER):
+        os.environ[BY_THE_USER[0]] = SPINS

@@ -1,0 +1,52 @@
+"""Write standard output whole or fail, and tell whether it is the same file as standard error.
+
+With PYTHONUNBUFFERED, which container images set, Python's standard output is unbuffered and drops what the system did
+not take of a write: a disk that is nearly full cut a document, and the command still ended with 0.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextvars import ContextVar
+from enum import StrEnum
+
+
+def write_whole_output() -> None:
+    """Put a buffer, which repeats partial writes, before an unbuffered standard output."""
+    stream = sys.stdout
+    raw = getattr(stream, "buffer", None)
+    if isinstance(stream, io.TextIOWrapper) and isinstance(raw, io.RawIOBase):
+        buffered = io.BufferedWriter(raw)
+        sys.stdout = io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=True)
+
+
+def one_output() -> bool:
+    """Return whether stdout and stderr are one terminal, pipe or file, so that a reader sees both."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # closed, or no file of the system
+        return False
+
+
+class Verbosity(StrEnum):
+    """How much is told: warnings and errors alone, what a person wants to read, or everything."""
+
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+
+VERBOSITY: ContextVar[Verbosity] = ContextVar("how much the running command prints", default=Verbosity.INFO)
+
+
+def is_quiet() -> bool:
+    """Return whether only warnings and errors are printed."""
+    return VERBOSITY.get() is Verbosity.WARNING
+
+
+def say(sentence: str) -> None:
+    """Print a sentence of our own about progress on stderr, unless the command is quiet."""
+    if not is_quiet():
+        print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,237 @@
+"""`events`: print, follow or export the events that members kept."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.cli.command import command
+from aftermath.cli.options import JsonLines
+from aftermath.cli.present import Result, line_console, note, writing
+
+if TYPE_CHECKING:
+    from aftermath.events.reader import EventReader, EventRecord, RunFilter
+
+Places = Annotated[
+    list[Path], typer.Argument(help="Directories that train --events-dir wrote, or one above them, or files of events.")
+]
+OnlyRun = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        help="Use only this run's events. Give its run id, or its run_identity if several runs share the id.",
+    ),
+]
+FOLLOWED_LINES = 20
+LOOK_AGAIN = 0.2  # seconds
+ENDINGS = {".csv": True, ".jsonl": False, ".json": False}
+"""Whether a file with this ending is a table."""
+
+
+@command("events", example="aftermath-solana events runs/mine/events --follow")
+def events(
+    places: Places,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Use only events of these kinds, separated by commas: trained,warning.")
+    ] = None,
+    run: OnlyRun = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then print events as they are written, until Ctrl-C.")
+    ] = False,
+    lines: Annotated[
+        int | None,
+        typer.Option(min=0, max=100_000, help="Use only the last events, this many. By default all; 20 with --follow."),
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Replay at this multiple of real time. By default there are no pauses."),
+    ] = None,
+    csv: Annotated[
+        bool | None,
+        typer.Option(
+            "--csv/--jsonl",
+            help="Write a table with a column per field, or one JSON object per line. By default text, or what the "
+            "ending of --out says.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write: .csv is a table, anything else JSON lines.")] = None,
+    json_output: JsonLines = False,
+) -> Result:
+    """Print the events of members in the order of time, follow them, or export them to a file.
+
+    Merges the events of several members by date. As text and without --kind, it leaves out kinds that only programs
+    read. An exported row names the run, wallet, tier and client version, and this command reads exported lines again.
+    """
+    from aftermath.events.reader import EventReader, RunFilter
+
+    _check_modes(follow=follow, speed=speed, csv=csv, out=out)
+    reader = EventReader(places)
+    runs = RunFilter(run)
+
+    def found() -> Iterator[EventRecord]:
+        return _of_kinds(runs(reader.read()), kind)
+
+    if follow:
+        _follow(found, _printer(as_json=json_output, everything=kind is not None), lines)
+        say_notes(reader)
+        return Result(None, None)
+    listed = found() if lines is None else iter(deque(found(), maxlen=lines))
+    if out is not None and str(out) != "-":
+        written = _export(out, listed, lambda count: _finish(reader, places, count, runs), as_table=_as_table(csv, out))
+        data = {"events": written, "out": str(out), "notes": reader.notes()}
+        return Result(data, f"{written:,} events written to {out}")
+    if csv is not None or out is not None:
+        with writing():
+            shown = _write(sys.stdout, listed, as_table=bool(csv))
+    else:
+        show = _printer(as_json=json_output, everything=kind is not None)
+        shown = 0
+        for record in _at_pace(listed, speed):
+            show(record)
+            shown += 1
+    _finish(reader, places, shown, runs)
+    return Result(None, None)
+
+
+def _check_modes(*, follow: bool, speed: float | None, csv: bool | None, out: Path | None) -> None:
+    """Raise UsageError for options that exclude each other."""
+    pace = {"--follow": follow, "--speed": speed is not None}
+    form = {"--out": out is not None, "--csv": csv is True, "--jsonl": csv is False}
+    given = [name for name, used in (pace | form).items() if used]
+    if sum(pace.values()) > 1 or (any(pace.values()) and len(given) > 1):
+        raise UsageError(f"{given[0]} and {given[1]} contradict each other", "Leave one of them out")
+
+
+def _follow(found: Callable[[], Iterator[EventRecord]], show: Callable[[EventRecord], None], lines: int | None) -> None:
+    """Show the last events, and then new ones until Ctrl-C. Files and directories may appear later."""
+    try:
+        for record in deque(found(), maxlen=FOLLOWED_LINES if lines is None else lines):
+            show(record)
+        while True:
+            time.sleep(LOOK_AGAIN)
+            for record in found():
+                show(record)
+    except KeyboardInterrupt:  # the way to end it
+        return
+
+
+def _of_kinds(records: Iterable[EventRecord], kinds: str | None) -> Iterator[EventRecord]:
+    """Return the events of these kinds, or all. Raises UsageError for a kind that does not exist."""
+    from typing import get_args
+
+    from aftermath.events.event_types import MEMBER_EVENTS
+
+    if kinds is None:
+        return iter(records)
+    known = {str(kind.__struct_config__.tag): kind for kind in get_args(MEMBER_EVENTS)}
+    names = [name.strip() for name in kinds.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--kind {name}: there is no such kind of event", f"Kinds are {', '.join(sorted(known))}")
+    wanted = tuple(known[name] for name in names)
+    return (one for one in records if isinstance(one.event, wanted))
+
+
+def _at_pace(records: Iterable[EventRecord], speed: float | None) -> Iterator[EventRecord]:
+    before = None
+    for record in records:
+        if speed is not None and before is not None:
+            time.sleep(max(0.0, (record.at - before).total_seconds() / speed))
+        before = record.at
+        yield record
+
+
+def _printer(*, as_json: bool, everything: bool) -> Callable[[EventRecord], None]:
+    """Return what prints an event in one line. `everything`: also kinds that only programs read."""
+    from aftermath.events.text import EventLines
+
+    return _print_json if as_json else EventLines(line_console(soft_wrap=True), everything=everything)
+
+
+def _print_json(record: EventRecord) -> None:
+    sys.stdout.write(_json_line(record))
+    sys.stdout.flush()
+
+
+def _json_line(record: EventRecord) -> str:
+    """Return an event and its member as a line of JSON."""
+    import msgspec
+
+    from aftermath.events.printable import escaped_json
+    from aftermath.events.reader import flat
+
+    return escaped_json(msgspec.json.encode(flat(record)).decode()) + "\n"
+
+
+def _as_table(csv: bool | None, out: Path) -> bool:
+    """Return whether to write a table. Raises UsageError if the option and the file's ending contradict each other."""
+    by_ending = ENDINGS.get(out.suffix.lower())
+    if csv is None:
+        return bool(by_ending)
+    if by_ending not in (None, csv):
+        flag = "--csv" if csv else "--jsonl"
+        fitting = ".csv" if csv else ".jsonl"
+        raise UsageError(
+            f"{flag} contradicts the ending of --out {out}",
+            f"Leave {flag} out, or name a file that ends in {fitting}",
+        )
+    return csv
+
+
+def _export(out: Path, records: Iterable[EventRecord], finish: Callable[[int], None], *, as_table: bool) -> int:
+    """Write a file and return the number of events. If `finish` raises, an earlier file stays as it was."""
+    from aftermath.base.outputs import output_file
+    from aftermath.events.reader import columns
+    from aftermath.events.stream import is_log
+
+    def is_table(head: bytes) -> bool:
+        return head.startswith(",".join(columns()).encode())
+
+    with output_file(out.expanduser(), is_table if as_table else is_log) as stream:
+        file = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+        written = _write(file, records, as_table=as_table)
+        file.detach()  # flushes, and leaves the stream open so that output_file can sync it to disk
+        finish(written)
+    return written
+
+
+def _write(stream: TextIO, records: Iterable[EventRecord], *, as_table: bool) -> int:
+    from aftermath.events.reader import CsvTable
+
+    write = CsvTable(stream) if as_table else lambda record: stream.write(_json_line(record))
+    written = 0
+    for record in records:
+        write(record)
+        written += 1
+    return written
+
+
+def say_notes(reader: EventReader) -> None:
+    """Say what could not be read."""
+    for sentence in reader.notes():
+        note(sentence)
+
+
+def _finish(reader: EventReader, places: list[Path], found: int, runs: RunFilter) -> None:
+    """Say what could not be read, and which runs share an id. Raises NoEvents if no event was found."""
+    from aftermath.events.reader import NoEvents
+
+    say_notes(reader)
+    if namesakes := runs.namesakes():
+        note("these events are of several runs with the same run id:")
+        for run in namesakes:
+            note(f"  {run}")
+    if not found:
+        reader.check_readable()
+        names = ", ".join(map(str, places))
+        fix = "Name a directory that train got as --events-dir; train-local writes plain lines of JSON, for jq"
+        raise NoEvents(f"there are no such events in {names}", fix)

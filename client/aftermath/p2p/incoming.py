@@ -1,0 +1,146 @@
+"""Incoming connections: who gets a handshake, who is a member and may connect now, and their greeting.
+
+Decided: whatever one connection or one stranger causes, the others are let in. Of one member one greeting is heard at a
+time, and one that says more than a greeting is closed, and its sender kept out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import iroh
+
+from aftermath.base.concurrency import first_of
+from aftermath.p2p.accept_limits import Door, Handshake, place_of
+from aftermath.p2p.limits import Bars
+from aftermath.p2p.link import Link, answer_greeting, close_connection, hear_greeting, only_a_greeting
+from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.peer import SHORTEST_PAUSE_S, Contact
+from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.wire import Code, ProtocolViolation, cause
+
+HANDSHAKE_S = 10.0
+
+log = logging.getLogger(__name__)
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class Arrivals:
+    """Incoming connections of one endpoint.
+
+    `offer` is called with each link that has greeted, `spawn` with its background tasks.
+    """
+
+    def __init__(
+        self,
+        endpoint: iroh.Endpoint,
+        instance: bytes,
+        contacts: Mapping[bytes, Contact],
+        bars: Bars,
+        pace: Pace,
+        offer: Callable[[Link], None],
+        spawn: Spawn,
+    ) -> None:
+        self._endpoint, self._instance = endpoint, instance
+        self._contacts, self._bars, self._pace = contacts, bars, pace
+        self._offer, self._spawn = offer, spawn
+        self._complaints = Complaints(log)
+        self.door = Door(pace.clock)
+
+    async def accept(self) -> None:
+        """Take incoming connections until the endpoint closes."""
+        while True:
+            try:
+                incoming = await self._endpoint.accept_next()
+                if incoming is None:
+                    return
+                address = await incoming.remote_addr()
+                port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
+                place = place_of(address, self._contacts)
+                known = self.door.invites(port) and not self.door.lets_in(place)
+                if not known and not self.door.looks.spare():
+                    await self._turn_away(incoming.ignore)
+                elif (known or self.door.busy) and port and not await incoming.remote_addr_validated():
+                    await self._pace.throttle(self.door.leavings)
+                    await incoming.retry()
+                elif (begun := self.door.enter(port if known else place)) is not None:
+                    begun.give_up = self._spawn(self._welcome(incoming, begun, port)).cancel
+                else:
+                    await self._turn_away(incoming.refuse)  # a member dials again sooner than QUIC
+            except Exception as error:  # a stranger's error must not keep others out
+                log.debug("accepting a connection failed: %s", cause(error))
+                await asyncio.sleep(SHORTEST_PAUSE_S)
+
+    async def _turn_away(self, how: Callable[[], Awaitable[None]]) -> None:
+        await self._pace.throttle(self.door.leavings)
+        self._pace.events["refused"] += 1
+        await how()
+
+    async def _welcome(self, incoming: iroh.Incoming, begun: Handshake, port: str) -> None:
+        """Let a member in, tell anyone else why not."""
+        connection = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                connection = await (await incoming.accept()).connect()
+                await self._receive(connection, port)
+        except asyncio.CancelledError:
+            if connection is not None:
+                close_connection(connection, Code.STALLED, "others wait")
+            raise
+        except Exception as error:  # costs this connection only
+            known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
+            log.debug("an incoming connection failed: %s", cause(error))
+            if not known:
+                self._complaints.about("welcoming", b"", error)
+            if connection is not None:
+                close_connection(connection, Code.VIOLATION, "no greeting")
+        finally:
+            self.door.leave(begun)
+
+    async def _receive(self, connection: iroh.Connection, port: str) -> None:
+        """Check who connected, greet it, and offer the link."""
+        peer = bytes(connection.remote_id().to_bytes())
+        contact = self._contacts.get(peer)
+        objection = self._objection(peer, contact)
+        if contact is None or objection:
+            self._pace.events["refused"] += 1
+            close_connection(connection, Code.NOT_A_MEMBER, objection)
+            return
+        if port:
+            self.door.remember(peer, port)
+        if contact.greeting is not None:
+            close_connection(contact.greeting, Code.DUPLICATE, "another one came meanwhile")
+        contact.greeting = connection
+        try:
+            instance, stream = await first_of(hear_greeting(connection), only_a_greeting(connection))
+        except ProtocolViolation:
+            self._pace.events["violations"] += 1
+            self._bars.offended(peer)
+            raise
+        finally:
+            if contact.greeting is connection:
+                contact.greeting = None
+        link = Link(peer, connection, peer, instance, self._pace.clock(), contact.quota)
+        if contact.link is not None and not link.supersedes(contact.link):
+            link.close(Code.DUPLICATE, "already connected")
+            return
+        await answer_greeting(stream, self._instance)
+        self._offer(link)
+
+    def _objection(self, peer: bytes, contact: Contact | None) -> str:
+        """Why this peer may not connect now, or nothing."""
+        if contact is None:
+            return "not a member of this run"
+        if self._bars.left(peer):
+            return "barred for breaking the protocol"
+        if contact.quota.arrivals.spare():
+            return ""
+        if not contact.quota.excess.spare():
+            if contact.link is None:
+                self._bars.offended(peer)
+            else:
+                contact.link.violated(ProtocolViolation("connecting too often, and going on"))
+        return "connecting too often"

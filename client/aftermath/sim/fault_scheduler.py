@@ -1,0 +1,116 @@
+"""Where faults are aimed: at the borders of the run's states, just before and just after each change.
+
+Decided: a border is a change of the run's state, of what is attested, or of the checkpoint that the chain names. A
+change that a clock makes is foreseen and can be hit from before; every change can be hit from after. Borders of epochs
+count more than those of rounds, of which there are many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from aftermath.base.concurrency import Pulse, cancel
+from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import RunState
+from aftermath.sim.faults import Fault, Faults
+from aftermath.sim.sim_node import START
+from aftermath.sim.simulation import Simulation
+
+_AT_ONCE = 3  # faults
+_MINOR = 0.15  # how much a round's border counts of an epoch's
+
+Place = tuple[RunState, int, int, bool]
+
+
+class Aim:
+    """Makes the faults of one seed until the storm is over."""
+
+    def __init__(self, sim: Simulation, lot: random.Random, eager: float) -> None:
+        self._sim, self._lot, self._eager = sim, lot, eager
+        self._major, self._minor = Pulse(), Pulse()
+        self._place, self._height = self._where(), -1
+        self._under_way: dict[asyncio.Task[None], None] = {}
+        self.faults = Faults(sim, lot, self._border)
+        sim.chain.observers.append(self._look)
+
+    def _where(self) -> Place:
+        run = self._sim.run
+        state = RunState.ROUND_TRAIN if run.state.training else run.state
+        return state, run.levels_attested, self._sim.model.checkpoint_step, run.draining
+
+    def _look(self) -> None:
+        """After every transaction: whether it was a border."""
+        run, place = self._sim.run, self._where()
+        if place != self._place:
+            self._place = place
+            self._major.fire()
+        if (height := run.current.height) != self._height or run.state is RunState.ROUND_WITNESS:
+            self._height = height
+            self._minor.fire()
+
+    async def _border(self, count: int | None) -> None:
+        """Wait for `count` changes of state. None: until the next or running warm-up is over."""
+        if count is None:
+            while self._place[0] is not RunState.WARMUP:
+                await self._major.wait()
+            count = 1
+        for _ in range(count):
+            state = self._place[0]
+            while self._place[0] is state:
+                await self._major.wait()
+
+    async def storm(self, seconds: float) -> None:
+        """Make faults until virtual second `seconds`; then all of them are undone."""
+        hunts = [
+            asyncio.ensure_future(hunt) for hunt in (self._after_major(), self._after_minor(), self._before_deadlines())
+        ]
+        try:
+            await asyncio.sleep(max(0.0, seconds - self._sim.now))
+        finally:
+            tasks = [*hunts, *self._under_way]
+            await cancel(tasks)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        self.faults.calm()
+
+    async def _after_major(self) -> None:
+        while True:
+            await self._major.wait()
+            self._maybe(self._eager, self._lot.uniform(0, 2) if self._lot.random() < 0.5 else 0.0)
+
+    async def _after_minor(self) -> None:
+        while True:
+            await self._minor.wait()
+            self._maybe(self._eager * _MINOR, self._lot.uniform(0, 2))
+
+    async def _before_deadlines(self) -> None:
+        """Just before what a clock will change."""
+        while True:
+            run = self._sim.run
+            deadline = next_deadline(run, self._sim.members)
+            wait = 1.0 if deadline is None else deadline - START - self._sim.now - self._lot.uniform(0, 1)
+            await asyncio.sleep(max(wait, 0.5))
+            if deadline is not None and self._sim.run.seq == run.seq:
+                self._maybe(self._eager * (_MINOR if run.state.training else 1), 0.0)
+                await asyncio.sleep(1)
+
+    def _maybe(self, chance: float, after: float) -> None:
+        """Draw whether a fault follows, and which."""
+        drawn, fault = self._lot.random(), self.faults.choose(self._place[0])
+        if drawn < chance and len(self._under_way) < _AT_ONCE:
+            self._start(fault, after)
+
+    def _start(self, fault: Fault, after: float) -> None:
+        async def strike() -> None:
+            await asyncio.sleep(after)
+            await fault()
+
+        task = asyncio.ensure_future(strike())
+        self._under_way[task] = None
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            self._under_way.pop(task, None)

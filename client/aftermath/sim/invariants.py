@@ -1,0 +1,118 @@
+"""The laws of a run that is played from a seed, judged while it runs and when it is over.
+
+Safety, in addition to `record`: all replicas are equal, bit by bit, after every step; a member ends only because its
+chain was out of reach; nobody is dropped whom no fault touched, and no witness that none touched is closed before it
+has heard of the result of such a member; the checkpoint that the chain names can be loaded and has the hashes that the
+chain names. Liveness, once a run has been left in peace for its patience: it makes at least `PACE` of the steps that it
+makes undisturbed, and every member takes part in them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aftermath.coordinator.errors import Unavailable
+from aftermath.member.results import CLOSED_ON
+from aftermath.model.checkpoint import load
+from aftermath.model.documents import CheckpointError
+from aftermath.model.segments import level_hash
+from aftermath.rules.state import CheckpointKind, RunState
+from aftermath.sim.faults import Faults
+from aftermath.sim.run_record import Broken, state_of
+from aftermath.sim.sim_member import Player
+from aftermath.sim.simulation import Simulation
+
+PACE = 0.5
+
+
+class Laws:
+    """Watches one run."""
+
+    def __init__(self, sim: Simulation, faults: Faults) -> None:
+        self._sim, self._faults = sim, faults
+        self._dropped = 0
+        self._unjust: list[str] = []
+        self._loaded: tuple[str, int, bytes] | None = None
+        self._compared = dict.fromkeys((player.name for player in sim.players), 0)
+        self._replicas: dict[tuple[Any, ...], tuple[str, str]] = {}
+        sim.chain.observers.append(self._note_drops)
+
+    def _note_drops(self) -> None:
+        for epoch, seat in self._sim.record.dropped[self._dropped :]:
+            signer = self._sim.members.seats[seat].signer
+            name = next(player.name for player in self._sim.players if player.wallet == signer)
+            if not self._faults.excuses(name, self._sim.now):
+                self._unjust.append(f"{name} was dropped from epoch {epoch} without a reason")
+        self._dropped = len(self._sim.record.dropped)
+
+    def check_now(self) -> None:
+        """What must hold at every moment. Raises Broken."""
+        if self._unjust:
+            raise Broken(self._unjust[0])
+        for player in self._sim.players:
+            if not player.alive and player.task is not None and not player.task.cancelled():
+                self._check_end(player, player.task.exception())
+        for player in self._sim.players:
+            self._check_closed_on(player)
+            self._check_replica(player)
+        self._check_checkpoint()
+
+    def _check_closed_on(self, player: Player) -> None:
+        """What it has told since the last look of results that came too late for it."""
+        for event in player.events[self._compared[player.name] :]:
+            if event["kind"] != "refused" or event["why"] != CLOSED_ON or self._faults.excuses(player.name, event["t"]):
+                continue
+            signer = self._sim.members.seats[event["seat"]].signer
+            name = next((one.name for one in self._sim.players if one.wallet == signer), "")
+            if name and not self._faults.excuses(name, event["t"]):
+                raise Broken(f"{player.name} was closed before it heard of {name} in round {event['height']}")
+
+    def _check_replica(self, player: Player) -> None:
+        """What it has told since the last look: after every step all members of a level hold the same bits."""
+        for event in player.events[self._compared[player.name] :]:
+            for level, digest in event.get("hashes", {}).items():
+                place = *state_of(event), level
+                first, expected = self._replicas.setdefault(place, (player.name, digest))
+                if digest != expected:
+                    raise Broken(f"{event['kind']} step {place[1]}: {player.name} and {first} differ in level {level}")
+        self._compared[player.name] = len(player.events)
+
+    def _check_end(self, player: Player, error: BaseException | None) -> None:
+        if error is None and self._sim.run.state is not RunState.FINISHED:
+            raise Broken(f"{player.name} went home before the run was finished")
+        excused = isinstance(error, Unavailable) and self._faults.excuses(player.name, self._sim.now)
+        if error is not None and not excused:
+            raise Broken(f"{player.name} ended with {type(error).__name__}: {error}") from error
+
+    def _check_checkpoint(self) -> None:
+        model = self._sim.model
+        if model.checkpoint_step == 0 or model.checkpoint.kind is not CheckpointKind.LOCAL:
+            return
+        place = Path(model.checkpoint.repo)
+        what = f"the checkpoint of step {model.checkpoint_step} that the chain names"
+        try:
+            seen = str(place), (place / "model.safetensors").stat().st_ino, b"".join(model.checkpoint_hashes)
+            if seen == self._loaded:
+                return
+            weights = load(place, 0, "auto")
+        except (OSError, CheckpointError) as error:
+            raise Broken(f"{what} cannot be loaded: {error}") from error
+        state = self._sim.schema.state
+        for level in range(state.levels):
+            if level_hash(weights, state, level) != model.checkpoint_hashes[level]:
+                raise Broken(f"{what} has another level {level} than the chain names")
+        self._loaded = seen
+
+    def check_presence(self, start: float) -> None:
+        """In peace: every member has made a step since `start`. Raises Broken."""
+        for player in self._sim.players:
+            if not any(event["kind"] == "applied" and event["t"] >= start for event in player.events):
+                seconds = self._sim.now - start
+                raise Broken(f"{player.name} has not taken part for {seconds:.0f} s, although nothing keeps it from it")
+
+
+def check_pace(steps: float, undisturbed: float) -> None:
+    """Compare steps per second with those of the undisturbed run. Raises Broken."""
+    if steps < PACE * undisturbed:
+        raise Broken(f"{3600 * steps:.0f} steps per hour, where the undisturbed run makes {3600 * undisturbed:.0f}")

@@ -1,0 +1,79 @@
+"""One member of a simulation, with everything it left behind: what it told, how its nodes treat it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from solders.keypair import Keypair
+
+from aftermath.events.event_types import Event
+from aftermath.events.stream import plain
+from aftermath.member.attention import Attention
+from aftermath.member.member import Member
+from aftermath.sim.faulty_rpc import Mood
+from aftermath.sim.sim_chain import SimMember
+from aftermath.sim.sim_transport import SimTransport
+from aftermath.sim.virtual_time import InlineWorker
+
+Said = dict[str, Any]
+"""An event of a member, as the flat object that its JSON is."""
+
+
+@dataclass
+class Player:
+    """One member with everything it left behind."""
+
+    name: str
+    tier: int
+    key: Keypair
+    identity: Keypair
+    seconds: float
+    nodes: int = 1
+    member: Member | None = None
+    task: asyncio.Task[None] | None = None
+    chain: SimMember | None = None
+    transport: SimTransport | None = None
+    compute: InlineWorker | None = None
+    events: list[Said] = field(default_factory=list)
+    lost: str = ""
+    """The error with which it ended because trained steps were in no checkpoint."""
+
+    @property
+    def id(self) -> bytes:
+        return bytes(self.identity.pubkey())
+
+    def note(self, event: Event) -> None:
+        self.events.append(plain(event))
+
+    @property
+    def wallet(self) -> bytes:
+        return bytes(self.key.pubkey())
+
+    @property
+    def moods(self) -> list[Mood]:
+        """How its nodes treat it."""
+        return self.chain.road.moods if self.chain is not None else [Mood.GOOD] * self.nodes
+
+    def set_moods(self, moods: Sequence[Mood]) -> None:
+        if self.chain is not None:
+            self.chain.road.set_moods(moods)
+
+    @property
+    def alive(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    def saw(self, kind: str, **fields: Any) -> list[Said]:
+        return [e for e in self.events if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
+
+
+class Undisturbed(Attention):
+    """Of members whom nothing holds up: without a timer that shifts all others, a seed stays the trouble it was."""
+
+    def woke(self) -> float:
+        return float("-inf")
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()

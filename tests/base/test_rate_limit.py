@@ -1,0 +1,21 @@
+"""Pauses that double."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.base.rate_limit import Backoff, doubled
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    pauses = Backoff(0.25, 4.0)
+    said = [(pauses.at_longest, pauses.next()) for _ in range(7)]
+    assert said == [(False, 0.25), (False, 0.5), (False, 1.0), (False, 2.0), (True, 4.0), (True, 4.0), (True, 4.0)]
+
+
+@given(st.integers(1, 10**6), st.floats(0.001, 10), st.floats(10, 1e4))
+def test_no_pause_is_shorter_than_the_one_before_or_longer_than_the_longest(
+    tries: int, first: float, longest: float
+) -> None:
+    assert first <= doubled(tries, first, longest) <= doubled(tries + 1, first, longest) <= longest

@@ -1,0 +1,40 @@
+"""A call with a deadline: its result, its error, or the error of being late."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from aftermath.base.concurrency import within
+
+
+class Late(Exception):
+    pass
+
+
+def test_what_is_in_time_is_returned_or_raised() -> None:
+    assert within(60, lambda: 7, Late()) == 7
+    with pytest.raises(ZeroDivisionError):
+        within(60, lambda: 1 // 0, Late())
+
+
+def test_a_timeout_of_the_call_itself_is_its_own() -> None:
+    def call() -> None:
+        raise TimeoutError("of the call")
+
+    with pytest.raises(TimeoutError, match="of the call"):
+        within(60, call, Late())
+
+
+def test_what_is_late_raises_and_ends_unheeded() -> None:
+    gate, ended = threading.Event(), threading.Event()
+
+    def call() -> None:
+        gate.wait()
+        ended.set()
+
+    with pytest.raises(Late):
+        within(0.01, call, Late())
+    gate.set()
+    assert ended.wait(60)

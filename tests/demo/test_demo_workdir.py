@@ -1,0 +1,78 @@
+"""The demo keeps to itself: its directory and its variables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.outputs import OutputError
+from aftermath.cli.variables import environment
+from aftermath.demo.commands import DEMO_NAMES
+from aftermath.testnet.processes import StageError
+from aftermath.testnet.workdir import claimed
+
+
+def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "demo"
+    with claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+        (root / "keys").mkdir()
+        (root / "keys" / "owner.json").write_text("1")
+        (root / "events").symlink_to(tmp_path)
+        (root / "checkpoints" / "demo-step5").mkdir(parents=True)
+    with claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+        assert sorted(path.name for path in root.iterdir()) == [".aftermath-demo", "checkpoints-1"]
+        assert (root / "checkpoints-1" / "demo-step5").is_dir()
+    assert tmp_path.is_dir()
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "thesis.tex"
+    precious.write_text("precious")
+    with pytest.raises(StageError, match="not a demo's"), claimed(tmp_path, "demo", "--dir DIR", DEMO_NAMES):
+        pytest.fail("the directory was taken")
+    assert precious.read_text() == "precious"
+    line = [sys.executable, "-m", "aftermath.demo", "--dir", str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "make demo DIR=" in done.stdout.replace("\n", " ")
+    assert precious.read_text() == "precious"
+
+
+def test_claim_refuses_demo_directory_with_added_file(tmp_path: Path) -> None:
+    with claimed(tmp_path / "demo", "demo", "--dir DIR", DEMO_NAMES):
+        (tmp_path / "demo" / "thesis.tex").write_text("precious")
+    with (
+        pytest.raises(OutputError, match=r"holds thesis\.tex"),
+        claimed(tmp_path / "demo", "demo", "--dir DIR", DEMO_NAMES),
+    ):
+        pytest.fail("the directory was taken")
+    assert (tmp_path / "demo" / "thesis.tex").read_text() == "precious"
+
+
+def test_a_running_demo_keeps_its_directory(tmp_path: Path) -> None:
+    root = tmp_path / "demo"
+    with claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+        (root / "ledger").write_text("in use")
+        with pytest.raises(StageError, match="another demo works in"), claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+            pytest.fail("the directory was taken")
+        assert (root / "ledger").read_text() == "in use"
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StageError, match="cannot work in"),
+        claimed(tmp_path / "file" / "demo", "demo", "--dir DIR", DEMO_NAMES),
+    ):
+        pytest.fail("the directory was taken")
+
+
+def test_the_users_own_runs_do_not_steer_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RPC", "RUN_ID", "HUB_REPO", "CHECKPOINT_DIR", "RAW_WALLET_PRIVATE_KEY", "RAW_IDENTITY_SECRET_KEY"):
+        monkeypatch.setenv(name, "mine")
+        assert name not in environment()
+    monkeypatch.setenv("LANG", "C")
+    assert environment()["LANG"] == "C"

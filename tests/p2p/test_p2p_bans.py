@@ -1,0 +1,48 @@
+"""How long a peer is kept out: longer with each offence, and as at first again after a long good time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.p2p.limits import FIRST_S, LONGEST_S, REMEMBERED_PEERS, Bars
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_offence_doubles_the_time_up_to_the_longest() -> None:
+    clock = Hands()
+    bars, times = Bars(clock), []
+    for _ in range(12):
+        times.append(bars.offended(b"p"))
+        clock.now += bars.left(b"p")
+        assert bars.left(b"p") == 0
+    assert times[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+    assert times[-1] == LONGEST_S
+
+
+def test_a_long_good_time_is_forgiven() -> None:
+    clock = Hands()
+    bars = Bars(clock)
+    bars.offended(b"p"), bars.offended(b"p")
+    clock.now += bars.left(b"p") + LONGEST_S
+    assert bars.offended(b"p") == FIRST_S
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 4000)), max_size=60))
+def test_nobody_else_is_kept_out_and_little_is_remembered(offences: list[tuple[int, float]]) -> None:
+    clock = Hands()
+    bars = Bars(clock)
+    for who, later in offences:
+        clock.now += later
+        assert 0 < bars.offended(who.to_bytes(2, "big")) <= LONGEST_S
+    assert bars.left(b"stranger") == 0
+    assert len(bars._known) <= REMEMBERED_PEERS

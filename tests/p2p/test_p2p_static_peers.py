@@ -1,0 +1,91 @@
+"""Peers that the user names with their addresses."""
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import UsageError
+from aftermath.p2p.discovery import (
+    MOST_NAMED,
+    LocalDirectory,
+    NamedPeer,
+    NamedPeers,
+    Whereabouts,
+    addresses_of,
+    peers_named,
+)
+from aftermath.p2p.iroh import open_iroh
+from p2p.nodes import identity, join, secret, until
+
+KEY = "ab" * 32
+
+
+def test_one_peer_or_several_are_named():
+    one, two = peers_named(f"{KEY}@10.0.0.1:4800, {'CD' * 32}@[fe80::1]:1")
+    assert one == NamedPeer(bytes.fromhex(KEY), "10.0.0.1", 4800)
+    assert two == NamedPeer(b"\xcd" * 32, "fe80::1", 1)
+    assert peers_named(f"{KEY}@machine-2.local:65535")[0].host == "machine-2.local"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        KEY,
+        f"{KEY}@host",
+        f"{KEY}@host:0",
+        f"{KEY}@host:65536",
+        f"{KEY}@:4800",
+        f"{KEY}@a b:4800",
+        f"{KEY[2:]}@host:4800",
+        f"{KEY}@host:4800,",
+        f"{KEY}@host:4800 {KEY}@host:4800",
+        f"{'zz' * 32}@host:4800",
+        f"{KEY}@http://host:4800",
+    ],
+)
+def test_what_is_no_peer_is_refused_with_what_to_write(wrong: str):
+    with pytest.raises(UsageError) as refused:
+        peers_named(wrong)
+    assert "KEY@HOST:PORT" in refused.value.fix
+
+
+def test_more_than_a_run_has_are_refused():
+    with pytest.raises(UsageError, match="256 peers"):
+        peers_named(",".join([f"{KEY}@10.0.0.1:4800"] * (MOST_NAMED + 1)))
+
+
+def test_addresses_of_one_key_stand_together_and_a_name_is_looked_up():
+    found = addresses_of(peers_named(f"{KEY}@10.0.0.1:4800,{KEY}@10.0.0.2:4801,{'cd' * 32}@localhost:5"))
+    assert found[bytes.fromhex(KEY)] == ("10.0.0.1:4800", "10.0.0.2:4801")
+    assert set(found[b"\xcd" * 32]) & {"127.0.0.1:5", "[::1]:5"}
+
+
+def test_a_name_that_nobody_knows_is_said():
+    with pytest.raises(UsageError, match=r"host 'no-such-host\.invalid', which has no address"):
+        addresses_of(peers_named(f"{KEY}@no-such-host.invalid:4800"))
+
+
+def test_named_address_precedes_the_directory_address(tmp_path: Path):
+    other = LocalDirectory(tmp_path / "peers", identity(1))
+    directory = NamedPeers({identity(1): ("10.0.0.1:4800",), identity(3): ("10.0.0.3:4800",)}, other)
+    directory.prepare()
+    directory.write(Whereabouts(("127.0.0.1:9",), "https://relay.example.org"))
+    assert directory.read(identity(1)) == Whereabouts(("10.0.0.1:4800", "127.0.0.1:9"), "https://relay.example.org")
+    assert directory.read(identity(2)) is None
+    assert directory.read(identity(3)) == Whereabouts(("10.0.0.3:4800",))
+    directory.remove()
+    assert directory.read(identity(1)) == Whereabouts(("10.0.0.1:4800",))
+
+
+async def test_peers_without_a_common_directory_meet_where_one_names_the_other(tmp_path: Path):
+    common = {"bind_host": "127.0.0.1", "relay": "disabled", "discovery": "local"}
+    first = await open_iroh(secret(1), discovery_dir=tmp_path / "one", **common)
+    address = next(one for one in first._endpoint.bound_sockets() if one.startswith("127."))
+    second = await open_iroh(secret(2), discovery_dir=tmp_path / "two", named={identity(1): (address,)}, **common)
+    try:
+        join([first, second])
+        await until(lambda: identity(1) in second.reachable() and identity(2) in first.reachable())
+    finally:
+        await first.close()
+        await second.close()

@@ -1,0 +1,138 @@
+"""The laws of a run are broken by what breaks them, and the simulated network keeps the real one's promises."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable
+from aftermath.rules.run import Interval
+from aftermath.rules.state import RunState
+from aftermath.sim.run_record import Broken, Record
+from aftermath.sim.sim_transport import SimNetwork
+from aftermath.sim.virtual_time import run_virtual
+from rules import builders
+
+WAITING = [Interval(18, 2)]
+GOOD = [(0, 0, 1, [[0, 9]]), (0, 1, 2, [[9, 18]])]
+
+
+def _record(**run: Any) -> Record:
+    values = {"data_index": 20} | run
+    record = Record({(0, 0): [[0, 9]], (0, 1): [[9, 18]]}, {(0, 0): 1, (0, 1): 2})
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, **values), builders.members({}))
+    return record
+
+
+def test_a_run_in_order_breaks_nothing() -> None:
+    _record().check_coverage(WAITING)
+    _record().check_member("m", GOOD, [0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "waiting"),
+    [({}, []), ({"data_index": 21}, WAITING), ({}, [Interval(17, 3)]), ({"lost_sequences": 2}, [])],
+)
+def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any], waiting: list[Interval]) -> None:
+    with pytest.raises(Broken):
+        _record(**changed).check_coverage(waiting)
+
+
+def test_sequences_assigned_again_after_rewind_count_once() -> None:
+    record = _record(step=3)
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=12), builders.members({}))
+    record.check_coverage([])
+    record.settled[1, 0] = [[12, 20]]
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=20), builders.members({}))
+    record.check_coverage([])
+    record.settled[1, 1] = [[20, 24]]
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=16), builders.members({}))
+    record.settled[2, 0] = [[16, 24]]
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=24), builders.members({}))
+    record.check_coverage([])  # and what went back further before does not count again
+    record.settled[2, 1] = [[19, 20]]
+    with pytest.raises(Broken, match="sequence 19 was trained twice"):
+        record.check_coverage([])
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        GOOD[1:],
+        GOOD[:1],
+        [GOOD[0], GOOD[0], GOOD[1]],
+        [(0, 0, 2, [[0, 9]]), GOOD[1]],
+        [(0, 0, 1, [[0, 8]]), GOOD[1]],
+        [*GOOD, (0, 2, 3, [])],
+    ],
+)
+def test_a_step_skipped_repeated_or_invented_is_found(applied: list[Any]) -> None:
+    with pytest.raises(Broken):
+        _record().check_member("m", applied, [0])
+
+
+def _pair() -> Any:
+    network = SimNetwork()
+    one, other = network.open(b"1" * 32), network.open(b"2" * 32)
+    for node in (one, other):
+        node.set_members([one.node_id, other.node_id])
+    return network, one, other
+
+
+def test_announcements_arrive_once_in_order_and_again_after_a_cut() -> None:
+    async def story() -> list[bytes]:
+        network, one, other = _pair()
+        await one.announce(b"a")
+        await one.announce(b"a")
+        network.cut(one.node_id, other.node_id)
+        assert other.reachable() == frozenset()
+        await one.announce(b"b")
+        await asyncio.sleep(1)
+        network.heal()
+        await asyncio.sleep(1)
+        network.crash(other.node_id)
+        return [heard.data async for heard in other.announcements()]
+
+    assert run_virtual(story()) in ([b"a", b"b"], [b"b", b"a"])
+
+
+def test_blobs_are_what_their_digest_says_or_nothing() -> None:
+    async def story() -> None:
+        network, one, other = _pair()
+        digest = other.publish(b"payload")
+        assert await one.fetch(digest, 7, [other.node_id], 5) == b"payload"
+        with pytest.raises(BlobRejected):
+            await one.fetch(digest, 6, [other.node_id], 5)
+        other.forge(digest, b"forgery")
+        with pytest.raises(BlobRejected):
+            await one.fetch(digest, 7, [other.node_id], 5)
+        other.retract(digest)
+        with pytest.raises(BlobUnavailable):
+            await one.fetch(digest, 7, [other.node_id], 5)
+        network.crash(other.node_id)
+        with pytest.raises(PeerUnreachable):
+            await one.request(other.node_id, "topic", b"", 10, 5)
+
+    run_virtual(story())
+
+
+def test_a_member_not_on_the_list_is_out_of_reach() -> None:
+    async def story() -> None:
+        _, one, other = _pair()
+        other.set_members([])
+        assert one.reachable() == frozenset()
+
+    run_virtual(story())
+
+
+def test_a_drop_is_noted_with_its_epoch() -> None:
+    record = _record()
+    healthy = builders.members({3: builders.seat(3)})
+    run = builders.run(RunState.ROUND_TRAIN, epoch=4)
+    record.note(run, healthy)
+    dropped = replace(healthy.seats[3], state=healthy.seats[3].state.__class__.DROPPED)
+    record.note(run, builders.members({3: dropped}))
+    assert record.dropped == [(4, 3)]

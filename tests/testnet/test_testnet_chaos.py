@@ -1,0 +1,58 @@
+"""Clients that are killed while the testnet runs: those that train, and none that is still
+starting.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from aftermath.base.stdio import Verbosity
+from aftermath.testnet import run
+from aftermath.testnet.backends import Open
+from aftermath.testnet.configs import SHIPPED, chosen
+from aftermath.testnet.display import Lines
+from aftermath.testnet.plan import Client, ClientExtras, Kills, Plan
+from aftermath.testnet.processes import Running
+from aftermath.testnet.run import Ending
+from testnet.starting_client import STARTS, TRAINS, deeds
+
+
+class Starting:
+    """Keeps no run; its clients start slowly, which is all they do."""
+
+    keeper = "nobody"
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def start(self, seen: Open) -> Running:
+        return seen(self.keeper, [sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def client(self, client: Client) -> list[str]:
+        return [sys.executable, "-m", "testnet.starting_client", str(client.number), str(self._place)]
+
+
+@pytest.mark.slow
+def test_only_a_client_that_has_trained_since_its_start_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills fall due far more often than a client starts: a client that is not training yet is left
+    alone.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "BACK_SECONDS", 0.5)
+    monkeypatch.setattr(run, "LOOK_SECONDS", 0.05)
+    for name in ("model", "tokens"):  # which are there, so nothing is made
+        (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
+    plan = Plan(chosen(SHIPPED / "demo"), (Client(1, 1), Client(2, 2)), tmp_path, 0, ClientExtras())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    lines = Lines(Console(quiet=True), Verbosity.INFO, 8)
+    testnet = run.Testnet(plan, Starting(tmp_path), Kills(1, 0.2, (1, 2)), environment, lines)
+    summary = testnet.perform(60)
+    assert [deeds(tmp_path, number) for number in (1, 2)] == [[STARTS, TRAINS, STARTS]] * 2
+    assert (summary.ending, summary.kills) == (Ending.FINISHED, 2)

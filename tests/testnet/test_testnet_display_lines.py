@@ -1,0 +1,30 @@
+"""What a testnet without panes prints of its clients."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from aftermath.base.stdio import Verbosity
+from aftermath.events import event_types
+from aftermath.events.reader import About, EventRecord
+from aftermath.testnet.display import Lines
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (event_types.Warning(message="no checkpoint was kept"), "client-1 | warning: no checkpoint was kept"),
+        (event_types.Loading(), "client-1 | loading PyTorch…"),
+    ],
+)
+def test_lines_mark_warnings_of_clients(event: event_types.Event, line: str) -> None:
+    console = Console(file=(out := io.StringIO()))
+    about = About(run_id="demo", tier=0, wallet="Key1", version="1")
+    told = EventRecord(at=datetime.now(UTC), about=about, event=event, path=Path("events/client-1/events.jsonl"))
+    Lines(console, Verbosity.INFO, 8).told([told])
+    assert out.getvalue().rstrip() == line
