@@ -1,9 +1,7 @@
 //! Rounds: starting one, closing one, and what follows.
 
 use super::{agreement, agreement::Votes, assignment, assignment::Plan, backlog, backlog::Gaps, batch, bitmap};
-use super::{
-    committee, merit, merit::Counted, moment::elapsed, quorum, seeds, validate_config, Machine, Moment,
-};
+use super::{committee, merit, merit::Counted, moment::elapsed, quorum, seeds, validate_config, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
