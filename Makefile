@@ -45,7 +45,7 @@ local-testnet: $(STAMP)  ## a run and its clients on this machine (CONFIG=demo, 
 local-testnet-centralized: $(STAMP)  ## the same on a centralized server
 	$(MAKE) local-testnet ARGS="--backend centralized $(ARGS)"
 
-# Three tiers of tests (docs/development.md, Tests). Each run leaves what its tests cost in runs/test-times.
+# Three tiers of tests (CONTRIBUTING.md, Tests). Each run leaves what its tests cost in runs/test-times.
 # Write --duration-table=PATH with `=`. With a space, pytest takes an existing PATH for a test path and does not load
 # tests/conftest.py.
 PYTEST := $(RUN) -m pytest --durations 15

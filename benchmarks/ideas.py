@@ -33,7 +33,7 @@ from torch import Tensor
 
 from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.together import Results, Together
-from aftermath.model.levels import Segment, is_hidden_matrix, is_table, prefix
+from aftermath.model.schema import Segment, is_hidden_matrix, is_table, prefix
 from aftermath.model.segments import view
 from aftermath.optim import mean, proof, sparseloco
 from aftermath.optim.blocks import Blocks

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from aftermath.lab.together import Together
 from aftermath.lab.trainer import Stepped
-from aftermath.model.levels import prefix
+from aftermath.model.schema import prefix
 from arms import RUNS, Training, arms, kept, train
 
 KIND, SIZE, ARM = Path(__file__).with_name("unequal-kinds.toml"), "0.2M-width", "mixed"

@@ -50,7 +50,7 @@ from aftermath.demo.commands import (
 )
 from aftermath.events.reader import EventReader, flat
 from aftermath.testnet.chain import await_chain
-from aftermath.testnet.processes import Process, StageError
+from aftermath.testnet.processes import Process, ProcessError
 
 TIERS = (0, 1, 2)
 LIMIT_SECONDS = 600.0
@@ -216,7 +216,7 @@ def main() -> int:
         place = Path(tempfile.mkdtemp(prefix="aftermath-round-"))
         try:
             found = report[str(members)] = measure(members, chosen.overlap, place)
-        except StageError as failure:
+        except ProcessError as failure:
             print(f"error: {failure}\nlogs: {place}", file=sys.stderr)
             return 1
         shutil.rmtree(place)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask a cluster's faucet for test SOL, and wait until the wallet has it: on devnet, testnet or a network of one's own.
+"""Ask the faucet of devnet, testnet or a local network for test SOL, and wait for it.
 
 The wallet is that of WALLET_PRIVATE_KEY_PATH, else the stored one (`config set wallet`). A public faucet gives little
 at a time and not to everybody; https://faucet.solana.com gives some to a public key too.

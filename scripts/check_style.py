@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that prose, names and layout follow the style rules (docs/development.md, Style).
+"""Check that prose, names and layout follow the style rules (CONTRIBUTING.md, Style).
 
 scripts/check_style.py                  compare the offences with scripts/style_allowlist.toml
 scripts/check_style.py --list PATH ...  print every offence in these files and folders

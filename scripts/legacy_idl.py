@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes idl/legacy/, the programs' IDLs in the legacy form (before Anchor 0.30) that stock anchorpy reads.
+"""Write idl/legacy/, the programs' IDLs in the form before Anchor 0.30, for stock anchorpy.
 
 `make programs` runs it after the build.
 

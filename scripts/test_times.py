@@ -50,8 +50,9 @@ def main() -> int:
     for tier, path in measured.items():
         recorded = json.loads(path.read_text())
         files = cost_per_file(recorded["tests"])
-        rows += [(tier, name, f"{c.cases}", f"{c.cpu:.1f}", f"{c.wall:.1f}") for name, c in files.items()]
         slowness = recorded["reference"] / limits["reference_cpu_seconds"]
+        # The table holds CPU seconds of the reference machine, so that it does not depend on who renews it.
+        rows += [(tier, name, f"{c.cases}", f"{c.cpu / slowness:.1f}", f"{c.wall:.1f}") for name, c in files.items()]
         over |= not print_tier(tier, recorded["cpu"], recorded["wall"], slowness, files, budgets.get(tier))
     if keep:
         write_table(rows)
@@ -86,7 +87,7 @@ def print_tier(
         return True
     print(
         f"error: the {tier} tier took {cpu / slowness:.0f} CPU seconds of the reference, its budget is {budget:.0f}\n"
-        "fix: make its most expensive files cheaper, or move their campaigns to nightly (docs/development.md, Tests)",
+        "fix: make its most expensive files cheaper, or move their campaigns to nightly (CONTRIBUTING.md, Tests)",
         file=sys.stderr,
     )
     return False

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.cli.data_tokenize import Conversion, convert
+from aftermath.cli.data import Conversion, convert
 from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, one_of, run, whole_number
 

@@ -1,6 +1,6 @@
 """Settings that all tests share: cost tiers, hypothesis profiles, and how tests are spread over workers.
 
-Every test belongs to one tier: fast (no marker), `slow` or `nightly`. docs/development.md says when to use which.
+Every test belongs to one tier: fast (no marker), `slow` or `nightly`. CONTRIBUTING.md says when to use which.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What others wrote in msgpack is measured as its decoder measures it, at every size where the notation changes; and in
-JSON however small its values are.
+"""What others wrote in msgpack is measured as its decoder measures it, at every size where the
+notation changes; and in JSON however small its values are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_extensions_of_fixed_sizes_are_read(size: int) -> None:
     assert msgpack_as(msgspec.msgpack.encode(value), Any) == value
 
 
-def test_more_values_than_are_allowed_are_refused_before_they_are_made() -> None:
+def test_too_many_values_are_refused_before_parsing() -> None:
     assert len(msgpack_as(msgspec.msgpack.encode([1] * (MAX_VALUES - 1)), Any)) == MAX_VALUES - 1
     for many in (b"\xdd\xff\xff\xff\xff", msgspec.msgpack.encode([1] * MAX_VALUES), b"\xdf\xff\xff\xff\xff"):
         with pytest.raises(Malformed):
@@ -53,13 +53,13 @@ def test_more_values_than_are_allowed_are_refused_before_they_are_made() -> None
 
 
 @pytest.mark.parametrize("one", ["[]", "{}", "7", '"ab"', "[" * 30 + "]" * 30])
-def test_a_document_of_many_small_values_is_refused_before_they_are_made(one: str) -> None:
+def test_many_small_values_are_refused_before_parsing(one: str) -> None:
     few = MAX_JSON_VALUES // 64
     assert len(json_value(f"[{','.join([one] * few)}]")) == few
     with pytest.raises(Malformed, match="more values"):
         json_value(f"[{','.join([one] * (MAX_JSON_VALUES + 1))}]")
 
 
-def test_strings_that_nothing_parts_are_refused_before_they_are_looked_at() -> None:
+def test_unseparated_strings_are_refused_unread() -> None:
     with pytest.raises(Malformed, match="more values"):
         json_value("[" * 20 + '""' * 3 * MAX_JSON_VALUES)

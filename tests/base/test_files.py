@@ -115,9 +115,7 @@ def test_a_link_in_the_way_leads_to_no_other_file(tmp_path: Path) -> None:
     assert (tmp_path / "kept").read_bytes() == b"new"
 
 
-def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_reaches_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forced: list[tuple[bool, bool]] = []
 
     def fsync(descriptor: int) -> None:
@@ -136,7 +134,7 @@ def _alone(folder: Path, said: Connection) -> None:
         said.send("out")
 
 
-def test_one_process_is_alone_in_a_directory_and_leaves_nothing_there(tmp_path: Path) -> None:
+def test_directory_lock_excludes_others_and_leaves_no_file(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(target=_alone, args=(tmp_path, theirs), daemon=True)
     other.start()

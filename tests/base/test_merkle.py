@@ -35,10 +35,13 @@ def test_every_block_is_proven_and_no_other_at_its_place(count: int) -> None:
 
 @given(st.integers(1, 40), st.data())
 def test_a_changed_proof_or_root_proves_nothing(count: int, data: st.DataObject) -> None:
-    found, index = tree(count), data.draw(st.integers(0, count - 1))
-    proof, block = found.proof(index), blocks(count)[index]
+    found = tree(count)
+    index = data.draw(st.integers(0, count - 1))
+    proof = found.proof(index)
+    block = blocks(count)[index]
     parts = [*proof, found.root]
-    at, bit = data.draw(st.integers(0, len(parts) - 1)), data.draw(st.integers(0, 8 * DIGEST - 1))
+    at = data.draw(st.integers(0, len(parts) - 1))
+    bit = data.draw(st.integers(0, 8 * DIGEST - 1))
     changed = bytearray(parts[at])
     changed[bit // 8] ^= 1 << bit % 8
     parts[at] = bytes(changed)
@@ -58,7 +61,9 @@ def test_blocks_nodes_and_roots_cannot_be_taken_for_each_other() -> None:
 
 
 def test_the_root_keeps_its_value() -> None:
-    """Members of different versions must agree on it, and recompute it from this page: contexts, order, count."""
+    """Members of different versions must agree on it, and recompute it from this page: contexts,
+    order, count.
+    """
 
     def derived(what: str, data: bytes) -> bytes:
         return blake3(data, derive_key_context=f"aftermath {what} of a tree of blocks 1").digest()

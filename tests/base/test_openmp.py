@@ -11,7 +11,8 @@ import pytest
 from aftermath.base.environment import BY_THE_USER, SPINS
 
 ENTRIES = ("aftermath.__main__", "aftermath.server.__main__")
-# Loading the library is enough for it to read the environment and print it; importing torch would take 1.5 s more.
+# Loading the library is enough for it to read the environment and print it; importing torch would
+# take 1.5 s more.
 THEN = """
 import ctypes, glob, importlib.util, sys
 sys.argv = ["aftermath", "--help"]
@@ -31,9 +32,7 @@ finally:
     [({}, SPINS), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
     ids=["ours", "the user's turns", "the user's policy"],
 )
-def test_threads_of_commands_sleep_soon_unless_the_user_says_otherwise(
-    entry: str, own: dict[str, str], said: str
-) -> None:
+def test_openmp_threads_sleep_soon_unless_user_decides(entry: str, own: dict[str, str], said: str) -> None:
     plain = {name: value for name, value in os.environ.items() if name not in BY_THE_USER}
     line = [sys.executable, "-c", f"from {entry} import main\n{THEN}"]
     done = subprocess.run(

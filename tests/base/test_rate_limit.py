@@ -15,7 +15,5 @@ def test_pauses_double_up_to_the_longest() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(0.001, 10), st.floats(10, 1e4))
-def test_no_pause_is_shorter_than_the_one_before_or_longer_than_the_longest(
-    tries: int, first: float, longest: float
-) -> None:
+def test_backoff_grows_up_to_its_limit(tries: int, first: float, longest: float) -> None:
     assert first <= doubled(tries, first, longest) <= doubled(tries + 1, first, longest) <= longest

@@ -42,7 +42,7 @@ def test_a_signal_is_told_on_the_loop_and_does_nothing_else(
     assert [signal.getsignal(one) for one in ENDING] == before
 
 
-def test_a_process_that_is_ended_has_last_words_and_ends_by_the_signal() -> None:
+def test_sigterm_runs_last_words_and_ends_by_signal() -> None:
     program = (
         "import asyncio, os, signal\n"
         "from aftermath.base.signals import last_words\n"

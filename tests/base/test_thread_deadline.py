@@ -28,7 +28,8 @@ def test_a_timeout_of_the_call_itself_is_its_own() -> None:
 
 
 def test_what_is_late_raises_and_ends_unheeded() -> None:
-    gate, ended = threading.Event(), threading.Event()
+    gate = threading.Event()
+    ended = threading.Event()
 
     def call() -> None:
         gate.wait()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from aftermath.base.concurrency import Turns
+from aftermath.base.concurrency import TurnLock
 
 
-def test_who_takes_turns_one_after_the_other_lets_others_in_between() -> None:
-    turns, told = Turns(), list[str]()
+def test_turn_lock_is_fair_to_waiting_threads() -> None:
+    turns = TurnLock()
+    told = list[str]()
     asked = threading.Event()
 
     def ask() -> None:
@@ -29,7 +30,7 @@ def test_who_takes_turns_one_after_the_other_lets_others_in_between() -> None:
 
 
 def test_a_turn_ends_with_an_error() -> None:
-    turns = Turns()
+    turns = TurnLock()
     try:
         with turns:
             raise ValueError

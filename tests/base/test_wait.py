@@ -8,8 +8,11 @@ from aftermath.base.concurrency import cancel
 
 
 async def test_what_is_cancelled_has_ended_however_it_ends() -> None:
-    """One cleans up for a while, one answers with an error, one had a result before: none is waited for by others."""
-    cleaned, begun = [], asyncio.Event()
+    """One cleans up for a while, one answers with an error, one had a result before: none is waited
+    for by others.
+    """
+    cleaned = []
+    begun = asyncio.Event()
 
     async def tidy() -> None:
         try:

@@ -53,7 +53,7 @@ def test_who_writes_is_a_named_arm_with_all_tiers() -> None:
         assert one.key in arms.kept(size, draft.KIND)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/lab covers such trainings in the slow tests
 def test_all_tiers_are_trained_and_write_what_the_large_one_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aftermath.lab.together import Together
 from aftermath.model.initial import init_weights
-from aftermath.model.levels import prefix
+from aftermath.model.schema import prefix
 from aftermath.optim import mean
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
@@ -244,6 +244,7 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
             assert set(one.said.get(ideas.IDEA, {})) <= ideas.IDEAS.keys()
 
 
+@pytest.mark.slow
 def test_the_page_is_made_from_all_that_was_trained() -> None:
     written = json.loads((BENCHMARKS / "measured" / "ideas.json").read_text())["figures"]
     named = {one.key for arm in arms.arms(ideas.FILE) for one in arm.trainings}

@@ -29,8 +29,9 @@ def memory() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["light", "preset"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("light", marks=pytest.mark.slow), pytest.param("preset", marks=pytest.mark.nightly)]
+)
 def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
     measured = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
     for name, value in memory.of_tier(model, 2).items():

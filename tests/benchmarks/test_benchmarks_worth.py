@@ -234,6 +234,7 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
             assert training.said["steps"] * training.inner_steps == training.steps
 
 
+@pytest.mark.slow
 def test_the_page_is_made_from_all_that_was_trained() -> None:
     """A line that no arm names any more is taken out, and `measure.py worth` is run after a training."""
     for size in worth.SIZES:

@@ -51,6 +51,7 @@ async def bytes_of(place: Place, deployment: Deployment) -> bytes:
     return loader.parse_programdata(account).data
 
 
+@pytest.mark.slow
 async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
     place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:

@@ -189,6 +189,7 @@ async def test_a_websocket_that_sends_nonsense_is_left_for_the_next_endpoint(emb
         await _left_for_the_next(embedded, faulty)
 
 
+@pytest.mark.slow
 async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(embedded: Place) -> None:
     await embedded.configured_run()
     for confirmation in ({"id": 2}, {"id": "1"}, {"id": None}, {"id": True}, {"result": True}, {"result": "3"}):

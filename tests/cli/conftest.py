@@ -15,7 +15,7 @@ import httpx._transports.default as httpx_transports
 import pytest
 
 from aftermath.chain.wallet import create_wallet
-from aftermath.cli.data_tokenize import Conversion, convert
+from aftermath.cli.data import Conversion, convert
 from aftermath.testnet import configs
 from aftermath.testnet.chain import SOLANA
 from cli.cli_runs import CONSOLE, Shell, invoke

@@ -104,7 +104,7 @@ def test_who_cannot_join_learns_on_whom_that_waits_and_what_to_do(
     new = "the run is new, and waits: its owner has not"
     assert asked() == [
         f"{new} configured it yet (update-config)",
-        f"watch --run-id {run_id} shows when that is done",
+        f"See when that is done: aftermath-solana watch --run-id {run_id}",
     ]
     assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert asked() == [

@@ -273,6 +273,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert unread([CONSOLE, "config", "show"]).stderr == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
     more_time = {"waiting_for_members_extra_time = 2": "waiting_for_members_extra_time = 250"}
     config = quick_config(material, tmp_path, more_time)
@@ -294,6 +295,7 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_pat
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from aftermath.config.document import load_config
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
@@ -22,6 +24,7 @@ def calls(planned: Outcome) -> list[str]:
     return list(one["instructions"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_recorded_taken_back_and_reopened(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +103,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
 
 
+@pytest.mark.slow
 def test_finished_run_without_checkpoint_warns_before_it_ends(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:

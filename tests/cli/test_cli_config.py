@@ -15,7 +15,8 @@ from aftermath.config.document import load_config
 from aftermath.config.errors import Mistaken
 from aftermath.config.json_schema import json_schema
 from aftermath.config.keys import keys
-from aftermath.owner import schema, troubles
+from aftermath.owner import schema
+from aftermath.owner import warnings as owner_warnings
 from aftermath.owner.agreed_data import with_agreed_data
 from aftermath.programs import COORDINATOR_IDL
 from cli.cli_runs import Outcome, invoke
@@ -215,7 +216,7 @@ def test_what_an_owner_may_not_have_meant_is_a_warning(run_toml: Path) -> None:
     run_toml.write_text(text)
     said = validate(run_toml).data
     assert [one["code"] for one in said["warnings"]] == ["rate-schedule"]
-    assert {one["code"] for one in said["warnings"]} <= set(troubles.WARNINGS)
+    assert {one["code"] for one in said["warnings"]} <= set(owner_warnings.WARNINGS)
 
 
 def test_no_file_is_no_mistake_of_one(tmp_path: Path) -> None:

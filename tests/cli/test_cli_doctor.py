@@ -250,6 +250,7 @@ def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
     assert checks.keys() == ALONE | {"rpc"}  # said once: whatever else would ask it waits as long, and says the same
 
 
+@pytest.mark.slow
 def test_a_run_and_what_it_asks(owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From no run to one that the wallet may join: every check says what is missing."""
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)

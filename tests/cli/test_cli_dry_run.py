@@ -26,7 +26,7 @@ from cli.cli_runs import Outcome, Shell, invoke
 from cli.test_cli_bad_input import ELSEWHERE as NOT_LOCAL
 
 SIGNING = {"sign_in", "SigningOptions", "WalletOptions", "load_wallet", "create_wallet", "Sender", "CoordinatorClient"}
-"""What a command's module names if it has a wallet at hand."""
+"""What a command names if it has a wallet at hand."""
 SENDS_NOTHING = {"show-identity", "doctor", "estimate", "can-join", "status"}
 OTHERWISE = {"client train": "a server asks for no rent, bond or fee"}
 """Commands that have a wallet at hand and no dry run, and why."""
@@ -34,13 +34,24 @@ Ready = Callable[[Shell, str, Path], tuple[Any, ...]]
 
 
 def names_in(index: Index, name: str) -> set[str]:
-    """What the module of a command names."""
-    spec = find_spec(f"{index.package}.{name.replace('-', '_').replace(' ', '_')}")
+    """Return what a command's function names, and the functions and classes of its module that it uses."""
+    identifier = name.replace("-", "_").replace(" ", "_")
+    spec = find_spec(f"{index.package}.{index.entries[name].module or identifier}")
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    return imported | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    parts = {
+        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    names = {identifier}
+    waiting = [identifier]
+    while waiting:
+        part = parts.pop(waiting.pop())
+        found = {alias.name for node in ast.walk(part) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        found |= {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+        waiting += [one for one in found - names if one in parts]
+        names |= found
+    return names
 
 
 def has_dry_run(index: Index, name: str) -> bool:

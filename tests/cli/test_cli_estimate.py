@@ -17,7 +17,7 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet
-from aftermath.cli.estimate_here import Pace, pace
+from aftermath.cli.estimate import Pace, pace
 from aftermath.config.document import load_config
 from aftermath.model.initial import init_weights
 from aftermath.owner.schema import shape_of

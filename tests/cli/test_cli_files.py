@@ -14,6 +14,7 @@ from aftermath.chain.wallet import create_wallet
 from cli.cli_runs import CONSOLE, invoke
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> None:
     """A limit on the file's size takes part of the first write, as a disk does that is nearly full."""

@@ -32,8 +32,8 @@ def test_a_person_reads_the_prompt_and_what_follows(material: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence", "fix"),
     [
-        (("--tier", 1, "--draft-tier", 1), "tier 1 is no draft for tier 1", "Name a smaller one"),
-        (("--draft-tokens", 2), "there is none", "--draft-tier as well"),
+        (("--tier", 1, "--draft-tier", 1), "--draft-tier 1 is not smaller than tier 1", "Name a smaller tier"),
+        (("--draft-tokens", 2), "--draft-tokens needs a draft", "--draft-tier as well"),
         (("--prompt", ""), "the prompt has no token", "at least one letter"),
         (("--temperature", -1), "must be a number from 0.0 to 100.0", "--help"),
     ],

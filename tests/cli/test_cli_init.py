@@ -19,7 +19,7 @@ from aftermath.config.read import schedule_of
 from aftermath.config.recipe import recipe_of
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.presets import PRESETS
-from aftermath.owner.troubles import trouble_with_schedule
+from aftermath.owner.warnings import warning_about_schedule
 from aftermath.rules.schedules import last_change
 from aftermath.testnet.configs import COMMANDS, SHIPPED, configs, flags
 from cli.cli_runs import Shell, invoke, invoke_typing
@@ -95,7 +95,7 @@ def test_a_schedule_lasts_as_long_as_the_run(recipe: str, steps: int) -> None:
 
 def test_the_schedule_of_a_short_run_is_not_warned_of() -> None:
     config = written("--preset", "llama-1m", "--steps", 6)
-    assert trouble_with_schedule(schedule_of(config.llm.lr_schedule), 6) == ""
+    assert warning_about_schedule(schedule_of(config.llm.lr_schedule), 6) == ""
 
 
 @pytest.mark.parametrize("kind", ["Constant", "Linear", "Cosine"])

@@ -43,6 +43,7 @@ def run(program: str, *line: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "module", "line"),
     [
@@ -65,6 +66,7 @@ def test_it_is_one_line_when_the_interpreter_ends() -> None:
     assert "rpc" in out
 
 
+@pytest.mark.slow
 def test_making_what_a_config_names_is_ended_with_one_line(tmp_path: Path) -> None:
     program = f"""
 import os, runpy, signal, sys
@@ -77,6 +79,7 @@ runpy.run_module("aftermath", run_name="__main__")
     assert run(program, "run-files", "demo", "-q") == (130, "", "interrupted\n")
 
 
+@pytest.mark.slow
 def test_who_has_it_ignored_still_has() -> None:
     """As `nohup` does, or a shell with what it has in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -92,8 +95,8 @@ def test_a_command_cleans_up_where_nothing_is_imported(tmp_path: Path) -> None:
     """It is a KeyboardInterrupt there, which its body sees."""
     program = f"""
 import os, signal
-from aftermath.base.quiet import Quietly
-with Quietly():
+from aftermath.base.quiet import QuietInterrupts
+with QuietInterrupts():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     finally:

@@ -43,6 +43,7 @@ def localnet(*arguments: str | Path, end: signal.Signals = signal.SIGTERM) -> It
         process.wait(30)
 
 
+@pytest.mark.slow
 def test_a_ledger_keeps_runs_even_when_the_network_is_killed(tmp_path: Path) -> None:
     create_wallet(tmp_path / "w.json")
     ledger = ("--ledger", tmp_path / "ledger")
@@ -102,6 +103,7 @@ def test_engine_validator_without_its_binary(monkeypatch: pytest.MonkeyPatch, tm
     assert "--engine embedded" in refused.err
 
 
+@pytest.mark.slow
 def test_deploy_makes_a_bare_network_usable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Say what deploying both programs costs, then deploy them; `create-run` fails before and works afterwards."""
     monkeypatch.chdir(ROOT)

@@ -68,6 +68,15 @@ def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
         assert says in told.err
 
 
+def test_inspect_of_a_slice_lists_only_its_tiers(made: Path) -> None:
+    full, part = (
+        json.loads(invoke("model", "inspect", "--model", str(place), "--json").out)
+        for place in (made, made.with_name("m-tier1"))
+    )
+    assert part["stored_tier"] == 1
+    assert part["tiers"] == {tier: count for tier, count in full["tiers"].items() if tier != "0"}
+
+
 def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_takes_its_place(made: Path) -> None:
     part = made.with_name("m-tier1")
     for name in ("same", "changed"):
@@ -92,7 +101,7 @@ def test_tiers_that_keep_what_they_name_are_exported_whatever_the_width(tmp_path
     assert invoke("model", "init", "--out", str(tmp_path / "m"), *shape).code == 0
     assert invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "1").code == 0
     told = invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "2")
-    assert (told.code, "can be cut into 1 tier beside the full model" in told.err) == (2, True)
+    assert (told.code, "can be cut into 1 tier next to the full model" in told.err) == (2, True)
 
 
 def test_a_slice_of_another_model_is_not_merged(made: Path, tmp_path: Path) -> None:
@@ -199,7 +208,7 @@ def test_model_export_of_bf16_beside_a_checkpoint_needs_its_very_numbers(made: P
 def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     told = invoke("model", "push", "--model", str(made), "--repo", "nobody")
-    assert (told.code, "Say OWNER/NAME" in told.err) == (2, True)
+    assert (told.code, "It is OWNER/NAME" in told.err) == (2, True)
     told = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
     assert (told.code, "Set HF_TOKEN" in told.err) == (1, True)
 

@@ -12,7 +12,7 @@ import pytest
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import INDEX, SOLANA
 from aftermath.cli.next_steps import NEXT, QUIET, completed, line
-from aftermath.cli.set_paused import case_of
+from aftermath.cli.run_control import case_of
 from aftermath.rules.state import RunState
 from aftermath.train.tier import AUTO_TIER
 from cli.cli_runs import Shell, invoke

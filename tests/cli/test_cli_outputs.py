@@ -170,11 +170,11 @@ def plot(home: Path, out: Path) -> list[str | Path]:
 
 
 def events_csv(home: Path, out: Path) -> list[str | Path]:
-    return ["events", "export", events_in(home), "--csv", "--out", out]
+    return ["events", events_in(home), "--csv", "--out", out]
 
 
 def events_lines(home: Path, out: Path) -> list[str | Path]:
-    return ["events", "export", events_in(home), "--out", out]
+    return ["events", events_in(home), "--out", out]
 
 
 def preview(home: Path, out: Path) -> list[str | Path]:

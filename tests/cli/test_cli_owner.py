@@ -421,6 +421,7 @@ def close_line(shell: Shell, run_id: str) -> tuple[str | Path, ...]:
     return ("close-run", "--rpc", shell.rpc, "-w", shell.wallet, "--run-id", run_id)
 
 
+@pytest.mark.slow
 def test_close_run_interrupted_at_its_question_ends_with_130(unchanged: tuple[Shell, str]) -> None:
     configured, run_id = unchanged
     mine, theirs = pty.openpty()

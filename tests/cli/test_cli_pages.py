@@ -77,7 +77,7 @@ def test_an_owner_and_a_provider_go_by_their_pages(rpc: str, monkeypatch: pytest
     for line in lines("owner", "Install", "The first time, on this machine alone"):
         if line != "aftermath-solana localnet":  # which is there
             called(line)
-    for line in lines("provider", "Install", "May I, and does it fit?", "Take part"):
+    for line in lines("provider", "Install", "Can I join?", "Take part"):
         if " train " in line:
             trained(line)
         else:
@@ -91,7 +91,7 @@ def test_an_owner_and_a_provider_go_by_their_pages(rpc: str, monkeypatch: pytest
         called(line)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/lab and tests/evals cover these commands in the slow tests
 @pytest.mark.timeout(1800)
 def test_a_researcher_goes_by_its_page(project: Path) -> None:
     """With a tenth of the steps and of the questions."""

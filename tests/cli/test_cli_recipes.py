@@ -66,7 +66,8 @@ def script(project: Path, name: str, *arguments: str, env: dict[str, str]) -> su
     return subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+# Two minutes. The other tests here cover what each script calls; this one trains.
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_the_light_recipe(small_project: Path, variables: dict[str, str], rpc: str, run_id: str) -> None:
     project = small_project
@@ -185,6 +186,7 @@ def stub(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
     return variables | {"PATH": f"{command.parent}{os.pathsep}{variables['PATH']}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
 def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
     project: Path, stub: dict[str, str], name: str, tmp_path: Path

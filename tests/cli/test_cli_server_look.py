@@ -122,6 +122,7 @@ def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> 
     assert "balance" not in checks
 
 
+@pytest.mark.slow
 def test_what_keeps_somebody_from_looking_is_said(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

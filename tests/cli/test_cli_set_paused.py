@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.cli.set_paused import _coming
+from aftermath.cli.run_control import _coming
 from aftermath.rules.state import ExitReason, RunState
 from programs.harness import World
 from programs.scenario import Scenario

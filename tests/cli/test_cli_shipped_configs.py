@@ -19,7 +19,7 @@ from aftermath.cli.main import load
 from aftermath.cli.model_init import _SIZES, Kind, _described
 from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
-from aftermath.model import hub_commit
+from aftermath.model import hub as hub_module
 from aftermath.model.presets import PRESETS
 from aftermath.testnet.configs import COMMANDS, SHIPPED, configs, flags
 from cli.cli_runs import Shell
@@ -50,7 +50,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(hub_commit, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(hub_module, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
         yield
 

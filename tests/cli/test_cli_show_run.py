@@ -100,6 +100,7 @@ def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) 
     return Watched(wallet, before, after, shown.out, lines, json_lines)
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -> None:
     before, after = watched.before, watched.after
     assert (before["state"], before["epoch"], before["step"], before["deadline"]) == ("waiting_for_members", 0, 0, None)
@@ -159,6 +160,7 @@ def test_on_a_terminal_it_has_tabs_and_q_closes_it(owner: Shell, run: str) -> No
     assert "\x1b[2Jgpj" not in terminal.seen
 
 
+@pytest.mark.slow
 def test_on_a_dumb_terminal_it_prints_lines(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {"TERM": "dumb"}) as terminal:

@@ -56,7 +56,7 @@ def test_replayed_events_of_strangers_are_escaped(tmp_path: Path, options: list[
     log = tmp_path / "events.jsonl"
     at = "2026-11-21T12:00:00.000+00:00"
     log.write_text("".join(json.dumps({"at": at, **event}) + "\n" for event in (started, warning)))
-    replayed = invoke("events", "replay", log, *options)
+    replayed = invoke("events", log, *options)
     assert replayed.code == 0, replayed.err
     assert "[conceal]" in replayed.out
     assert not UNSAFE & set(replayed.out + replayed.err)

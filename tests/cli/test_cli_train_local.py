@@ -33,6 +33,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path) -> None:
     done = invoke(*quick(material, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
     assert (done.code, done.err) == (0, "")
@@ -67,6 +68,7 @@ class Killed(BaseException):
     """Ends a training within a step, as `kill -9` does: nothing is saved."""
 
 
+@pytest.mark.slow
 def test_train_local_interrupted_ends_with_the_same_weights(
     material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +94,7 @@ def test_train_local_interrupted_ends_with_the_same_weights(
     for number, last in ((signal.SIGINT, 2), (signal.SIGTERM, 4)):
         ended = run(last, partial(signal.raise_signal, number))
         assert ended.code == 130
-        assert "goes on from the last state saved" in ended.err
+        assert "continues from the last state saved" in ended.err
         assert events(ended.out)[-1]["step"] == last
     with pytest.raises(Killed):
         run(7, kill)
@@ -123,7 +125,7 @@ def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_pa
         out, said = process.communicate(timeout=240)
         reached = [event["step"] for event in done + events(out) if event["kind"] == "step"][-1]
         assert process.returncode == (-signal.SIGKILL if ending is signal.SIGKILL else 130), said
-        assert ("goes on from the last state saved" in said) == (ending is not signal.SIGKILL)
+        assert ("continues from the last state saved" in said) == (ending is not signal.SIGKILL)
     done = invoke(*cut)
     assert done.code == 0, done.err
     first = events(done.out)[0]

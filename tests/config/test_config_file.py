@@ -190,7 +190,7 @@ def test_the_embedding_and_the_head_may_keep_more() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -> None:
-    """Worth about 0.1 nats (`docs/research.md`); and no step, the last one included, trains its batch at rate 0."""
+    """Worth about 0.1 nats (`docs/experiments.md`); and no step, the last one included, trains its batch at rate 0."""
     config = load_config(path)
     chain = config.llm.lr_schedule.to_chain()
     numbers = {

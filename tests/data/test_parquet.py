@@ -81,6 +81,7 @@ def test_file_is_unpacked_once_and_again_after_a_change(tmp_path: Path, monkeypa
     assert np.fromfile(parquet.unpacked_tokens(path, 2), "<u2").tolist() == [4, 3, 2, 1]
 
 
+@pytest.mark.slow
 def test_processes_that_unpack_at_once_find_the_same_whole_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", tokens=[list(range(500))] * 400)
     with multiprocessing.get_context("spawn").Pool(2) as pool:

@@ -171,6 +171,7 @@ def test_failed_tokenise_leaves_no_files(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_script_reports_json_and_turns_errors_into_sentences(tmp_path: Path) -> None:
     command = ["tokenise.py", "--output", str(tmp_path / "out"), "--budget-bytes", "50000", "--json"]
     status, output, errors = run(*command)

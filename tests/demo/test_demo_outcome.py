@@ -1,4 +1,6 @@
-"""What the demo calls held out is text that its run does not reach, and the whole model is asked what it knows."""
+"""What the demo calls held out is text that its run does not reach, and the whole model is asked
+what it knows.
+"""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from aftermath.demo.commands import KILLED, TIERS, DemoFailed
-from aftermath.demo.outcome import Outcome
-from aftermath.demo.report import Costs, findings, shortcomings
+from aftermath.demo.outcome import TierOutcome
+from aftermath.demo.report import RunCosts, findings, shortcomings
 from aftermath.events.event_types import Applied, Event
 from aftermath.events.stream import line_of
-from aftermath.testnet.member_progress import MemberStory, Story
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from events.sample_events import said
 
 LAST = 60
@@ -21,7 +21,9 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0) -> list[Event]:
-    """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is another one."""
+    """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is
+    another one.
+    """
     lines = [
         said("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
         said("joined", seat=tier),
@@ -39,9 +41,9 @@ def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: i
     return lines
 
 
-def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) -> Story:
-    members = [MemberStory(f"m{tier}", tier) for tier in TIERS]
-    story = Story(members)
+def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) -> RunProgress:
+    members = [MemberProgress(f"m{tier}", tier) for tier in TIERS]
+    story = RunProgress(members)
     for member in members:
         directory = place / member.name
         directory.mkdir()
@@ -54,13 +56,13 @@ def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) 
     return story
 
 
-def report_of(story: Story) -> dict[str, Any]:
+def report_of(story: RunProgress) -> dict[str, Any]:
     reached = [
-        Outcome(LAST, 0, 3.14159, "", (12, 20), 0.44),
-        Outcome(LAST, 1, 3.2, "", (9, 11)),
-        Outcome(LAST, 2, 3.3, "", (0, 2)),
+        TierOutcome(LAST, 0, 3.14159, "", (12, 20), 0.44),
+        TierOutcome(LAST, 1, 3.2, "", (9, 11)),
+        TierOutcome(LAST, 2, 3.3, "", (0, 2)),
     ]
-    return findings(story, Costs(7, 35_000), reached, 60.04)
+    return findings(story, RunCosts(7, 35_000), reached, 60.04)
 
 
 def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:

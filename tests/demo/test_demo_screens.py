@@ -1,4 +1,6 @@
-"""What the demo shows: its picture, its lines where there is no terminal, and the sentences it ends with."""
+"""What the demo shows: its picture, its lines where there is no terminal, and the sentences it ends
+with.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,26 @@ from rich.console import Console
 
 from aftermath.demo.__main__ import KILL_AT_STEP, Demo
 from aftermath.demo.commands import KILLED, TIERS, Places
-from aftermath.demo.outcome import Outcome
-from aftermath.demo.report import Costs, closing, findings
-from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
-from aftermath.events.reader import About, EventRecord
-from aftermath.testnet.member_progress import MemberStory, Story
+from aftermath.demo.outcome import TierOutcome
+from aftermath.demo.report import RunCosts, closing, findings
+from aftermath.demo.screen import LINE_EVERY, DemoScreen, line, picture
+from aftermath.events.reader import EventOrigin, EventRecord
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from events.sample_events import said
 
 TOTAL = 120
-REACHED = [Outcome(54, 0, 3.2, "", (12, 20), 0.44), Outcome(54, 1, 3.3, "", (9, 11)), Outcome(54, 2, 3.4, "", (9, 9))]
+REACHED = [
+    TierOutcome(54, 0, 3.2, "", (12, 20), 0.44),
+    TierOutcome(54, 1, 3.3, "", (9, 11)),
+    TierOutcome(54, 2, 3.4, "", (9, 9)),
+]
 
 
-def story_of(steps: int, *, back_at: int | None = None) -> Story:
-    """A run of which so many steps are trained; the member that is killed is back in a second process from one on."""
-    story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
+def story_of(steps: int, *, back_at: int | None = None) -> RunProgress:
+    """A run with this many trained steps; the member that is killed is back in a second
+    process from one on.
+    """
+    story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
     for member in story.members:
         say(story, member, "started")
         say(story, member, "state", epoch=0, state="WARMUP", step=0, total_steps=TOTAL, since=0)
@@ -39,12 +47,12 @@ def story_of(steps: int, *, back_at: int | None = None) -> Story:
     return story
 
 
-def say(story: Story, member: MemberStory, kind: str, **fields: Any) -> None:
-    about = About("demo", f"wallet of {member.name}", member.tier, "0.1.0")
+def say(story: RunProgress, member: MemberProgress, kind: str, **fields: Any) -> None:
+    about = EventOrigin("demo", f"wallet of {member.name}", member.tier, "0.1.0")
     story._take(EventRecord(datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"), 1.0)
 
 
-def train(story: Story, member: MemberStory, step: int) -> None:
+def train(story: RunProgress, member: MemberProgress, step: int) -> None:
     height = (step - 1) % 40
     loss = 6.0 - step / 40 + member.tier / 10
     say(story, member, "round", epoch=0, height=height, step=step, since=step // 2)
@@ -66,7 +74,7 @@ def train(story: Story, member: MemberStory, step: int) -> None:
     )
 
 
-def drawn(story: Story, width: int, height: int) -> list[str]:
+def drawn(story: RunProgress, width: int, height: int) -> list[str]:
     console = Console(
         file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, record=True
     )
@@ -79,13 +87,13 @@ def drawn(story: Story, width: int, height: int) -> list[str]:
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_the_picture_before_the_first_step(size: tuple[int, int]) -> None:
-    shown = "\n".join(drawn(Story([MemberStory(f"member-{tier}", tier) for tier in TIERS]), *size))
+    shown = "\n".join(drawn(RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS]), *size))
     for text in ("member-0", "member-2", "starting", "no step yet", "no loss yet", "member-1 was killed"):
         assert text in shown
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
-def test_the_picture_says_how_far_the_run_is_and_labels_what_it_draws(size: tuple[int, int]) -> None:
+def test_demo_screen_shows_progress_and_labels(size: tuple[int, int]) -> None:
     lines = drawn(story_of(40), *size)
     assert any("step 39 of 120, 42 s left" in line for line in lines)
     [loss] = [line.strip("│ ") for line in lines if "loss, steps" in line]
@@ -98,19 +106,33 @@ def test_the_picture_says_how_far_the_run_is_and_labels_what_it_draws(size: tupl
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_without_a_terminal_to_draw_in_it_says_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_demo_screen_without_terminal_prints_lines(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     """A pipe, or a dumb terminal."""
     monkeypatch.setenv("TERM", "dumb" if terminal else "xterm")
     out = io.StringIO()
-    story = Story([MemberStory("member-0", 0)])
-    with Screen(Console(file=out, width=80, force_terminal=terminal), "title") as screen:
+    story = RunProgress([MemberProgress("member-0", 0)])
+    with DemoScreen(Console(file=out, width=80, force_terminal=terminal), "title") as screen:
         for elapsed in (0.0, 1.0, LINE_EVERY, LINE_EVERY + 1):
             screen.show(story, "nothing happens", elapsed)
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
     assert all("no loss yet" in line and "member-0: starting" in line and "nothing happens" in line for line in lines)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_demo_screen_prints_each_warning_once(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
+    lost = "9 steps of training are lost: nobody here has the model, and no checkpoint was kept"
+    with DemoScreen(Console(file=out, width=120, height=40, force_terminal=terminal), "title") as screen:
+        screen.show(story, "nothing happens", 1.0)
+        for member in story.members:
+            say(story, member, "warning", message=lost)
+        screen.show(story, "nothing happens", 2.0)
+        screen.show(story, "nothing happens", 3.0)
+    assert out.getvalue().count(f"warning: member-0: {lost}") == 1
+    assert out.getvalue().count(lost) == 1
 
 
 def test_a_line_says_how_far_the_run_is() -> None:
@@ -119,7 +141,7 @@ def test_a_line_says_how_far_the_run_is() -> None:
     assert shown.endswith("; all is well")
 
 
-def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
+def test_demo_caption_follows_killed_member_until_return() -> None:
     demo = Demo(Places(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
     assert demo.caption(None, False) == f"member-1 will be killed at step {KILL_AT_STEP}, and come back"
     assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others continue and train its share too")
@@ -130,7 +152,7 @@ def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
 
 def test_closing_states_what_was_measured() -> None:
     story = story_of(TOTAL, back_at=81)
-    report = findings(story, Costs(391, 1_955_000), REACHED, 75.04)
+    report = findings(story, RunCosts(391, 1_955_000), REACHED, 75.04)
     said = closing(report, Places(Path("/runs/demo")), story.members[KILLED])
     checks = report["checks_of_replicas"]
     assert checks == 3 * TOTAL
@@ -148,5 +170,5 @@ def test_closing_states_what_was_measured() -> None:
 def test_closing_with_differing_hashes_claims_nothing() -> None:
     story = story_of(TOTAL)
     say(story, story.members[2], "applied", step=7, hashes={2: "another"})
-    said = closing(findings(story, Costs(1, 1), REACHED, 1.0), Places(Path("/x")), story.members[KILLED])
+    said = closing(findings(story, RunCosts(1, 1), REACHED, 1.0), Places(Path("/x")), story.members[KILLED])
     assert not any("identical" in sentence or "kill -9" in sentence for sentence in said)

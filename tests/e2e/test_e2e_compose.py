@@ -22,7 +22,9 @@ from e2e.processes import Running, until
 from service.compose_file import ROOT, Service, services
 from service.test_service_files import DOCKERFILE, MEMBERS
 
-pytestmark = pytest.mark.slow
+# A hundred CPU seconds. tests/service checks each command of the file in the fast tests, and other
+# end-to-end tests kill members in the slow ones.
+pytestmark = pytest.mark.nightly
 IMAGE_HEALTH: list[str] = json.loads(DOCKERFILE.split("HEALTHCHECK")[1].split("CMD ")[1].splitlines()[0])
 
 

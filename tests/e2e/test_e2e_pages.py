@@ -117,7 +117,7 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
     assert installing == INSTALLING == list(told("owner.md", "Install"))[:2]
     person.types(identity)
     person.types(doctor)
-    for line in told("provider.md", "May I, and does it fit?"):
+    for line in told("provider.md", "Can I join?"):
         person.types(line)
     predownload, train = told("provider.md", "Take part")
     person.types(predownload)

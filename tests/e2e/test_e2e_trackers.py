@@ -16,7 +16,8 @@ from e2e.processes import CONSOLE, Running
 from events.test_trackers import with_trackio, with_wandb
 from events.wandb_file import kept
 
-pytestmark = pytest.mark.slow
+# tests/watch/test_trackers.py covers both trackers in the slow tests.
+pytestmark = pytest.mark.nightly
 
 
 def losses_of_wandb(place: Path) -> dict[str, list[Any]]:

@@ -48,14 +48,11 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
     assert str(company.place) in model.checkpoint.repo
 
 
-ARCHITECTURES = [
-    pytest.param("nanogpt", marks=pytest.mark.slow),
-    pytest.param("deepseek", marks=pytest.mark.nightly),
-]
-
-
+# tests/model trains these architectures in one process, and tests/evals asks a member between
+# rounds, in the other tiers.
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["nanogpt", "deepseek"])
 def test_other_architectures_train_while_one_is_evaluated(company: Company, tmp_path: Path, architecture: str) -> None:
     """NanoGPT, with all of its ideas, and DeepSeek, whose experts are cut into tiers, in rounds that do not overlap.
 

@@ -20,9 +20,8 @@ from e2e.installed import OURS, Installed, without_us
 from e2e.material import ROOT
 from e2e.processes import Running, until
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
     with tarfile.open(installed.sdist) as archive:
         kept = {name.partition("/")[2] for name in archive.getnames()}
@@ -41,6 +40,7 @@ def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
     assert code <= files.keys()
 
 
+@pytest.mark.slow
 def test_the_page_that_an_error_names_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
     script = installed.scripts / "aftermath-solana"
     (tmp_path / "run.toml").write_text("[config]\nnonsense = 1\n")
@@ -51,6 +51,8 @@ def test_the_page_that_an_error_names_is_in_the_package(installed: Installed, tm
     assert section in slugs(Path(page))
 
 
+# Forty CPU seconds. What the package has and that its command starts are slow tests above.
+@pytest.mark.nightly
 def test_a_local_testnet_trains_without_the_checkout(installed: Installed, xprocess: XProcess, tmp_path: Path) -> None:
     where = installed.python("-c", "import aftermath; print(aftermath.__file__)").strip()
     assert Path(where).is_relative_to(installed.place)

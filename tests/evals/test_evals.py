@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from aftermath.base.concurrency import ThreadWorker
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.evals import suite
-from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted, wanted
+from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest, wanted
 from aftermath.evals.likelihood import asked_of, likelihood, written
 from aftermath.evals.suite import check_known, evaluated
 from aftermath.events import event_types
@@ -34,7 +34,7 @@ from evals.known_text import CONFIG, TEXT
 from model.of_library import in_its_process
 
 torch.set_num_threads(1)
-# --- likelihoods ------------------------------------------------------------------------------------------------------
+# --- likelihoods ---
 
 
 def test_a_likelihood_is_the_loss_of_the_continuation(model: LanguageModel) -> None:
@@ -63,7 +63,7 @@ def test_what_the_model_would_have_written_is_known(model: LanguageModel, tokeni
     assert len(written(asked_of(model), ids[:16], 8, lambda made: len(made) == 3)) == 3
 
 
-# --- the task of our own ----------------------------------------------------------------------------------------------
+# --- the task of our own ---
 
 
 def test_questions_are_the_seeds_and_have_one_right_answer() -> None:
@@ -78,12 +78,12 @@ def test_who_knows_the_text_is_right(model: LanguageModel, tokenizer: Tokenizer)
     answers = ("print(i)", "zzzzzzzz", "qqqqqqqq", "!!!!!!!!")
     for right in range(4):
         turned = tuple(answers[(number - right) % 4] for number in range(4))
-        question = suite.Question("for i in range(3): ", turned, right)
+        question = suite.SourceQuestion("for i in range(3): ", turned, right)
         assert suite.is_right(asked_of(model), tokenizer, question)
 
 
 def test_figures_come_with_their_spread(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    wish = Wanted((SOURCE_CHOICE,), seed=5, docs=20)
+    wish = EvalRequest((SOURCE_CHOICE,), seed=5, docs=20)
     (score,) = evaluated(asked_of(model), tokenizer, 24, wish)
     assert (score.task, score.metric, score.docs) == (SOURCE_CHOICE, "acc", 20)
     assert score.error == pytest.approx(math.sqrt(score.value * (1 - score.value) / 20))
@@ -123,14 +123,18 @@ def test_task_of_harness_without_it_is_unsuitable(monkeypatch: pytest.MonkeyPatc
         check_known(wanted("hellaswag", 0, None, None))
 
 
-# --- between rounds ---------------------------------------------------------------------------------------------------
+# --- between rounds ---
 
 
 class Member:
-    """Rounds that leave a member some hundredths of a second each, in which its model is asked."""
+    """Rounds that each leave a member time for `passes` passes of its model."""
+
+    passes = 40
 
     def __init__(self, asked: Evaluations, model: LanguageModel) -> None:
-        self.asked, self.model, self.step = asked, model, 0
+        self.asked = asked
+        self.model = model
+        self.step = 0
         self.told: list[event_types.Event] = []
         self.compute = ThreadWorker("replica")
         self._events = Events(lambda: 0.0, [self.told.append])
@@ -140,26 +144,45 @@ class Member:
         for _ in range(most):
             if len(self.told) >= enough:
                 break
-            await self.round(lambda: asyncio.sleep(0.03))
+            await self.round(self._some_passes)
         return self.told
 
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """One, which ends when that returns."""
         self.step += 1
         await self.asked.run(self.model, self.step, self._events, self.compute, over)
-        await asyncio.sleep(0.01)
+
+    async def _some_passes(self) -> None:
+        begun = 0
+        enough = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def count(module: nn.Module, _: object) -> None:
+            nonlocal begun
+            if threading.current_thread().name != "evaluations" or not isinstance(module, LanguageModel):
+                return
+            begun += 1
+            if begun == self.passes:
+                loop.call_soon_threadsafe(enough.set)
+
+        counting = register_module_forward_pre_hook(count)
+        try:
+            await enough.wait()
+        finally:
+            counting.remove()
 
 
 def asking(docs: int) -> Evaluations:
-    return Evaluations(Wanted((SOURCE_CHOICE,), docs=docs), in_its_process(), 24)
+    return Evaluations(EvalRequest((SOURCE_CHOICE,), docs=docs), in_its_process(), 24)
 
 
+@pytest.mark.slow
 async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: LanguageModel, tokenizer: Tokenizer) -> None:
     member = Member(asking(32), model)
     told = await member.rounds(600)
     found = [event for event in told if isinstance(event, event_types.Evaluated)]
     assert len(found) == len(told) == 2
-    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))
+    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))
     for event in found:
         assert (event.task, event.metric, event.value, event.docs) == (SOURCE_CHOICE, "acc", at_rest.value, 32)
     assert found[0].step == 1 < found[1].step < member.step, "it took more than a round"
@@ -168,7 +191,7 @@ async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: Languag
 async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> None:
     """The weights are others after the first round."""
     trained = CONFIG.build(0, init_weights(CONFIG, 3))
-    at_first = evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))[0].value
+    at_first = evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[0].value
     member = Member(asking(32), trained)
     while not member.told:
         await member.rounds(1, 1)
@@ -179,12 +202,15 @@ async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> Non
     (event,) = member.told
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_first)
-    assert evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))[0].value != at_first
+    assert evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[0].value != at_first
 
 
 async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """It begins in the middle of one, and has the replica's thread at once; the pass is made again."""
-    begun, resumed = threading.Event(), threading.Event()
+    """It begins in the middle of one, and has the replica's thread at once; the pass is made
+    again.
+    """
+    begun = threading.Event()
+    resumed = threading.Event()
 
     def hold(module: nn.Module, _: object) -> None:
         if threading.current_thread().name == "evaluations" and isinstance(module, nn.RMSNorm):
@@ -201,7 +227,7 @@ async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, token
         resumed.set()
         held.remove()
     (event,) = await member.rounds(600, 1)
-    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=20))
+    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=20))
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_rest.value)
 

@@ -1,6 +1,7 @@
 """The LM Evaluation Harness asks our models. All tests that import it are here.
 
-They are nightly: importing it takes 12 CPU seconds, and what it asks of a model changes with its releases only.
+They are nightly: importing it takes 12 CPU seconds, and what it asks of a model changes with its
+releases only.
 """
 
 from __future__ import annotations

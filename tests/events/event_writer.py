@@ -1,6 +1,8 @@
-"""A process that writes events until it is killed, and says on its standard output when they are on their way.
+"""A process that writes events until it is killed, and says on its standard output when they are on
+their way.
 
-`python -m watch.event_writer DIRECTORY [LIMIT]`: with a limit, no file of it gets more bytes than that.
+`python -m watch.event_writer DIRECTORY [LIMIT]`: with a limit, no file of it gets more bytes than
+that.
 """
 
 from __future__ import annotations

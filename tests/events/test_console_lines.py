@@ -29,6 +29,7 @@ def test_a_picture_is_drawn_only_where_it_can_be_drawn_over(
     os.close(ours)
 
 
+@pytest.mark.slow
 def test_the_live_picture_into_a_pipe_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id="demo", logs="tui"), stack)

@@ -1,4 +1,6 @@
-"""A member's files of events: one for every epoch, whatever happens to the process, its disk, or who reads them."""
+"""A member's files of events: one for every epoch, whatever happens to the process, its disk, or
+who reads them.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ class Member:
 
 
 def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
-    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.Trained)]
+    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.ShareTrained)]
 
 
 def kept(*places: Path) -> list[EventRecord]:
     return list(EventReader(places).read())
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- what is written ---
 
 
 def test_every_epoch_has_a_file_which_says_whose_it_is(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_closed_log_is_warned_of_without_an_error_number(capsys: pytest.CaptureF
     assert capsys.readouterr().err == said
 
 
-def test_no_room_even_for_a_file_is_said_once_and_ends_with_the_next_epoch(
+def test_full_disk_warns_once_until_next_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = Member(tmp_path, "A")
@@ -180,13 +182,14 @@ def test_no_room_even_for_a_file_is_said_once_and_ends_with_the_next_epoch(
     assert [note for note in reader.notes() if note.startswith("4 events before ")]
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- what is read ---
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["a directory each", "one directory"])
 def test_members_are_read_in_the_order_of_time(tmp_path: Path, apart: bool) -> None:
     places = [tmp_path / name if apart else tmp_path for name in "AB"]
-    first, second = Member(places[0], "A"), Member(places[1], "B", at=NOON + timedelta(seconds=0.5))
+    first = Member(places[0], "A")
+    second = Member(places[1], "B", at=NOON + timedelta(seconds=0.5))
     for step in range(1, 40):
         for member in (first, second):
             if step % 10 == 1:
@@ -198,7 +201,7 @@ def test_members_are_read_in_the_order_of_time(tmp_path: Path, apart: bool) -> N
     assert steps(kept(*files)) == expected, "files are named one by one"
 
 
-def test_a_clock_that_was_set_back_does_not_reorder_what_a_process_told(tmp_path: Path) -> None:
+def test_clock_set_back_keeps_event_order(tmp_path: Path) -> None:
     member = Member(tmp_path, "A")
     for step, jump in ((1, 1), (2, -3600), (3, 1)):
         member.say("trained", after=jump, step=step)
@@ -254,7 +257,7 @@ def test_a_line_that_is_no_event_is_passed_over_and_said(tmp_path: Path, bad: by
 
 
 @pytest.mark.parametrize("size", [MOST_LINE - 1, MOST_LINE, MOST_LINE + 1, 3 * MOST_LINE])
-def test_a_line_without_an_end_takes_no_more_memory_than_a_line_may(tmp_path: Path, size: int) -> None:
+def test_endless_line_uses_bounded_memory(tmp_path: Path, size: int) -> None:
     member = Member(tmp_path, "A")
     (path,) = tmp_path.iterdir()
     with path.open("ab") as file:

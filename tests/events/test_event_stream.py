@@ -21,7 +21,7 @@ from aftermath.cli.present import facts, listing
 from aftermath.events import event_types
 from aftermath.events.console import ConsoleLines
 from aftermath.events.event_types import Event, Warning
-from aftermath.events.plot import course, spark
+from aftermath.events.plot import loss_line, sparkline
 from aftermath.events.printable import json_text, printable
 from aftermath.events.stream import Events, LogWarnings, line_of
 from events.sample_events import KINDS, said
@@ -30,7 +30,7 @@ EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
 NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
 
 
-def test_a_full_disk_under_log_and_stderr_alike_costs_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_under_log_and_stderr_costs_only_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `train ... > log 2>&1`: there is no place left where it could be said."""
     seen: list[Any] = []
     with Path("/dev/full").open("w", buffering=1) as log, Path("/dev/full").open("w", buffering=1) as stderr:
@@ -105,7 +105,8 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
 
 
 def test_a_table_on_a_narrow_terminal_has_all_of_what_is_copied() -> None:
-    wallet, out = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3", io.StringIO()
+    wallet = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3"
+    out = io.StringIO()
     Console(width=40, file=out).print(listing(["seat", "wallet"], [[0, wallet]]))
     assert "".join(line[6:].strip() for line in out.getvalue().splitlines()[1:]) == wallet
 
@@ -208,17 +209,19 @@ def test_one_thing_is_told_as_one() -> None:
 
 
 def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
-    assert spark([]) == ""
-    assert spark([1.0]) == "▁"
-    assert spark([3.0, 1.0, 2.0]) == "█▁▅"
+    assert sparkline([]) == ""
+    assert sparkline([1.0]) == "▁"
+    assert sparkline([3.0, 1.0, 2.0]) == "█▁▅"
 
 
 @pytest.mark.parametrize("width", [60, 76, 196])
 @pytest.mark.parametrize("steps", [2, 7, 120, 5000])
 def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
-    """The labels are the values of the first and the last bar, whatever is left out between them."""
+    """The labels are the values of the first and the last bar, whatever is left out between
+    them.
+    """
     curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
-    shown = course(curve, width)
+    shown = loss_line(curve, width)
     assert len(shown) <= width
     assert shown.startswith(f"loss, steps 1 to {steps}:  {curve[0][1]:.3f} █")
     assert shown.endswith(f"▁ {curve[-1][1]:.3f}")
@@ -227,12 +230,12 @@ def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
 
 def test_a_course_draws_all_of_it() -> None:
     """Half of the steps are high and half are low, and so are the bars."""
-    shown = course([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
+    shown = loss_line([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
     bars = shown.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
     assert abs(bars.count("█") - bars.count("▁")) <= 1
     assert bars == "█" * bars.count("█") + "▁" * bars.count("▁")
 
 
 def test_a_course_of_one_step_or_none() -> None:
-    assert course([], 70) == "no loss yet"
-    assert course([(4, 2.5)], 70) == "loss at step 4: 2.500"
+    assert loss_line([], 70) == "no loss yet"
+    assert loss_line([(4, 2.5)], 70) == "loss at step 4: 2.500"

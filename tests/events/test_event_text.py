@@ -12,7 +12,7 @@ from aftermath.events.text import Sentences
 
 
 def test_what_a_member_is_known_by_is_called_as_it_is_there() -> None:
-    started = event_types.Started(run_id="demo", tier=0, wallet="Key1", version="1")
+    started = event_types.MemberStarted(run_id="demo", tier=0, wallet="Key1", version="1")
     assert Sentences().of(started) == "run demo, tier 0, wallet Key1, aftermath 1"
     assert "key" not in plain(started), "as it was before there was another"
     of_a_server = msgspec.structs.replace(started, key="identity")
@@ -31,7 +31,7 @@ def test_what_a_member_is_known_by_is_called_as_it_is_there() -> None:
 )
 def test_finished_run_names_the_model_only_of_its_last_step(checkpoint: str | None, step: int | None, end: str) -> None:
     """Events of an older version have no `checkpoint_step`."""
-    finished = event_types.Finished(step=6, checkpoint=checkpoint, checkpoint_step=step)
+    finished = event_types.RunFinished(step=6, checkpoint=checkpoint, checkpoint_step=step)
     assert Sentences().of(finished) == f"the run is finished: 6 steps{end}"
 
 

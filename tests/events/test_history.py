@@ -1,4 +1,6 @@
-"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how it is drawn."""
+"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how
+it is drawn.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aftermath.events.history import History
+from aftermath.events.history import EventHistory
 from aftermath.events.plot import run_plot, step_plot
-from aftermath.events.reader import About, EventRecord
+from aftermath.events.reader import EventOrigin, EventRecord
 from events.sample_events import said
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -22,12 +24,12 @@ class Run:
     """Members tell, one after the other, what a test makes up."""
 
     def __init__(self) -> None:
-        self.history = History(lambda told: told.about.wallet)
+        self.history = EventHistory(lambda told: told.about.wallet)
         self.now = NOON
 
     def say(self, wallet: str, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
-        about = About("demo", wallet, int(wallet[-1]), "0.1.0")
+        about = EventOrigin("demo", wallet, int(wallet[-1]), "0.1.0")
         self.history.take(EventRecord(self.now, about, said(kind, **fields), Path("x")))
 
     def start(self, *wallets: str) -> None:
@@ -115,7 +117,7 @@ def test_going_by_itself_is_no_death() -> None:
     assert run.history.marks == [(1, "b1 left"), (1, "c2 failed"), (2, "b1 back")]
 
 
-def test_members_whose_events_are_not_here_are_called_by_their_places() -> None:
+def test_members_without_events_are_named_by_seat() -> None:
     run = Run()
     run.start("a0")
     run.step(7, a0=1.0)
@@ -177,7 +179,7 @@ def test_a_line_does_not_join_what_nobody_told(tmp_path: Path) -> None:
         assert _strokes(path) == strokes, gap
 
 
-def test_a_plot_of_one_member_says_its_tier_and_has_whole_steps_and_no_bytes_below_none(tmp_path: Path) -> None:
+def test_plot_of_one_member_has_tier_and_valid_axes(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
     run_plot(path, {2: [(1, 5.0), (2, 4.0), (3, 3.5)]}, {2: [(1, 0), (2, 0), (3, 0)]}, {0: 1}, [], "alone")
     drawn = _texts(path)
@@ -195,6 +197,7 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
     assert len({(round(float(x)), round(float(y), -2)) for x, y in places}) == 4
 
 
+@pytest.mark.slow
 def test_a_long_run_s_plot_is_not_covered_with_words(tmp_path: Path) -> None:
     epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
     marks = [(step, f"member {step} dropped") for step in range(100)]

@@ -1,4 +1,6 @@
-"""A member's metrics: what Prometheus gets, that their page has them all, and that the dashboard asks for no others."""
+"""A member's metrics: what Prometheus gets, that their page has them all, and that the dashboard
+asks for no others.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,7 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
         scraped(port)
 
 
-def test_every_kind_of_event_can_be_told_before_and_after_the_first() -> None:
+def test_metrics_accept_every_event_in_any_order() -> None:
     metrics = Metrics(lambda: NOON)
     for _ in range(2):
         for kind in KINDS:

@@ -1,4 +1,6 @@
-"""What trackers are told: the names that the page has and no other, finite numbers, no flood that peers could cause."""
+"""What trackers are told: the names that the page has and no other, finite numbers, no flood that
+peers could cause.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_a_share_without_a_loss_has_no_number_for_it() -> None:
 
 
 @given(st.integers(1, 20))
-def test_what_peers_send_that_does_not_count_makes_no_rows_of_its_own(times: int) -> None:
+def test_refused_peer_data_adds_no_rows(times: int) -> None:
     flood = [said(kind) for kind in ("refused", "fetch_failed", "warning") for _ in range(times)]
     (row,) = rows(*flood, said("dropped", seats=[1, 2]), said("trained"))
     counted = {"refused": times, "fetch_failures": times, "warnings": times, "members_dropped": 2}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.events.status import Standing, facts_of, line, shown_levels, standing
+from aftermath.events.status import RunStatus, facts_of, line, shown_levels, standing
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -42,7 +42,7 @@ def at(
     silent: int = 0,
     has_tick: bool = True,
     **given: Any,
-) -> Standing:
+) -> RunStatus:
     run = run_of(state, round_, **given)
     seats = members_ if members_ is not None else members(3)
     return standing(run, model or builders.model(), seats, now, silent=silent, has_tick=has_tick)
@@ -63,7 +63,7 @@ def test_a_halted_run_says_who_can_change_that_and_no_time_runs() -> None:
     assert (finished.step, finished.deadline) == (100, None)
 
 
-def test_a_new_run_waits_for_its_config_and_then_for_its_start_and_is_so_for_no_time() -> None:
+def test_new_run_waits_for_config_and_then_start() -> None:
     new = {"state_started_at": 0, "now": 1_795_000_000}
     assert at(RunState.UNINITIALIZED, **new).waits == ("its owner has not configured it yet (update-config)",)
     configured = at(RunState.UNINITIALIZED, model=builders.model(schema_hash=bytes([1] * 32)), **new)
@@ -94,7 +94,7 @@ def test_why_the_last_epoch_ended_is_said() -> None:
 
 
 @pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
-def test_witnesses_are_not_said_to_have_been_silent_where_everybody_has_left(reason: ExitReason) -> None:
+def test_witnesses_are_not_silent_if_everyone_left(reason: ExitReason) -> None:
     """A newcomer that waits is nobody of the last epoch."""
     seats = {number: builders.seat(number, state=MemberState.IDLE, last_epoch=6) for number in range(3)}
     for newcomer in ({}, {3: builders.seat(3, state=MemberState.IDLE, pending=True, last_epoch=0)}):
@@ -221,7 +221,7 @@ def test_the_speed_is_the_epoch_s_and_of_all_members_together() -> None:
     assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **drained).tokens_per_second is None
 
 
-def test_levels_are_held_by_those_of_their_tier_and_of_larger_ones() -> None:
+def test_level_holders_have_its_tier_or_a_larger_one() -> None:
     running = at(RunState.ROUND_TRAIN, members_=members(4))
     assert [level.holders for level in running.levels] == [(0, 3), (0, 1, 3), (0, 1, 2, 3)]
     assert not any(level.attested or level.lost for level in running.levels)
@@ -234,7 +234,7 @@ def test_levels_are_held_by_those_of_their_tier_and_of_larger_ones() -> None:
     assert not any(level.attested for level in old)
 
 
-def test_levels_are_shown_by_those_that_delivered_them_in_an_epoch_before() -> None:
+def test_levels_are_shown_by_earlier_deliveries() -> None:
     known = replace(members(4), established=0b0110)
     found = at(RunState.WAITING_FOR_MEMBERS, members_=known)
     assert [level.shown for level in found.levels] == [(), (1,), (1, 2)]

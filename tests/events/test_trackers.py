@@ -1,4 +1,6 @@
-"""The real trackers, as a member uses them: what it told is read back from what they keep on this machine."""
+"""The real trackers, as a member uses them: what it told is read back from what they keep on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import AftermathError
-from aftermath.events.trackers import Wanted
+from aftermath.events.trackers import TrackerOptions
 from events.wandb_file import kept
 
 TESTS = Path(__file__).parents[1]
@@ -76,7 +78,9 @@ def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a member, started twice, told of three steps each time to all trackers that are installed."""
+    """Where a member, started twice, told of three steps each time to all trackers that are
+    installed.
+    """
     place = tmp_path_factory.mktemp("told")
     wanted = {f"{name}_project": "lab" for name in ("wandb", "trackio") if there(name)}
     if there("wandb"):
@@ -119,7 +123,7 @@ def test_a_member_that_is_started_again_is_the_same_run_of_wandb(told: Path, tmp
 
 @pytest.mark.slow
 @with_trackio
-def test_trackio_keeps_what_a_member_told_before_and_after_it_was_started_again(told: Path) -> None:
+def test_trackio_keeps_rows_across_a_restart(told: Path) -> None:
     rows = trackio_rows(told)
     assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa-01234567"}
     losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]
@@ -141,7 +145,7 @@ def test_both_at_once_say_the_same(told: Path) -> None:
 @pytest.mark.slow
 @with_wandb
 def test_without_a_key_it_is_said_before_anything_is_opened(tmp_path: Path) -> None:
-    ask = "from aftermath.events.trackers import Wanted; Wanted(wandb_project='lab').check()"
+    ask = "from aftermath.events.trackers import TrackerOptions; TrackerOptions(wandb_project='lab').check()"
     own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")} | {"HOME": str(tmp_path)}
     for extra, said in (({}, "there is no key"), ({"WANDB_API_KEY": "short"}, "40"), ({"WANDB_MODE": "?"}, "settings")):
         line = [sys.executable, "-c", ask]
@@ -173,9 +177,9 @@ class Without:
 
 sys.meta_path.insert(0, Without())
 from aftermath.base.errors import Unsuitable
-from aftermath.events.trackers import Wanted
+from aftermath.events.trackers import TrackerOptions
 try:
-    Wanted(**{f"{name}_project": "lab"}).check()
+    TrackerOptions(**{f"{name}_project": "lab"}).check()
 except Unsuitable as error:
     print(error)
 """
@@ -185,23 +189,23 @@ except Unsuitable as error:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (Wanted(wandb_group="g"), "--wandb-group is of a project of Weights & Biases, and none is named"),
-        (Wanted(wandb_run="r"), "Pass --wandb-project as well, or unset WANDB_RUN"),
-        (Wanted(wandb_entity="e", trackio_project="p"), "--wandb-entity is of a project"),
-        (Wanted(wandb_project=""), "--wandb-project '' is no name"),
-        (Wanted(wandb_project="a/b"), "none of / "),
-        (Wanted(trackio_project="a\nb"), "--trackio-project 'a\\nb' is no name"),
-        (Wanted(wandb_project="p" * 129), "1 to 128 characters"),
+        (TrackerOptions(wandb_group="g"), "--wandb-group is of a project of Weights & Biases, and none is named"),
+        (TrackerOptions(wandb_run="r"), "Pass --wandb-project as well, or unset WANDB_RUN"),
+        (TrackerOptions(wandb_entity="e", trackio_project="p"), "--wandb-entity is of a project"),
+        (TrackerOptions(wandb_project=""), "--wandb-project '' is no name"),
+        (TrackerOptions(wandb_project="a/b"), "none of / "),
+        (TrackerOptions(trackio_project="a\nb"), "--trackio-project 'a\\nb' is no name"),
+        (TrackerOptions(wandb_project="p" * 129), "1 to 128 characters"),
     ],
 )
-def test_names_that_cannot_be_are_refused(wanted: Wanted, said: str) -> None:
+def test_names_that_cannot_be_are_refused(wanted: TrackerOptions, said: str) -> None:
     with pytest.raises(AftermathError) as refused:
         wanted.check()
     assert said in str(refused.value)
 
 
 def test_nobody_asks_for_a_tracker_unless_told() -> None:
-    wanted = Wanted()
+    wanted = TrackerOptions()
     wanted.check()
     assert not wanted.any
     assert wanted.sinks() == []

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aftermath.events.event_types import Started
+from aftermath.events.event_types import MemberStarted
 from aftermath.events.trackers import Row, Tracker, Tracking
 from events.sample_events import said
 
@@ -35,7 +35,7 @@ class Notebook:
         self.finished = True
 
 
-def opened(tracker: Tracker) -> Callable[[Started], Tracker]:
+def opened(tracker: Tracker) -> Callable[[MemberStarted], Tracker]:
     return lambda started: tracker
 
 
@@ -60,9 +60,9 @@ def test_a_tracker_gets_every_row_in_order_and_is_closed(caplog: pytest.LogCaptu
 
 
 def test_tracker_opens_once_the_run_is_found() -> None:
-    begun: list[Started] = []
+    begun: list[MemberStarted] = []
 
-    def begin(started: Started) -> Tracker:
+    def begin(started: MemberStarted) -> Tracker:
         begun.append(started)
         return Notebook()
 
@@ -77,7 +77,7 @@ def test_tracker_opens_once_the_run_is_found() -> None:
 
 
 def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.LogCaptureFixture) -> None:
-    def begin(started: Started) -> Tracker:
+    def begin(started: MemberStarted) -> Tracker:
         raise ConnectionError("no network\nand a long text")
 
     with Tracking("notes", begin) as tracking:
@@ -86,7 +86,7 @@ def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.L
     assert warnings(caplog) == [told_of]
 
 
-def test_one_that_fails_at_a_row_is_told_of_once_and_tried_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_tracker_warns_once_and_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     def odd(row: Row | None) -> None:
         if row is not None and row.step % 2:
             raise RuntimeError
@@ -109,10 +109,10 @@ def test_one_that_hangs_holds_up_neither_events_nor_the_end(caplog: pytest.LogCa
     never.set()
 
 
-def test_one_that_hangs_before_it_begins_is_told_of_while_the_member_trains(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_hanging_at_start_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     never = threading.Event()
 
-    def begin(started: Started) -> Tracker:
+    def begin(started: MemberStarted) -> Tracker:
         never.wait()
         return Notebook()
 

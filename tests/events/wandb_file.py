@@ -1,4 +1,6 @@
-"""Reads the file that wandb keeps of a run that it does not send: blocks of 32 KiB with records in them."""
+"""Reads the file that wandb keeps of a run that it does not send: blocks of 32 KiB with records in
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_HEAD, _BLOCK = 7, 32768
-_WHOLE, _LAST = 1, 4
+_HEAD = 7
+_BLOCK = 32768
+_WHOLE = 1
+_LAST = 4
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    at, record = _HEAD, b""
+    at = _HEAD
+    record = b""
     while at + _HEAD <= len(data):
         left = _BLOCK - at % _BLOCK
         if left < _HEAD:
@@ -29,7 +34,9 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def kept(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What is said of the run, with its `config`; and its rows, each by series, without wandb's own."""
+    """What is said of the run, with its `config`; and its rows, each by series, without wandb's
+    own.
+    """
     proto = importlib.import_module("wandb.proto.wandb_internal_pb2")  # its stub knows no messages
 
     about: dict[str, Any] = {}

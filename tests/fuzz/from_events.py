@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftermath.events.history import History
+from aftermath.events.history import EventHistory
 from aftermath.events.reader import CsvTable, EventReader
 from aftermath.events.stream import plain
 from aftermath.events.text import EventLines
@@ -32,7 +32,7 @@ def event_files() -> tuple[list[bytes], Decode]:
 
 def everything_of(path: Path) -> None:
     """Read it, and put it through every view."""
-    reader, history = EventReader([path]), History()
+    reader, history = EventReader([path]), EventHistory()
     views = (
         EventLines(Console(file=io.StringIO()), everything=True),
         CsvTable(io.StringIO()),

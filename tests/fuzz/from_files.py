@@ -39,8 +39,8 @@ from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, hf_config, read_index
 from aftermath.model.initial import init_weights
-from aftermath.model.levels import SchemaError
 from aftermath.model.published import SCALES, Form
+from aftermath.model.schema import SchemaError
 from aftermath.model.store import write_checkpoint
 from aftermath.model.weights import read_weights
 from aftermath.optim.codec import BadPayload

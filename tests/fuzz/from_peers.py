@@ -135,7 +135,7 @@ PEERS = [
     Decoder("announcement", announcements, (BadAnnouncement,)),
     Decoder("signed body", signed_bodies, (BadAnnouncement,)),
     Decoder("hello", lambda: frames(wire.Hello(bytes(16))), (wire.ProtocolViolation,)),
-    Decoder("reply", lambda: frames(wire.Reply(wire.Status.OK, 5)), (wire.ProtocolViolation,)),
+    Decoder("reply", lambda: frames(wire.Reply(wire.ReplyStatus.OK, 5)), (wire.ProtocolViolation,)),
     Decoder(
         "request",
         lambda: frames(wire.BlobRequest(bytes(32), 7, 1 << 40), wire.CallRequest("topic", 3, 9, 1000)),

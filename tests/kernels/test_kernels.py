@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.kernels import choice, cosine, use
-from aftermath.model.levels import SchemaError, Segment
+from aftermath.model.schema import SchemaError, Segment
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import UNUSED, cut
 from aftermath.optim.codec import decode_level
@@ -435,6 +435,7 @@ def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
         assert late == [False]
 
 
+@pytest.mark.slow
 def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_path: Path) -> None:
     """A kernel that was kept there by an older client would still call what it called then."""
     code = "from aftermath.kernels import compiled; import numba; print(compiled.PLACE, numba.config.CACHE_DIR)"

@@ -27,9 +27,8 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "arm", ["adamw", "distro", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("muon", "inner muon"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["adamw", "distro", "muon", "inner muon"])
 def test_it_ends_with_the_bits_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     monkeypatch.setattr(
         alone, "may_fuse", lambda _: False

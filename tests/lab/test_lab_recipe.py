@@ -21,7 +21,7 @@ from aftermath.lab.advice import advice
 from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.settings import LabSettings
-from aftermath.model import hub_commit
+from aftermath.model import hub as hub_module
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
@@ -77,7 +77,7 @@ def on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(hub_commit, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(hub_module, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.chdir(tmp_path)
         yield
 

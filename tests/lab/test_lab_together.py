@@ -22,7 +22,7 @@ from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import round_learning_rate
 from aftermath.sim.setup import CONFIG
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.desk import SCHEMA
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
     "rules",
     [
         pytest.param({"cold_start_warmup_steps": 4}, id="sign"),
-        pytest.param({"optimizer": INNER, "overlap": 0}, id="inner steps at once"),
+        pytest.param({"optimizer": INNER, "overlap": 0}, id="inner steps at once", marks=pytest.mark.slow),
         pytest.param({"quantize": False}, id="values", marks=pytest.mark.slow),
         pytest.param({"overlap": 0}, id="at once", marks=pytest.mark.slow),
         pytest.param({"optimizer": INNER}, id="inner steps", marks=pytest.mark.slow),
@@ -65,7 +65,7 @@ def test_it_computes_what_the_members_of_a_run_compute(
 
     monkeypatch.setattr(epoch, "plan_round", noted)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.trained_steps > 0)

@@ -69,6 +69,7 @@ async def test_inner_instructions_are_shown(client: AsyncClient, payer: Keypair)
     assert {one.stack_height for one in inner.instructions} == {2}
 
 
+@pytest.mark.slow
 async def test_deploy_upgrade_close(client: AsyncClient, payer: Keypair, memo_elf: bytes) -> None:
     program = Keypair()
     token = LiteSVM().get_account(TOKEN_ID)

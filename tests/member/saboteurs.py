@@ -15,14 +15,14 @@ from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
 from aftermath.replica.modelshare import SnapshotManifest, segment_size
 from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
 from aftermath.rules.seal import key_of, masked
-from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.simulation import SimulatedRun
 
 Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 
 
-def sabotage(player: Player, lie: Lie) -> None:
+def sabotage(player: SimMember, lie: Lie) -> None:
     """From now on `lie` announces what this member has to announce of a round, and it answers no
     questions.
     """
@@ -44,7 +44,7 @@ def sabotage(player: Player, lie: Lie) -> None:
     transport.handle(COMMITMENTS_TOPIC, answer)
 
 
-def sign(player: Player, said: Commitment) -> bytes:
+def sign(player: SimMember, said: Commitment) -> bytes:
     return encode_announcement(said, player.identity.secret())
 
 
@@ -53,19 +53,19 @@ def tell_all(transport: SimTransport, raw: bytes) -> None:
         transport.tell(peer, raw)
 
 
-def payload_of(player: Player, said: Commitment, transport: SimTransport, level: int) -> bytes:
+def payload_of(player: SimMember, said: Commitment, transport: SimTransport, level: int) -> bytes:
     """What it encoded, which it serves masked."""
     return masked(transport._blobs[said.levels[level].blake3], key_of(player.identity.secret(), said.place), level)
 
 
-def with_payload(player: Player, said: Commitment, transport: SimTransport, level: int, data: bytes) -> Commitment:
+def with_payload(player: SimMember, said: Commitment, transport: SimTransport, level: int, data: bytes) -> Commitment:
     """Return the commitment with these bytes, masked, in place of its own."""
     sealed = masked(data, key_of(player.identity.secret(), said.place), level)
     levels = {**said.levels, level: LevelPayload(transport.publish(sealed), len(data))}
     return msgspec.structs.replace(said, levels=levels)
 
 
-def garbage_in(player: Player, levels: range) -> Lie:
+def garbage_in(player: SimMember, levels: range) -> Lie:
     """Commits to bytes of the right size that are no encoding (no set of places has this number),
     for these levels.
     """
@@ -79,7 +79,7 @@ def garbage_in(player: Player, levels: range) -> Lie:
     return lie
 
 
-def hides(player: Player, level: int) -> Lie:
+def hides(player: SimMember, level: int) -> Lie:
     """Commits to a right result and serves all of it but one level."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
@@ -89,7 +89,7 @@ def hides(player: Player, level: int) -> Lie:
     return lie
 
 
-def serves_late(player: Player, level: int, seconds: float) -> Lie:
+def serves_late(player: SimMember, level: int, seconds: float) -> Lie:
     """Commits to a right result and serves one level of it so much later."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
@@ -101,7 +101,7 @@ def serves_late(player: Player, level: int, seconds: float) -> Lie:
     return lie
 
 
-def hides_from(player: Player, level: int, victims: Sequence[Player]) -> Lie:
+def hides_from(player: SimMember, level: int, victims: Sequence[SimMember]) -> Lie:
     """Commits to a right result and serves one level of it to everybody but these."""
     hidden: set[bytes] = set()
     for victim in victims:
@@ -128,7 +128,7 @@ def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes
     transport.fetch = found  # type: ignore[method-assign]
 
 
-def conspire(players: Sequence[Player], level: int) -> None:
+def conspire(players: Sequence[SimMember], level: int) -> None:
     """From now on these members serve that level of their results to one another and to nobody
     else.
     """
@@ -151,7 +151,7 @@ def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:
     transport.fetch = found  # type: ignore[method-assign]
 
 
-def _shares_with_few(player: Player, level: int, shared: dict[bytes, bytes]) -> Lie:
+def _shares_with_few(player: SimMember, level: int, shared: dict[bytes, bytes]) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         digest = said.levels[level].blake3
         shared[digest] = transport._blobs[digest]
@@ -161,7 +161,7 @@ def _shares_with_few(player: Player, level: int, shared: dict[bytes, bytes]) -> 
     return lie
 
 
-def nan_in(sim: Simulation, player: Player) -> Lie:
+def nan_in(sim: SimulatedRun, player: SimMember) -> Lie:
     """Commits to float votes that are NaN."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
@@ -175,7 +175,7 @@ def nan_in(sim: Simulation, player: Player) -> Lie:
     return lie
 
 
-def other_result(sim: Simulation, said: Commitment, transport: SimTransport) -> Commitment:
+def other_result(sim: SimulatedRun, said: Commitment, transport: SimTransport) -> Commitment:
     """Another valid result of the same share: one vote of the common level has the other sign."""
     level, player = max(said.levels), next(player for player in sim.players if player.id == said.sender)
     data = bytearray(payload_of(player, said, transport, level))
@@ -183,7 +183,7 @@ def other_result(sim: Simulation, said: Commitment, transport: SimTransport) -> 
     return with_payload(player, said, transport, level, bytes(data))
 
 
-def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
+def offer_garbage(sim: SimulatedRun, player: SimMember, fill: float) -> None:
     """Answer every joiner with a well-formed manifest of tensors full of one number."""
     transport = player.transport
     assert transport is not None
@@ -202,7 +202,7 @@ def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
     transport.handle = lambda topic, handler: None  # type: ignore[method-assign]
 
 
-def two_faced(player: Player, friends: Collection[bytes]) -> None:
+def two_faced(player: SimMember, friends: Collection[bytes]) -> None:
     """From now on it offers the model as it is to `friends`, and one that it makes up to everybody
     else.
     """

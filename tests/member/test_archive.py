@@ -16,8 +16,8 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.run import steps_before
 from aftermath.rules.state import CheckpointKind, RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.repository import Repository
 from member.short_runs import ALONE, SHORT
 from rules.builders import run
@@ -28,7 +28,7 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "hub")
 
 
-def _start(sim: Simulation, repository: Repository, *tiers: int, seconds: float = 20.0) -> list[Player]:
+def _start(sim: SimulatedRun, repository: Repository, *tiers: int, seconds: float = 20.0) -> list[SimMember]:
     """Add a member of tier 0 and others of these tiers. Each upload takes it `seconds`, more than a
     cooldown.
     """
@@ -36,12 +36,13 @@ def _start(sim: Simulation, repository: Repository, *tiers: int, seconds: float 
     return [sim.add(tier) for tier in (0, *tiers)]
 
 
-def _warned(player: Player) -> list[str]:
+def _warned(player: SimMember) -> list[str]:
     return [event["message"] for event in player.saw("warning")]
 
 
+@pytest.mark.slow
 def test_upload_continues_during_the_next_epoch(tmp_path: Path, repository: Repository) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, 1, 2)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint_step == 0
@@ -61,7 +62,7 @@ def test_upload_continues_during_the_next_epoch(tmp_path: Path, repository: Repo
 def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: Repository) -> None:
     """Steps 3, 6, 9 and 12 are saved; the upload of step 3 outlasts the next two epochs."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, seconds=60.0)
         await sim.until(lambda run: run.step == 10 and run.state is RunState.WAITING_FOR_MEMBERS)
         assert len(repository.sources) == 0
@@ -85,7 +86,7 @@ def test_upload_without_end_is_given_up_and_directory_named(
     longest = 300.0
     monkeypatch.setattr(archive, "LONGEST_UPLOAD", longest)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, seconds=10 * longest)
         await sim.until(lambda run: run.state is RunState.FINISHED)
         assert sim.players[0].alive
@@ -107,7 +108,7 @@ def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Re
 
     repository.before = refuse
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         _start(sim, repository)
         await sim.until_finished()
 
@@ -124,7 +125,7 @@ def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Re
 def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, repository: Repository) -> None:
     """The directory is there first, and stays where its member's turn is before the other's."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         _start(sim, repository, 1, 2, seconds=12.0)
         sim.hub = None
         sim.add(0)
@@ -150,7 +151,7 @@ def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repo
     there.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = _start(sim, repository, 1, 2)
         await sim.until(lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN)
         sim.hub = None
@@ -167,7 +168,7 @@ def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repo
 
 
 def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repository) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         chain = _start(sim, repository)[0].chain
         assert chain is not None
         repository.before = lambda: setattr(chain, "replies_lost", 1)
@@ -180,7 +181,7 @@ def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repositor
 
 
 def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repository: Repository) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         chain = _start(sim, repository)[0].chain
         assert chain is not None
 
@@ -210,7 +211,7 @@ def test_upload_without_name_leaves_directory_on_chain(tmp_path: Path, repositor
 
     repository.before = refuse
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.hub, sim.upload_seconds = Hub("", repository.upload, named=False), 1.0
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
@@ -247,7 +248,7 @@ def test_checkpoint_of_ended_epoch_is_past_or_due(
 
 
 def test_second_directory_of_same_step_causes_no_warning(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for _ in range(2):
             sim.add(0)
         await sim.until_finished()

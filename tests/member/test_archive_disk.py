@@ -14,7 +14,7 @@ import pytest
 from aftermath.member import archive
 from aftermath.model.store import Saved
 from aftermath.rules.state import CheckpointKind, RunState
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.repository import Repository, raising
 from member.short_runs import ALONE
 
@@ -37,7 +37,7 @@ def _in(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_without_a_directory_nothing_stays_on_the_disk(
     tmp_path: Path, repository: Repository, temporary: Path, fails: bool
 ) -> None:
@@ -48,7 +48,7 @@ def test_without_a_directory_nothing_stays_on_the_disk(
     if fails:
         repository.before = lambda: raising(RuntimeError("no"))() if len(repository.sources) < 3 else None
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.hub, sim.keeps = repository.hub, False
         sim.add(0)
         await sim.until_finished()
@@ -63,7 +63,7 @@ def test_without_a_directory_nothing_stays_on_the_disk(
 def test_stopping_gives_up_the_upload_and_the_one_that_waits(
     tmp_path: Path, repository: Repository, temporary: Path
 ) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.hub, sim.keeps, sim.upload_seconds = repository.hub, False, 500.0
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
@@ -90,7 +90,7 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
 
     monkeypatch.setattr(archive, "save", failing)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.hub, sim.keeps = repository.hub, False
         sim.add(0)
         await sim.until_finished()
@@ -104,12 +104,13 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     assert not _in(temporary)
 
 
+@pytest.mark.slow
 def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
     """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of
     the four newest.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.hub, sim.upload_seconds = repository.hub, 500.0
         sim.add(0)
         await sim.until(lambda run: run.epoch == 6 and run.state is RunState.ROUND_TRAIN)
@@ -120,11 +121,13 @@ def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repo
     play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
 
 
-@pytest.mark.parametrize(("keep_steps", "newest"), [(3, (12, 15, 9)), (1, (12, 15))])
+@pytest.mark.parametrize(
+    ("keep_steps", "newest"), [(1, (12, 15)), pytest.param(3, (12, 15, 9), marks=pytest.mark.slow)]
+)
 def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path, keep_steps: int, newest: tuple[int, ...]) -> None:
     """From step 6 on the chain cannot be told of checkpoints. The two newest attested ones stay in any case."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.keep_steps = keep_steps
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
@@ -145,7 +148,7 @@ def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path, keep_steps
     play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
 
 
-async def _epoch_from_the_start(sim: Simulation) -> None:
+async def _epoch_from_the_start(sim: SimulatedRun) -> None:
     """The owner pauses, and makes step 1 the one that comes next; returns when an epoch has been
     gone through.
     """
@@ -157,10 +160,11 @@ async def _epoch_from_the_start(sim: Simulation) -> None:
     await sim.until(lambda now: now.epoch == run.epoch + 1 and now.state is RunState.ROUND_TRAIN)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
     """Steps 3 and 6 are saved, and then again, with what the model has learnt meanwhile."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
@@ -180,8 +184,9 @@ def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
     play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
 
 
+@pytest.mark.slow
 def test_rewound_step_stays_if_the_chain_names_it(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)

@@ -12,17 +12,17 @@ from aftermath.model.documents import CheckpointError, HubAway
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.setup import RUN_ID
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.repository import Repository
 from member.short_runs import ALONE
 
 
-def _warned(player: Player) -> list[str]:
+def _warned(player: SimMember) -> list[str]:
     return [event["message"] for event in player.saw("warning")]
 
 
-def _name_falsely(sim: Simulation, repo: str) -> None:
+def _name_falsely(sim: SimulatedRun, repo: str) -> None:
     """Have the chain name a place on the Hub for the model that the members attested last."""
     hashes = sim.run.level_hashes
     sim.chain.send(
@@ -30,10 +30,11 @@ def _name_falsely(sim: Simulation, repo: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -> None:
     """The chain records the honest member's later directories, which stay, and it starts again."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         honest = sim.add(0)
         kept = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
@@ -56,7 +57,7 @@ def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -
 def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
     """All members die. The one that kept the step begins with its own directory, and gives it to the other."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         keeper = sim.add(0)
         sim.keeps = False
         other = sim.add(1)
@@ -101,9 +102,9 @@ def test_directory_replaces_only_a_false_place(
         if answer is not None:
             raise answer
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.read_hub, sim.upload_seconds = read, 1.0
-        owner = Player("m0", 0, sim.owner, sim.owner, 1.0)
+        owner = SimMember("m0", 0, sim.owner, sim.owner, 1.0)
         sim.players.append(owner)
         sim.start(owner)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
@@ -117,7 +118,7 @@ def test_directory_replaces_only_a_false_place(
 
 
 def test_upload_replaces_false_place_at_the_next_epoch(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.hub, sim.upload_seconds = Repository(tmp_path / "hub").hub, 1.0
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)

@@ -108,3 +108,36 @@ def test_cancelled_download_gives_its_turn_back() -> None:
             pass
 
     run_virtual(story())
+
+
+@pytest.mark.parametrize(("failures", "successes", "order"), [(2, 1, "ax"), (2, 2, "xa"), (40, 16, "xa")])
+def test_success_makes_up_for_one_failed_download(failures: int, successes: int, order: str) -> None:
+    """`x` has asked before `a`, which never failed, while another download holds the only turn."""
+
+    async def story() -> None:
+        turns = Downloads(1)
+        ended = list[str]()
+        busy = asyncio.Event()
+
+        async def fetch(author: str, until: asyncio.Event | None = None) -> None:
+            async with turns.turn(author.encode()):
+                if until is not None:
+                    await until.wait()
+            ended.append(author)
+
+        for _ in range(failures):
+            with pytest.raises(TransportError):
+                async with turns.turn(b"x"):
+                    raise TransportError("it stalls")
+        for _ in range(successes):
+            async with turns.turn(b"x"):
+                pass
+        tasks = []
+        for author, until in (("z", busy), ("x", None), ("a", None)):
+            tasks.append(asyncio.ensure_future(fetch(author, until)))
+            await asyncio.sleep(0)
+        busy.set()
+        await asyncio.gather(*tasks)
+        assert "".join(ended) == f"z{order}"
+
+    run_virtual(story())

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.member import evidence
 from aftermath.member.evidence import Evidence, Pair, disputed, proves
 from aftermath.rules.commitment import Commitment, encode_announcement
-from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.desk import SECRETS, Desk, commitment_of
 from member.saboteurs import Lie, other_result, sabotage, sign, tell_all
 from member.test_member_hostile import seat_of
@@ -53,6 +54,7 @@ def test_no_changed_byte_leaves_a_proof(at: int, value: int) -> None:
     assert proves(Pair(first, changed)) == (changed == second)
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
     desk = Desk()
     kept = Evidence(desk.ports.events)
@@ -69,7 +71,7 @@ def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
     for.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
         await sim.until_round(1)
 
@@ -90,7 +92,7 @@ def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
 
 
 def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
 
@@ -107,7 +109,7 @@ def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path)
     check_ejected(sim, sim.players[0], sim.players[1:])
 
 
-def check_evidence(liar: Player, honest: list[Player]) -> None:
+def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
     """Every honest member wrote down a proof against the liar, and none against anybody else."""
     for player in honest:
         told = player.saw("equivocated")
@@ -116,7 +118,7 @@ def check_evidence(liar: Player, honest: list[Player]) -> None:
         assert all(proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in told)
 
 
-def check_ejected(sim: Simulation, liar: Player, honest: list[Player]) -> None:
+def check_ejected(sim: SimulatedRun, liar: SimMember, honest: list[SimMember]) -> None:
     """One member showed it to the program, which ejected the liar: it counts for next to nothing
     from then on.
     """

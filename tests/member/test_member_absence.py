@@ -18,12 +18,12 @@ from aftermath.optim.engine import Trained
 from aftermath.rules.committee import witnesses
 from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, ModelSource, RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import hold_up
 
 
-def _witness(sim: Simulation) -> Player:
+def _witness(sim: SimulatedRun) -> SimMember:
     """The only witness of the running round."""
     (seat,) = witnesses(sim.run.current, sim.members)
     wallet = sim.members.seats[seat].signer
@@ -34,7 +34,7 @@ def _witness(sim: Simulation) -> Player:
 def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leavers: int) -> None:
     """The next in line attests as soon as it can, not when the round's time is up."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
         await sim.until_round(2)
@@ -53,7 +53,7 @@ def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leave
 
 
 def test_witness_leaving_in_warm_up_delays_nobody(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -68,7 +68,7 @@ def test_witness_leaving_in_warm_up_delays_nobody(tmp_path: Path) -> None:
 def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None:
     """The chain learns of it from the first round, whose sequences the others train again."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         began = sim.now
@@ -90,7 +90,7 @@ def test_refused_attestation_is_retried_ever_more_rarely(tmp_path: Path) -> None
     async def refused(*_: object, **__: object) -> None:
         raise refusal("InsufficientFunds", "the wallet is empty")
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         poor, *_ = [sim.add(tier) for tier in (0, 1, 2)]
         assert poor.chain is not None
         poor.chain.witness = poor.chain.warmup_witness = refused  # type: ignore[method-assign]
@@ -110,12 +110,13 @@ def test_refused_attestation_is_retried_ever_more_rarely(tmp_path: Path) -> None
     assert max(said.values()) <= 6
 
 
+@pytest.mark.slow
 def test_holder_dying_in_cooldown_leaves_the_model_attested(tmp_path: Path) -> None:
     """The remaining one of two holders of level 0 attests it. Nothing starts again from the
     checkpoint.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         await sim.kill(players[1])
@@ -138,7 +139,7 @@ def test_level_lost_before_its_checkpoint_does_not_block_the_run(
     nobody has.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.upload_seconds = 1e6
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
@@ -158,7 +159,7 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
     without the model.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]
         idle = players[3].member
         assert idle is not None
@@ -191,7 +192,7 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monke
     announce = Announcing.announce
     withheld: list[int] = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         _, _, _, sly = [sim.add(tier) for tier in (0, 1, 2, 2)]
 
         async def announced_by_others(announcing: Announcing, plan: RoundPlan, trained: Trained) -> None:
@@ -217,7 +218,7 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
     is not dropped.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.held_up = True
         slow, *quick = [sim.add(tier, seconds) for tier, seconds in ((0, 1.0), (1, 0.2), (2, 0.2))]
         for stopped in (30.0, 11.0, 13.0, 90.0):
@@ -235,7 +236,7 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
     assert sim.check() > 0
 
 
-def _waits_for(run: Run, slow: Player, quick: Sequence[Player]) -> bool:
+def _waits_for(run: Run, slow: SimMember, quick: Sequence[SimMember]) -> bool:
     """Return whether the round lasts until `slow` has trained its share, and the `quick` have."""
     assert slow.member is not None
     height = run.current.height
@@ -244,7 +245,7 @@ def _waits_for(run: Run, slow: Player, quick: Sequence[Player]) -> bool:
     return plan is not None and slow.member.seat in plan.owing and trained == [False, True, True]
 
 
-def _all_take(players: Sequence[Player], seconds: float) -> None:
+def _all_take(players: Sequence[SimMember], seconds: float) -> None:
     """From now on, for each piece of work."""
     for player in players:
         assert player.compute is not None

@@ -19,11 +19,11 @@ from aftermath.rules.commitment import Commitment, LevelPayload, decode_announce
 from aftermath.rules.seal import Closed, Key, key_of, masked
 from aftermath.rules.state import RunState
 from aftermath.sim.faults import Faults
-from aftermath.sim.invariants import Laws
-from aftermath.sim.run_record import Broken
-from aftermath.sim.sim_member import Player
+from aftermath.sim.invariants import Invariants
+from aftermath.sim.run_record import InvariantBroken
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.saboteurs import Lie, sabotage, sign, tell_all
 from member.short_runs import SHORT
 
@@ -37,7 +37,7 @@ Copied = Callable[[Commitment, Commitment, bytes, SimTransport], Commitment]
 """From a copier's own commitment, that of its victim and the victim's key, if it waits for that."""
 
 
-def seat_of(player: Player) -> int:
+def seat_of(player: SimMember) -> int:
     seat: int = player.saw("joined")[-1]["seat"]
     return seat
 
@@ -45,7 +45,7 @@ def seat_of(player: Player) -> int:
 # --- who copies -----------------------------------------------------------------------------------
 
 
-def copies(sim: Simulation, copier: Player, victim: Player, copied: Copied, *, opened: bool = False) -> Lie:
+def copies(sim: SimulatedRun, copier: SimMember, victim: SimMember, copied: Copied, *, opened: bool = False) -> Lie:
     """Waits for what the victim announces of a round, or for its key, and announces the same work
     as its own.
     """
@@ -86,12 +86,12 @@ def the_work(said: Commitment, theirs: Commitment, key: bytes, transport: SimTra
     return msgspec.structs.replace(said, levels=levels)
 
 
-def _an_epoch(place: Path, hostile: Callable[[Simulation, list[Player]], None], **rules: int) -> Simulation:
+def _an_epoch(place: Path, hostile: Callable[[SimulatedRun, list[SimMember]], None], **rules: int) -> SimulatedRun:
     """Members of tiers 0, 1, 2 and 0, of whom the first does its worst from round 1 on; the first
     epoch to its end.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         _SECRETS.update({player.id: player.identity.secret() for player in players})
         await sim.until_round(1)
@@ -101,7 +101,7 @@ def _an_epoch(place: Path, hostile: Callable[[Simulation, list[Player]], None], 
     return play(place, story, init_min_clients=4, rounds_per_epoch=4, **rules)
 
 
-def _honest_are_whole(sim: Simulation) -> None:
+def _honest_are_whole(sim: SimulatedRun) -> None:
     """All others went through the whole epoch with equal replicas, and lost nothing."""
     hostile, *honest = sim.players
     assert sim.check(hostile=[hostile]) > 0
@@ -111,7 +111,7 @@ def _honest_are_whole(sim: Simulation) -> None:
     assert sim.run.lost_sequences == 0
 
 
-def _dropped(sim: Simulation) -> set[bytes]:
+def _dropped(sim: SimulatedRun) -> set[bytes]:
     return {sim.members.seats[seat].signer for _, seat in sim.record.dropped}
 
 
@@ -129,7 +129,7 @@ def test_who_copies_is_not_credited_and_falls_out(tmp_path: Path, copied: Copied
     every round.
     """
 
-    def hostile(sim: Simulation, players: list[Player]) -> None:
+    def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
         sabotage(players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work))
 
     sim = _an_epoch(tmp_path, hostile, overlap=overlap)
@@ -149,7 +149,7 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
     rounds: set[int] = set()
     credited: set[int] = set()
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0, 1)]
 
         def look() -> None:
@@ -180,7 +180,7 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
 # --- who abuses it --------------------------------------------------------------------------------
 
 
-def _closes_early_and_continues(player: Player) -> None:
+def _closes_early_and_continues(player: SimMember) -> None:
     """Says that it is closed as soon as a round begins, and attests what comes later."""
     member = player.member
     assert member is not None
@@ -205,7 +205,7 @@ def test_who_closes_early_leaves_nobody_out(tmp_path: Path, overlap: int) -> Non
     assert {e["results"] for player in sim.players for e in player.saw("applied")} == {4}
 
 
-def _intercept(player: Player, kind: type, instead: Callable[[bytes, SimTransport], None]) -> None:
+def _intercept(player: SimMember, kind: type, instead: Callable[[bytes, SimTransport], None]) -> None:
     transport = player.transport
     assert transport is not None
     honest = transport.announce
@@ -223,7 +223,7 @@ def _intercept(player: Player, kind: type, instead: Callable[[bytes, SimTranspor
 def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
     """It costs an epoch one round's time, like any late member."""
 
-    def hostile(sim: Simulation, players: list[Player]) -> None:
+    def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
         _intercept(players[0], Key, lambda data, transport: None)
         transport = players[0].transport
         assert transport is not None
@@ -244,7 +244,7 @@ def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
 def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> None:
     """Any member that has a key passes it on."""
 
-    def hostile(sim: Simulation, players: list[Player]) -> None:
+    def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
         _intercept(players[0], Key, lambda data, transport: transport.tell(players[1].id, data))
 
     sim = _an_epoch(tmp_path, hostile, overlap=overlap)
@@ -252,6 +252,7 @@ def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> Non
     assert not sim.record.dropped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
@@ -269,7 +270,7 @@ def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, ov
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 @pytest.mark.parametrize("count", [1, 2])
 def test_runs_of_few_members_open_what_they_train(tmp_path: Path, count: int, overlap: int) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in range(count):
             sim.add(tier)
         await sim.until_finished()
@@ -285,7 +286,7 @@ def test_runs_of_few_members_open_what_they_train(tmp_path: Path, count: int, ov
 def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -> None:
     """It holds nothing any more but its secret; the result counts all the same."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         await sim.until(lambda run: bool(players[3].saw("trained", height=1)))
@@ -307,14 +308,14 @@ def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -
 
 
 def test_closing_on_a_timely_member_violates_an_invariant(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        judge = Laws(sim, Faults(sim, None, None))  # type: ignore[arg-type]
+        judge = Invariants(sim, Faults(sim, None, None))  # type: ignore[arg-type]
         judge.check_now()
         players[0].member._results.close_round(2)  # type: ignore[union-attr]
         await sim.until_round(3)
-        with pytest.raises(Broken, match="was closed before it heard of"):
+        with pytest.raises(InvariantBroken, match="was closed before it heard of"):
             judge.check_now()
 
     play(tmp_path, story)

@@ -9,8 +9,8 @@ import pytest
 
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 LATENCY = 0.5  # virtual seconds to the chain, and as many back
@@ -22,7 +22,7 @@ def test_ctrl_c_while_a_join_is_under_way_leaves_no_ghost(tmp_path: Path, after:
     sent, and lands.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.chain.latency = LATENCY
         player = sim.add(0)
         assert player.chain is not None
@@ -48,7 +48,7 @@ def test_ctrl_c_while_a_join_is_under_way_leaves_no_ghost(tmp_path: Path, after:
 
 
 def test_leaving_without_a_place_is_no_error(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until(lambda _: sim.members.pending > 0)
         await sim.stop(player)
@@ -59,11 +59,12 @@ def test_leaving_without_a_place_is_no_error(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_wallet_do_not_storm_the_chain(tmp_path: Path) -> None:
     """Each finds that the other has declared another tier, and corrects it: ever more rarely."""
     seconds = 600
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         first, second = sim.add(0), sim.add(2)
         await _end_at_once(sim, second)
         second.key = first.key
@@ -80,16 +81,17 @@ def test_two_processes_with_one_wallet_do_not_storm_the_chain(tmp_path: Path) ->
     play(tmp_path, story)
 
 
-async def _end_at_once(sim: Simulation, player: Player) -> None:
+async def _end_at_once(sim: SimulatedRun, player: SimMember) -> None:
     """Before it has said anything to the chain."""
     await sim.kill(player)
     assert sim.members.pending == 0
 
 
+@pytest.mark.slow
 def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
     """Pauses are for those who lose it again and again."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         assert players[2].chain is not None
@@ -106,7 +108,7 @@ def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
 def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
     """A pause while members wait takes their places; no other machine has to do with it."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
         for times in range(1, 9):
             await sim.until(lambda _: sim.members.pending.bit_count() == len(players))
@@ -127,7 +129,7 @@ def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> Non
     """
     told: list[str] = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
         await sim.until(lambda _: sim.members.pending == 0b11)
         for barred in (False, True):
@@ -146,12 +148,13 @@ def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> Non
     assert "barred from" in told[0]
 
 
+@pytest.mark.slow
 def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
     """Two epochs are trained; the owner goes back to the end of the first, while the members run
     on.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.WARMUP)
@@ -177,8 +180,9 @@ def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
         assert len({hashes[level] for hashes in top if level in hashes}) <= 2
 
 
+@pytest.mark.slow
 def test_late_member_reports_once_that_it_waits(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         early = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         late = sim.add(1)
@@ -194,7 +198,7 @@ def test_who_gives_its_place_up_asks_nobody_who_took_it(tmp_path: Path) -> None:
     rarely.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         assert player.member is not None
         while sim.now < 60:

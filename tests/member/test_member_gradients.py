@@ -22,8 +22,8 @@ from aftermath.optim.gradientfile import GradientFile, read_gradient_file
 from aftermath.optim.votes import Votes
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train.keeping import gradients_place
 from aftermath.train.settings import TrainSettings
 from member.short_runs import ALONE, SHORT
@@ -31,13 +31,13 @@ from member.short_runs import ALONE, SHORT
 STEPS = range(1, SHORT["total_steps"] + 1)
 
 
-def files_of(sim: Simulation, player: Player) -> dict[str, bytes]:
+def files_of(sim: SimulatedRun, player: SimMember) -> dict[str, bytes]:
     """What a member has written, by name; nothing else lies there."""
     place = sim.place / "gradients" / player.name
     return {path.name: path.read_bytes() for path in sorted(place.iterdir())}
 
 
-def results_of(sim: Simulation, player: Player) -> dict[int, list[GradientFile]]:
+def results_of(sim: SimulatedRun, player: SimMember) -> dict[int, list[GradientFile]]:
     """Return the files by step, in the order of seats."""
     found: dict[int, list[GradientFile]] = defaultdict(list)
     for name in files_of(sim, player):
@@ -47,8 +47,8 @@ def results_of(sim: Simulation, player: Player) -> dict[int, list[GradientFile]]
     return {step: sorted(files, key=lambda file: file.about.seat) for step, files in sorted(found.items())}
 
 
-def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> Simulation:
-    async def story(sim: Simulation) -> None:
+def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> SimulatedRun:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in tiers:
             sim.add(tier)
@@ -57,6 +57,7 @@ def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> Simulation:
     return play(tmp_path, story, **SHORT, **rules)
 
 
+@pytest.mark.slow
 def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     sim = whole_run(tmp_path, (0, 0, 0))
     assert sim.check() > 0
@@ -65,7 +66,8 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     assert others == [first, first]
 
 
-@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [0, 1])
 def test_they_hold_the_very_votes_that_are_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:
@@ -105,7 +107,7 @@ def _full(target: Path) -> Iterator[BinaryIO]:
 
 
 def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         sim.add(0)
         for room, full in (((2, 0), (3, 0)), ((1, 1), (3, 1))):
@@ -127,10 +129,11 @@ def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch
     assert {4, 8} <= kept < {*range(1, 9)}
 
 
+@pytest.mark.slow
 def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:
     """One member's file is replaced; the other's is only removed."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in (0, 2):
             sim.add(tier)
@@ -148,8 +151,9 @@ def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> Non
     assert max(results_of(sim, sim.players[1])) == 8
 
 
+@pytest.mark.slow
 def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         slow = sim.add(0)
         sim.add(2)
@@ -205,9 +209,10 @@ def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) ->
 # --- figures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_metrics_come_every_n_steps_and_change_nothing(tmp_path: Path) -> None:
-    def run(place: Path, every: int) -> Simulation:
-        async def story(sim: Simulation) -> None:
+    def run(place: Path, every: int) -> SimulatedRun:
+        async def story(sim: SimulatedRun) -> None:
             sim.optim_stats_steps = every
             for tier in (0, 2):
                 sim.add(tier)

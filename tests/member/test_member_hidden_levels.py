@@ -17,22 +17,22 @@ from aftermath.rules import availability
 from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.seal import Key
 from aftermath.rules.state import RunState
-from aftermath.sim.faulty_rpc import Mood
-from aftermath.sim.sim_member import Player
+from aftermath.sim.faulty_rpc import NodeFault
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.saboteurs import hides, hides_from, never_fetch_from, sabotage, serves_late
 
 TIERS = (0, 0, 1, 1, 2, 2, 2)
 WITNESSES = 4
 
 
-def _epoch(place: Path, lie: str, overlap: int) -> Simulation:
+def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
     """Member 0 lies from round 1 on; member 1 holds level 0 too, and is a witness in some
     rounds.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
         sabotage(liar, hides(liar, 0) if lie == "from all" else hides_from(liar, 0, [holder]))
@@ -42,13 +42,14 @@ def _epoch(place: Path, lie: str, overlap: int) -> Simulation:
     return play(place, story, rounds_per_epoch=6, **rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lie", "overlap"),
     [
         ("from the other holder", 0),
-        pytest.param("from the other holder", 1, marks=pytest.mark.slow),
-        pytest.param("from all", 0, marks=pytest.mark.slow),
-        pytest.param("from all", 1, marks=pytest.mark.slow),
+        ("from the other holder", 1),
+        ("from all", 0),
+        ("from all", 1),
     ],
 )
 def test_level_hidden_from_nonwitness_holders_drops_nobody(tmp_path: Path, lie: str, overlap: int) -> None:
@@ -64,11 +65,11 @@ def test_level_hidden_from_nonwitness_holders_drops_nobody(tmp_path: Path, lie: 
     assert len(heights) == 6, "the other holder applied all rounds"
 
 
-def _over(sim: Simulation, height: int) -> bool:
+def _over(sim: SimulatedRun, height: int) -> bool:
     return sim.run.epoch > 0 or not sim.run.state.training or sim.run.current.height >= height
 
 
-def _holder_went_through(sim: Simulation) -> bool:
+def _holder_went_through(sim: SimulatedRun) -> bool:
     holder = sim.players[1]
     sim.compare(sim.players[1:])
     return not any("out of this epoch" in e["message"] for e in holder.saw("warning")) and bool(holder.saw("cooldown"))
@@ -78,13 +79,13 @@ def _holder_went_through(sim: Simulation) -> bool:
 def test_holder_that_missed_a_round_fetches_from_attesters(tmp_path: Path) -> None:
     """It was in no duty of that round, and learns of who has what when it applies it."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
         sabotage(liar, hides_from(liar, 0, [holder]))
-        holder.set_moods([Mood.REFUSES])
+        holder.set_moods([NodeFault.REFUSES])
         await sim.until(lambda _: _over(sim, 3))
-        holder.set_moods([Mood.GOOD])
+        holder.set_moods([NodeFault.GOOD])
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": len(TIERS), "min_clients": WITNESSES, "witness_nodes": WITNESSES, "overlap": 0}
@@ -99,7 +100,7 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
     """The drawn witnesses leave before they attest. Their replacements are asked as well."""
     replaced: list[int] = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 8)]
         await sim.until_round(1)
         sabotage(liar, hides_from(liar, 0, [holder]))
@@ -126,7 +127,7 @@ def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
     judges a level.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, 2, 2, 2, 2)]
         await sim.until_round(1)
         _denies(liar, holder, sim)
@@ -154,7 +155,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
     the level wait for its own then, and all others have attested.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar, *_ = [sim.add(tier) for tier in (0, 0, 0, *[2] * 8)]
         await sim.until_round(1)
         hide = hides(liar, 0)
@@ -190,7 +191,7 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
     """
     took: list[float] = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 9)]
         await sim.until_round(1)
         sabotage(liar, hides(liar, 0))
@@ -215,7 +216,7 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
     it, and hands on nothing.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar, holder, dies, *_ = [sim.add(tier) for tier in (0, 0, 0, *[2] * 8)]
         await sim.until_round(2)
         hidden, heights, ends = set[bytes](), set[int](), list[asyncio.Future[None]]()
@@ -258,7 +259,7 @@ def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, ov
     results.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         alone, *_ = [sim.add(tier) for tier in (0, *[2] * 6)]
         await sim.until_round(1)
         sabotage(alone, serves_late(alone, 0, 40.0))
@@ -272,7 +273,7 @@ def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, ov
     assert {e["results"] for e in sim.players[1].saw("applied", epoch=0)} == {7}
 
 
-def _attests_nothing(player: Player) -> None:
+def _attests_nothing(player: SimMember) -> None:
     assert player.chain is not None
 
     async def witness(*_: object, **__: object) -> None:
@@ -281,7 +282,7 @@ def _attests_nothing(player: Player) -> None:
     player.chain.witness = witness  # type: ignore[method-assign]
 
 
-def _denies(liar: Player, victim: Player, sim: Simulation) -> None:
+def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
     assert liar.member is not None
     results = liar.member._results
     held = results.held
@@ -292,6 +293,6 @@ def _denies(liar: Player, victim: Player, sim: Simulation) -> None:
     results.held = lacking  # type: ignore[method-assign]
 
 
-def _names(sim: Simulation, seats: tuple[int, ...]) -> set[str]:
+def _names(sim: SimulatedRun, seats: tuple[int, ...]) -> set[str]:
     wallets = {sim.members.seats[seat].signer for seat in seats}
     return {player.name for player in sim.players if player.wallet in wallets}

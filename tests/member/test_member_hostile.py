@@ -16,9 +16,9 @@ from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, LevelPayload, Ready, encode_announcement
 from aftermath.rules.consensus import unpack_fingerprints
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.saboteurs import (
     Lie,
     conspire,
@@ -37,10 +37,10 @@ ROUND_SECONDS = 15  # of the run's rules
 
 def _epoch_with_a_liar(
     place: Path, lie_of: object, *, tiers: tuple[int, ...] = (0, 1, 2, 0), rounds: int = 3, **rules: object
-) -> Simulation:
+) -> SimulatedRun:
     """Member 0 lies from round 1 on; the first epoch to its end."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
         lie: Lie = lie_of(sim, players[0])  # type: ignore[operator]
@@ -50,13 +50,13 @@ def _epoch_with_a_liar(
     return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
 
 
-def seat_of(player: Player) -> int:
+def seat_of(player: SimMember) -> int:
     """Return its place in the run, which depends on the order in which members join."""
     seat: int = player.saw("joined")[-1]["seat"]
     return seat
 
 
-def _undisturbed(sim: Simulation) -> None:
+def _undisturbed(sim: SimulatedRun) -> None:
     """All honest members went through the whole epoch with equal replicas, and only the liar was
     dropped.
     """
@@ -93,7 +93,7 @@ def test_garbage_on_upper_levels_costs_large_tiers_nothing(tmp_path: Path) -> No
     assert sequences[1] == len(sim.players)  # the result counts where it is valid
 
 
-def _runs_without_level_0(sim: Simulation, *, waits: int = 1) -> None:
+def _runs_without_level_0(sim: SimulatedRun, *, waits: int = 1) -> None:
     """Nobody is dropped or falls out, and level 0 of the liar's results is in nobody's replica."""
     honest = sim.players[1:]
     assert sim.compare(honest) > 0
@@ -125,7 +125,7 @@ def test_two_colluding_newcomers_do_not_drop_the_holder(tmp_path: Path, overlap:
     shown it before.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 1, 2, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -152,7 +152,7 @@ def test_hidden_level_without_overlap_costs_time_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         liar, shunned = (player.transport for player in players[:2])
@@ -172,7 +172,7 @@ def test_nan_votes_are_refused(tmp_path: Path) -> None:
     assert any("not finite" in e["why"] for e in sim.players[1].saw("refused"))
 
 
-def _wrong_size(sim: Simulation, liar: Player) -> Lie:
+def _wrong_size(sim: SimulatedRun, liar: SimMember) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         levels = {level: LevelPayload(payload.blake3, payload.size + 1) for level, payload in said.levels.items()}
         tell_all(transport, sign(liar, msgspec.structs.replace(said, levels=levels)))
@@ -180,7 +180,7 @@ def _wrong_size(sim: Simulation, liar: Player) -> Lie:
     return lie
 
 
-def _share_of_another(sim: Simulation, liar: Player) -> Lie:
+def _share_of_another(sim: SimulatedRun, liar: SimMember) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         stolen = msgspec.structs.replace(said, seat=seat_of(sim.players[1]), signer=bytes(sim.players[1].key.pubkey()))
         tell_all(transport, sign(liar, stolen))
@@ -196,8 +196,9 @@ def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: ob
     assert not sim.players[1].saw("fetched", seat=seat_of(sim.players[0]), height=1)
 
 
+@pytest.mark.slow
 def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> None:
-    def flood(sim: Simulation, liar: Player) -> Lie:
+    def flood(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for number in range(100):
                 named = msgspec.structs.replace(said, seat=number % 4, schema_hash=bytes([number]) * 32)
@@ -218,7 +219,7 @@ def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> N
 def test_sender_of_invalid_announcement_is_barred_once(tmp_path: Path) -> None:
     """Undecodable bytes, other members' words and those of another run, for a whole epoch."""
 
-    def babble(sim: Simulation, liar: Player) -> Lie:
+    def babble(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for number in range(50):
                 tell_all(transport, bytes([number]) * 300)
@@ -238,7 +239,7 @@ def test_sender_of_invalid_announcement_is_barred_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_holder_that_serves_other_bytes_delivers_nothing(tmp_path: Path) -> None:
-    def lying_bytes(sim: Simulation, liar: Player) -> Lie:
+    def lying_bytes(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for payload in said.levels.values():
                 transport.forge(payload.blake3, b"\x02" * payload.size)
@@ -253,7 +254,7 @@ def test_a_holder_that_serves_other_bytes_delivers_nothing(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
-    def both(sim: Simulation, liar: Player) -> Lie:
+    def both(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             tell_all(transport, sign(liar, said))
             tell_all(transport, sign(liar, other_result(sim, said, transport)))
@@ -267,7 +268,7 @@ def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_results_of_one_member_fork_nobody(tmp_path: Path) -> None:
-    def two_faced(sim: Simulation, liar: Player) -> Lie:
+    def two_faced(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             faces = sign(liar, said), sign(liar, other_result(sim, said, transport))
             for index, peer in enumerate(sorted(transport.reachable())):
@@ -289,7 +290,7 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
     right one.
     """
 
-    def hiding(sim: Simulation, liar: Player) -> Lie:
+    def hiding(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             victim = sim.players[1].id
             for peer in sorted(transport.reachable() - {victim}):
@@ -309,7 +310,7 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_flood_of_early_announcements_crowds_out_nobody(tmp_path: Path) -> None:
-    def flooding(sim: Simulation, liar: Player) -> Lie:
+    def flooding(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for height in range(said.height, said.height + 100):
                 ahead = msgspec.structs.replace(said, height=height, tokens_per_sec=float(height))
@@ -329,7 +330,7 @@ def test_a_flood_of_early_announcements_crowds_out_nobody(tmp_path: Path) -> Non
 def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
     """Member 0 says that everybody is ready; rounds begin only when the slow one is."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         liar = sim.add(0)
         sim.add(1), sim.add(2, seconds=3.5)
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -355,8 +356,9 @@ def test_of_a_key_the_wallet_counts_that_it_named_last() -> None:
     assert readiness.of(1) == {(honest, honest), (cheat, cheat)}
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         replica = players[1].member._replica  # type: ignore[union-attr]
@@ -379,7 +381,7 @@ def test_what_witnesses_record_names_the_result_they_hold(tmp_path: Path) -> Non
     seed.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.current.height == 2)
         assert players[0].chain is not None

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 
 
-async def _asleep_in_round(sim: Simulation, player: Player, height: int) -> None:
+async def _asleep_in_round(sim: SimulatedRun, player: SimMember, height: int) -> None:
     await sim.until_round(height)
     await asyncio.sleep(1)
     assert player.chain is not None
     player.chain.down = True
 
 
-def _awake(player: Player) -> None:
+def _awake(player: SimMember) -> None:
     assert player.chain is not None
     player.chain.down = False
 
@@ -33,7 +33,7 @@ def test_rounds_cleared_by_a_new_warm_up_do_not_count(tmp_path: Path, end: str) 
     ended.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, players[0], 1)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
@@ -70,7 +70,7 @@ def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path)
     that step.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, players[0], 1)
         sim.pause(True)
@@ -88,7 +88,7 @@ def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_member_asleep_over_whole_epochs_reports_none_of_them(tmp_path: Path, epochs: int) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, players[0], 1)
         await sim.until(lambda run: run.epoch == 1 + epochs and run.state is RunState.WAITING_FOR_MEMBERS)

@@ -17,8 +17,8 @@ from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.rounds.lateness import Allowances, Lateness
 from aftermath.member.rounds.witness import WitnessDuty
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
 from member.desk import Desk, header_of, plan_of, run_at, three_members
 from member.saboteurs import sabotage, sign, tell_all
@@ -28,7 +28,7 @@ LIMIT = 30
 ROUNDS = 8
 
 
-def _late(player: Player, seconds: float) -> None:
+def _late(player: SimMember, seconds: float) -> None:
     """From now on it announces every result so much after it has it."""
 
     async def lie(said: object, transport: object) -> None:
@@ -37,7 +37,7 @@ def _late(player: Player, seconds: float) -> None:
     sabotage(player, lie)
 
 
-def _rounds(player: Player) -> list[float]:
+def _rounds(player: SimMember) -> list[float]:
     """How long the rounds of the first epoch lasted."""
     begun = [e["t"] for e in player.saw("round", epoch=0) + player.saw("cooldown", epoch=0)]
     return [later - now for now, later in pairwise(begun)]
@@ -48,7 +48,7 @@ def _rounds(player: Player) -> list[float]:
 def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: int) -> None:
     """It announces when 78 % of the limit are over, as long as it is in the run."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         if late:
@@ -76,7 +76,7 @@ def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: i
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {sim.players[0].wallet}
 
 
-def _late_by_level(sim: Simulation, player: Player, seconds: float) -> None:
+def _late_by_level(sim: SimulatedRun, player: SimMember, seconds: float) -> None:
     """From now on it serves one level of its results so much later, another every four rounds, and
     is no witness.
     """
@@ -105,7 +105,7 @@ def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
     it.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(0)
         _late_by_level(sim, players[3], 13.0)
@@ -121,7 +121,7 @@ def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("times", "rounds"), [(3.0, 6), (4.5, 2)])
 def test_honest_member_slow_for_some_rounds_loses_nothing(tmp_path: Path, times: float, rounds: int) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         slow = players[2].compute
@@ -149,7 +149,7 @@ def test_honest_member_slow_for_some_rounds_loses_nothing(tmp_path: Path, times:
 def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> None:
     """The next epoch goes by the speed that was seen."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         assert players[2].compute is not None

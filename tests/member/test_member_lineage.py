@@ -22,9 +22,9 @@ from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.stateshare import ask_block
 from aftermath.rules.commitment import NOTHING, Commitment, PrivateRoots, decode_announcement
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
 from member.desk import Desk, commitment_of, plan_of
 from member.saboteurs import Lie, sabotage, sign, tell_all
@@ -150,7 +150,7 @@ def test_an_earlier_result_that_comes_later_is_compared_too() -> None:
 # --- members --------------------------------------------------------------------------------------
 
 
-def told(sim: Simulation) -> dict[str, list[Commitment]]:
+def told(sim: SimulatedRun) -> dict[str, list[Commitment]]:
     """Every commitment of every member, in order, of all its lives."""
     found: dict[str, list[Commitment]] = {player.name: [] for player in sim.players}
     for player in sim.players:
@@ -158,7 +158,7 @@ def told(sim: Simulation) -> dict[str, list[Commitment]]:
     return found
 
 
-def _listen(player: Player, found: list[Commitment]) -> None:
+def _listen(player: SimMember, found: list[Commitment]) -> None:
     transport = player.transport
     assert transport is not None
     honest = transport.announce
@@ -195,7 +195,7 @@ def test_every_members_roots_are_a_chain_over_epochs(
 ) -> None:
     chains: dict[str, list[Commitment]] = {}
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         chains.update(told(sim))
@@ -216,7 +216,7 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
     for remembers in (True, False):
         chains: dict[str, list[Commitment]] = {}
 
-        async def story(sim: Simulation, remembers: bool = remembers, chains: Any = chains) -> None:
+        async def story(sim: SimulatedRun, remembers: bool = remembers, chains: Any = chains) -> None:
             sim.remembers = remembers
             for tier in (0, 1, 2):
                 sim.add(tier)
@@ -243,7 +243,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
         await restart(sim)
         for file in (tmp_path / "private").iterdir():
@@ -267,7 +267,7 @@ def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path)
     again.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -285,7 +285,7 @@ def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path)
     assert sim.record.dropped, "it is dropped, as who delivers nothing is"
 
 
-def exchanges(player: Player) -> Lie:
+def exchanges(player: SimMember) -> Lie:
     async def lie(one: Commitment, transport: SimTransport) -> None:
         if one.private.since is not None:
             one = msgspec.structs.replace(one, private=one.private._replace(before=root(7)))
@@ -301,7 +301,7 @@ def test_checker_gets_states_before_and_after_a_judged_round(tmp_path: Path) -> 
     """
     compared = 0
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         nonlocal compared
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -333,7 +333,7 @@ def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> No
     """What was sent can be read from it."""
     refused = 0
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         nonlocal refused
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         chains = told(sim)
@@ -361,7 +361,7 @@ def test_member_without_memory_for_a_copy_warns_and_continues(tmp_path: Path, mo
 
     monkeypatch.setattr(own_state, "kept_of", full)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 
 WARNING = "too few are left who hold level 0 of the model as the run had it: it goes back to the checkpoint of step "
 
 
-async def _dies_after_attesting(sim: Simulation, player: Player, epoch: int) -> None:
+async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int) -> None:
     """All levels are attested, and no checkpoint of that step was named."""
     await sim.until(lambda run: run.epoch == epoch and run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
     await sim.kill(player)
@@ -25,7 +25,7 @@ async def _dies_after_attesting(sim: Simulation, player: Player, epoch: int) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
 def test_newcomer_loads_a_lost_level_from_the_checkpoint(tmp_path: Path, epoch: int, kept: int) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await _dies_after_attesting(sim, players[0], epoch)
         newcomer = sim.add(0)
@@ -51,7 +51,7 @@ def test_newcomer_loads_a_lost_level_from_the_checkpoint(tmp_path: Path, epoch: 
 def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
     """Ten minutes give more than four fifths of the steps of ten undisturbed ones."""
 
-    async def steps(sim: Simulation, story: bool) -> int:
+    async def steps(sim: SimulatedRun, story: bool) -> int:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         if story:
             await _dies_after_attesting(sim, players[0], 1)
@@ -63,7 +63,7 @@ def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
     counts = []
     for story in (False, True):
 
-        async def told(sim: Simulation, story: bool = story) -> None:
+        async def told(sim: SimulatedRun, story: bool = story) -> None:
             counts.append(await steps(sim, story))
 
         sim = play(tmp_path / str(story), told, total_steps=10_000)
@@ -75,7 +75,7 @@ def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
 def test_member_without_a_model_source_leaves_the_epoch(tmp_path: Path) -> None:
     """Its disk lacks the rewound checkpoint: the others wait half a warm-up, not every epoch."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]
         await _dies_after_attesting(sim, players[0], 1)
         shutil.rmtree(sim.place / "kept" / "m0" / "sim-step6")
@@ -96,7 +96,7 @@ def test_holders_that_all_died_are_waited_for(tmp_path: Path) -> None:
     do without it.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(0), sim.add(1)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
         for player in players:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from aftermath.replica.modelshare import segment_size
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.saboteurs import offer_garbage
 from member.short_runs import SHORT
 
@@ -19,7 +19,7 @@ def test_joiner_fetches_no_garbage_from_a_dishonest_majority(tmp_path: Path, fil
     chain.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(0) for _ in range(3)]
         for liar in players[:2]:
             offer_garbage(sim, liar, fill)
@@ -37,7 +37,7 @@ def test_joiner_fetches_no_garbage_from_a_dishonest_majority(tmp_path: Path, fil
     assert model <= joiner.transport.stats().received["blob"] < model + results
 
 
-def _steps_aside(player: Player) -> list[str]:
+def _steps_aside(player: SimMember) -> list[str]:
     return [e["message"] for e in player.saw("warning") if "no source has given the model" in e["message"]]
 
 
@@ -47,7 +47,7 @@ def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) 
     of it differs.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
         for player in players:

@@ -17,9 +17,9 @@ from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Ready, statement
-from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from fuzz.mutations import mutations, nested
 from member.saboteurs import sign
 from member.short_runs import SHORT
@@ -27,7 +27,7 @@ from member.short_runs import SHORT
 READY = b"\x02"  # the head of what is no commitment
 
 
-def noise(player: Player, said: bytes) -> Iterator[bytes]:
+def noise(player: SimMember, said: bytes) -> Iterator[bytes]:
     """Announcements that no member makes: nested beyond every parser, signed or not, and real ones,
     changed.
     """
@@ -46,7 +46,7 @@ async def junk(peer: bytes, body: bytes) -> bytes:
     return nested(5000)
 
 
-async def pester(player: Player, transport: SimTransport) -> None:
+async def pester(player: SimMember, transport: SimTransport) -> None:
     """Send and answer nonsense until cancelled."""
     for topic in (COMMITMENTS, MODEL):
         transport.handle(topic, junk)
@@ -67,7 +67,7 @@ async def pester(player: Player, transport: SimTransport) -> None:
 
 @pytest.mark.slow
 def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         pest, *_ = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         assert pest.transport is not None
@@ -96,7 +96,7 @@ def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
     errors = (RecursionError, MemoryError, KeyError, AssertionError)
     heard = 0
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         odd, *_ = [sim.add(tier) for tier in (0, 1, 2, 0)]
         hear = Listening._hear
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aftermath.member.payloads import Candidate, Payloads
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
 from member.desk import Desk, commitment_of, plan_of
 from member.short_runs import ALONE
@@ -20,7 +20,7 @@ from member.short_runs import ALONE
 
 @pytest.mark.parametrize(("delay", "longer"), [(0.0, False), (6.0, True)])
 def test_share_delay_makes_a_member_slower(tmp_path: Path, delay: float, longer: bool) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.share_delay = delay
         sim.add(0)
         await sim.until_round(2)

@@ -13,14 +13,14 @@ import pytest
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.state import RunState
-from aftermath.sim.faulty_rpc import Road
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.faulty_rpc import FaultyRpc
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 
 @pytest.mark.slow
 def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         assert players[2].chain is not None
@@ -35,12 +35,13 @@ def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
     assert [e["epoch"] for e in sim.players[2].saw("cooldown")][-1:] == [1]
 
 
+@pytest.mark.slow
 def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -> None:
     """In cooldowns it may be longer than they are. In a round an outage of 14 seconds may already
     drop a member.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(2)
@@ -60,7 +61,7 @@ def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -
     assert sim.check() == 36
 
 
-async def _outage(sim: Simulation, seconds: float = 20) -> None:
+async def _outage(sim: SimulatedRun, seconds: float = 20) -> None:
     sim.chain.down = True
     await asyncio.sleep(seconds)
     sim.chain.down = False
@@ -71,7 +72,7 @@ async def _outage(sim: Simulation, seconds: float = 20) -> None:
 def test_rpc_outage_at_cooldown_end_leaves_model_attested(tmp_path: Path, outages: tuple[tuple[int, int], ...]) -> None:
     """The first member to reach the chain does not end the cooldown before the others attest."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         for epoch, (after, seconds) in enumerate(outages):
@@ -91,17 +92,17 @@ def test_node_write_outage_costs_little_more_than_itself(tmp_path: Path, monkeyp
     """They answer all else, when a warm-up waits for dead members. There is no outage after which
     to be patient.
     """
-    deaf, answer = [False], Road.handle_async_request
+    deaf, answer = [False], FaultyRpc.handle_async_request
 
-    async def handled(self: Road, request: httpx.Request) -> httpx.Response:
+    async def handled(self: FaultyRpc, request: httpx.Request) -> httpx.Response:
         if deaf[0] and b'"sendTransaction"' in await request.aread():
             return httpx.Response(500, content=b"no")
         return await answer(self, request)
 
-    monkeypatch.setattr(Road, "handle_async_request", handled)
+    monkeypatch.setattr(FaultyRpc, "handle_async_request", handled)
     took = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111)
         for player in players[2:]:
@@ -129,7 +130,7 @@ def test_grace_after_an_outage_ends_with_its_state(tmp_path: Path) -> None:
     """
     took = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         for outage in (0.0, 10.0):
@@ -150,7 +151,7 @@ def test_grace_after_an_outage_ends_with_its_state(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -160,8 +161,9 @@ def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
     assert play(tmp_path, story, **SHORT).check() == 24
 
 
+@pytest.mark.slow
 def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until_round(1)
         sim.chain.down = True
@@ -177,8 +179,9 @@ def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
     play(tmp_path, story, min_clients=1, init_min_clients=1)
 
 
+@pytest.mark.slow
 def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         for height in (0, 1, 2):
             await sim.until_round(height)
@@ -191,8 +194,9 @@ def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
     assert sim.check() == 24
 
 
+@pytest.mark.slow
 def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
 
@@ -203,7 +207,7 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_share_of_a_too_slow_member_is_redone(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=25.0)
         await sim.until(lambda run: run.epoch == 1)
 
@@ -219,7 +223,7 @@ def seat_key(player: object) -> bytes:
 
 
 def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111)
         await sim.kill(players[2])
@@ -232,12 +236,13 @@ def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
     assert sim.now_at_end < 120
 
 
+@pytest.mark.slow
 def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
     """Every other announcement never arrives: nobody is dropped for it and nothing is done
     twice.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(0)
@@ -257,7 +262,7 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(0) for _ in range(4)]
         await sim.until_round(1)
         sim.network.cut(players[0].id, players[1].id)
@@ -275,7 +280,7 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
     lost.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
         run = await sim.until_round(2)
         await asyncio.sleep(0.2)  # what was trained in round 1 is opened
@@ -296,10 +301,11 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
     sim.check(dropped=[player for player in sim.players if player.saw("killed")])
 
 
+@pytest.mark.slow
 def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
     """Witnesses that could not reach the chain are no evidence against those who delivered."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
         for player in players[:2]:
@@ -317,8 +323,9 @@ def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> No
     assert sim.run.lost_sequences == 0
 
 
+@pytest.mark.slow
 def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (1, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -338,7 +345,7 @@ def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path) -> None:
     as they were.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(4)
         away = players[2].chain
@@ -363,7 +370,7 @@ def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path) -> None:
 def test_lost_results_are_not_awaited_after_the_epoch(tmp_path: Path) -> None:
     """The run cannot begin another epoch without the waiting member, so it must stop waiting."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(4)
         away = players[2]

@@ -14,19 +14,20 @@ import pytest
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.rules.state import ExitReason, RunState
 from aftermath.sim.setup import RUN_ID
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.saboteurs import other_result, sabotage, sign, tell_all
 from member.short_runs import SHORT
 
 
-def _down(player: Player, down: bool) -> None:
+def _down(player: SimMember, down: bool) -> None:
     assert player.chain is not None
     player.chain.down = down
 
 
+@pytest.mark.slow
 def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0, seconds=0.5), sim.add(1), sim.add(2, seconds=2.0)
         await sim.until_finished()
 
@@ -42,7 +43,7 @@ def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -56,8 +57,9 @@ def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
     assert sim.check() == 36
 
 
+@pytest.mark.slow
 def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.kill(players[1])
@@ -80,7 +82,7 @@ def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_member_that_leaves_after_its_result_has_delivered(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.until(lambda run: bool(players[2].saw("trained", height=1)))
@@ -97,7 +99,7 @@ def test_a_member_that_leaves_after_its_result_has_delivered(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
 
@@ -112,13 +114,13 @@ def test_too_slow_member_is_warned_and_its_share_redone(tmp_path: Path) -> None:
     long.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), slow.append(sim.add(2))
         await sim.until_round(0)
         slow[0].compute._seconds = 8.0  # type: ignore[union-attr]
         await sim.until(lambda run: run.epoch == 1)
 
-    slow: list[Player] = []
+    slow: list[SimMember] = []
     sim = play(tmp_path, story, overlap=0, warmup_time=200, max_round_train_time=10)
     given_up, too_slow = (event["message"] for event in slow[0].saw("warning")[:2])
     assert given_up == "skipped round 0: too slow, the run moved on"
@@ -128,7 +130,7 @@ def test_too_slow_member_is_warned_and_its_share_redone(tmp_path: Path) -> None:
 
 
 def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
         replica = players[1].member._replica  # type: ignore[union-attr]
@@ -154,7 +156,7 @@ def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         liar = players[0]
@@ -180,7 +182,7 @@ def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -
     same. It begins with the round, before anybody can read what the one before came to.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
 
@@ -205,7 +207,7 @@ def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -
 
 @pytest.mark.slow
 def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         for player in players[:2]:
@@ -224,7 +226,7 @@ def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(0)
@@ -248,7 +250,7 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
 def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path, changed: bool) -> None:
     """The rules are those with which the epoch began, whatever its owner has set since."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await asyncio.sleep(1)
@@ -275,7 +277,7 @@ def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path, changed:
 def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
     """The others hear on chain whose results count, and fetch what they lack."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         sim.network.cut(players[0].id, players[3].id)
@@ -289,7 +291,7 @@ def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap: int) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for _ in range(3):
             sim.add(0, seconds=0.05)
         await sim.until_finished()

@@ -20,8 +20,8 @@ from aftermath.member.feed import RunFeed
 from aftermath.member.own_state import OwnState
 from aftermath.optim.engine import Engine
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.desk import Desk
 from member.short_runs import SHORT
 
@@ -30,13 +30,13 @@ ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
 SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "compression_chunk": 7, "compression_topk": 4}}
 
 
-def known(player: Player) -> dict[str, Tensor]:
+def known(player: SimMember) -> dict[str, Tensor]:
     assert player.member is not None
     assert player.member._replica is not None
     return {name: tensor.clone() for name, tensor in player.member._replica.optimizer.state().items()}
 
 
-async def restart(sim: Simulation, tiers: Sequence[int] = (0, 1, 2)) -> list[dict[str, Tensor]]:
+async def restart(sim: SimulatedRun, tiers: Sequence[int] = (0, 1, 2)) -> list[dict[str, Tensor]]:
     """All train an epoch; all but the first stop after it, and start again. What these knew."""
     for tier in tiers:
         sim.add(tier)
@@ -53,9 +53,8 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco")])
 def test_members_restarted_between_epochs_resume_their_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
 ) -> None:
@@ -68,7 +67,7 @@ def test_members_restarted_between_epochs_resume_their_state(
     monkeypatch.setattr(Engine, "restore", restore)
     before: list[dict[str, Tensor]] = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
         before.extend(await restart(sim))
         await sim.until_finished()
@@ -87,7 +86,7 @@ def test_members_restarted_between_epochs_resume_their_state(
 
 @pytest.mark.slow
 def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
         for tier in (0, 1, 2, 2):
             sim.add(tier)
@@ -108,13 +107,14 @@ def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
     assert not any("the optimizer" in event["message"] for player in others for event in player.saw("warning"))
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
     """An empty one, one that is not of this format, and one without a state; the first member does
     not restart.
     """
     damages = (b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}")
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
         await restart(sim, (0, 1, 2, 2))
         for player, damage in zip(sim.players[1:], damages, strict=True):
@@ -136,7 +136,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(private, "save_file", full)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.remembers = True
         await restart(sim)
         await sim.until_finished()

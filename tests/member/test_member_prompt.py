@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers
 from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.sim.setup import CONFIG
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 from model.of_library import in_its_process
 
@@ -28,8 +28,8 @@ def words() -> Tokenizer:
     return in_its_process(tokenizer)
 
 
-def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> Simulation:
-    async def story(sim: Simulation) -> None:
+def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> SimulatedRun:
+    async def story(sim: SimulatedRun) -> None:
         sim.prompt = prompt
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -38,7 +38,8 @@ def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> Simulation:
     return play(place, story, **SHORT, **rules)
 
 
-@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [0, 1])
 def test_members_continue_the_prompt_and_replicas_stay_equal(tmp_path: Path, overlap: int) -> None:
     sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
     assert sim.check() == 24, "all rounds were applied by all"

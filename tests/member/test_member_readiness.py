@@ -12,13 +12,13 @@ import pytest
 
 from aftermath.rules.commitment import Ready, decode_announcement
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 
 WARMUP = 40
 
 
-def _never_ready(player: Player) -> None:
+def _never_ready(player: SimMember) -> None:
     transport, chain = player.transport, player.chain
     assert transport is not None
     assert chain is not None
@@ -35,15 +35,16 @@ def _never_ready(player: Player) -> None:
     chain.warmup_witness = nothing  # type: ignore[method-assign]
 
 
-def _warmup(sim: Simulation, player: Player) -> float:
+def _warmup(sim: SimulatedRun, player: SimMember) -> float:
     """How long that of the second epoch lasted."""
     began = player.saw("state", epoch=1, state=RunState.WARMUP.name)[-1]["t"]
     return float(player.saw("round", epoch=1)[0]["t"] - began)
 
 
-@pytest.mark.parametrize("silent", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [False, True])
 def test_member_never_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         if silent:
@@ -61,7 +62,7 @@ def test_member_never_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool
 def test_who_is_still_fetching_the_model_is_waited_for(tmp_path: Path) -> None:
     """A newcomer needs more than half of the warm-up's time for it."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)

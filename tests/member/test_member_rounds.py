@@ -13,29 +13,30 @@ import pytest
 from aftermath.chain.member import SolanaMember
 from aftermath.replica.replica import Replica
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 
-def _replica(player: Player) -> Replica:
+def _replica(player: SimMember) -> Replica:
     replica = player.member._replica  # type: ignore[union-attr]
     assert replica is not None
     return replica
 
 
-def _momentum(player: Player) -> float:
+def _momentum(player: SimMember) -> float:
     """How much a member has learnt that it has not sent yet."""
     kept = _replica(player).optimizer.state()
     return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
 
 
+@pytest.mark.slow
 def test_members_learn_without_momentum_after_a_pause(tmp_path: Path) -> None:
     """A cold start: delta is zero, the rate is not, so the first round that is applied changes the
     model.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         sim.pause(True)
@@ -58,7 +59,7 @@ def test_members_learn_without_momentum_after_a_pause(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0, epoch=1)
         assert min(map(_momentum, players)) > 0
@@ -68,7 +69,7 @@ def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
 
 
 def test_a_result_whose_loss_is_not_finite_is_not_announced(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         replica = _replica(players[1])
@@ -89,15 +90,16 @@ def test_a_result_whose_loss_is_not_finite_is_not_announced(tmp_path: Path) -> N
     assert sim.check(dropped=[sim.players[1]]) > 0
 
 
-def _slow_down(player: Player, seconds: float) -> None:
+def _slow_down(player: SimMember, seconds: float) -> None:
     """From now on a piece of work takes so long, whatever the member has declared."""
     player.compute._seconds = seconds  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_measured_speed_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
     """All declare 60 sequences a minute; 10 take two of them 2 seconds and the third 6."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         _slow_down(players[2], 3.0)
         await sim.until_finished()
@@ -119,7 +121,7 @@ def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> 
     without the member.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         _slow_down(players[2], 8.0)
         await sim.until(lambda run: run.epoch == 1)
@@ -144,7 +146,7 @@ def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witn
     there to drop it.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         alone = sim.add(0)
         _slow_down(alone, 20.0)
         await sim.until(lambda run: run.epoch == 2)
@@ -167,7 +169,7 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     at most.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)  # the first whose work is both
         _slow_down(players[2], seconds)
@@ -184,8 +186,9 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     assert sim.check(dropped=[slow] if told else []) > 0
 
 
+@pytest.mark.slow
 def test_snapshot_is_withdrawn_at_the_next_epochs_first_apply(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
         offered = {player.name: _offered(player) for player in players}
@@ -201,7 +204,7 @@ def test_snapshot_is_withdrawn_at_the_next_epochs_first_apply(tmp_path: Path) ->
     assert play(tmp_path, story, rounds_per_epoch=4, total_steps=8).check() == 30
 
 
-def _offered(player: Player) -> set[bytes]:
+def _offered(player: SimMember) -> set[bytes]:
     """Digests of the tensors that a member offers to joiners, all of which it serves."""
     manifest = player.member._share.manifest  # type: ignore[union-attr]
     digests = {digest for level in manifest.levels.values() for digest in level} if manifest is not None else set()
@@ -219,7 +222,7 @@ def test_an_attestation_says_how_fast_its_member_sends(tmp_path: Path, monkeypat
         told.append(bytes_per_sec)
         await original(self, *args, bytes_per_sec=bytes_per_sec, **others)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()

@@ -13,8 +13,8 @@ from aftermath.config.read import optimizer_of
 from aftermath.config.training import ADAMW
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.state import OptimizerKind, RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train.letting_in import check_model
 from member.short_runs import SHORT
 
@@ -28,7 +28,7 @@ def _table(**changes: Any) -> dict[str, Any]:
     return {"SparseLoCo": {"inner_steps": STEPS, **small, **changes}}
 
 
-def _taken(player: Player) -> set[int]:
+def _taken(player: SimMember) -> set[int]:
     """How many steps the inner optimizer of a member remembers, by what it says of every
     parameter.
     """
@@ -39,21 +39,18 @@ def _taken(player: Player) -> set[int]:
     return {int(tensor) for name, tensor in state.items() if name.startswith(("private.step/", "private.count/"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overlap", "changes"),
     [
         (1, {}),
-        pytest.param(
-            0,
-            {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(1, {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0}, marks=pytest.mark.slow),
-        pytest.param(0, {"divisor": "all", "orthogonal_lr": 10.0}, marks=pytest.mark.slow),
+        (0, {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01}),
+        (1, {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0}),
+        (0, {"divisor": "all", "orthogonal_lr": 10.0}),
     ],
 )
 def test_three_tiers_change_levels_and_end_equal(tmp_path: Path, overlap: int, changes: dict[str, Any]) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
@@ -74,7 +71,7 @@ def test_three_tiers_change_levels_and_end_equal(tmp_path: Path, overlap: int, c
 
 @pytest.mark.parametrize("sparseloco", [False, True])
 def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparseloco: bool) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         check_model(sim.model, "r")
         alone = replace(sim.model, optimizer=optimizer_of(ADAMW))
         with pytest.raises(Unsuitable, match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo"):
@@ -86,8 +83,9 @@ def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparsel
     play(tmp_path, story, optimizer=_table() if sparseloco else None)
 
 
+@pytest.mark.slow
 def test_inner_moments_survive_epochs_but_not_a_pause(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         assert [_taken(player) for player in players] == [{ROUNDS * STEPS}] * 3
@@ -105,7 +103,7 @@ def test_inner_moments_survive_epochs_but_not_a_pause(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_member_returns_without_moments_and_stays_equal(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 1)]
         await sim.until_round(1)
         await sim.kill(players[1])

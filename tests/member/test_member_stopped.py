@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.disk import Disk
 from member.short_runs import ALONE
 
@@ -22,7 +22,7 @@ from member.short_runs import ALONE
 def test_lone_member_stopped_in_mid_epoch_loses_no_step(tmp_path: Path, overlap: int, later: float) -> None:
     """`later` seconds after a round began: before and after the member attested in it."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until_round(2)
         await asyncio.sleep(later)
@@ -45,7 +45,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(tmp_path: Path, overlap:
 
 
 def test_last_holder_of_a_level_among_others_saves_a_copy(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         sim.add(1)
         await sim.until_round(3)
@@ -64,7 +64,7 @@ def test_last_holder_of_a_level_among_others_saves_a_copy(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_run_that_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until_round(2)
         await sim.stop(player)
@@ -89,7 +89,7 @@ def test_stopped_member_with_a_full_disk_stays_and_retries(
         disk.full = len(tries) < 3 or not frees_space
         return len(tries) < 4
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until_round(2)
         disk.full = True

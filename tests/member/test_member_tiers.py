@@ -17,7 +17,7 @@ from aftermath.replica.pass_size import PassSize
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from aftermath.sim.setup import CONFIG
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 KINDS = {
@@ -77,7 +77,7 @@ def test_tiers_of_a_deepseek_with_mixed_experts_stay_equal(tmp_path: Path) -> No
 def _play(keys: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(CONFIG.to_hf() | keys)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]
         await sim.until_round(1)
         await sim.kill(players[2])
@@ -90,7 +90,7 @@ def _play(keys: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_run_without_weights_begins_with_its_seeds_everywhere(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()

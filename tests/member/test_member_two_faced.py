@@ -12,15 +12,15 @@ import pytest
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.contents import unattested
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.saboteurs import two_faced
 
 GONE_BACK = "too few said at the end of the last epoch what level 0 of the model is"
 HOSTILE = 3
 
 
-def _says_another_level_0(player: Player) -> None:
+def _says_another_level_0(player: SimMember) -> None:
     chain = player.chain
     assert chain is not None
     honest = chain.attest
@@ -31,7 +31,7 @@ def _says_another_level_0(player: Player) -> None:
     chain.attest = attest  # type: ignore[method-assign]
 
 
-def _cannot_attest(player: Player) -> None:
+def _cannot_attest(player: SimMember) -> None:
     chain = player.chain
     assert chain is not None
 
@@ -41,18 +41,19 @@ def _cannot_attest(player: Player) -> None:
     chain.attest = attest  # type: ignore[method-assign]
 
 
-def _told(player: Player) -> list[str]:
+def _told(player: SimMember) -> list[str]:
     return [event["message"] for event in player.saw("warning") if event["message"].startswith(GONE_BACK)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parted",
-    ["a newcomer", pytest.param("a holder, with another one whose attestation is late", marks=pytest.mark.slow)],
+    ["a newcomer", "a holder, with another one whose attestation is late"],
 )
 def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
     """Two holders of a level attest different hashes, or one of three attests any hash."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         tiers = (0, 1, 2, 0) if parted == "a newcomer" else (0, 0, 1, 0)
         players = [sim.add(tier) for tier in tiers]
         await sim.until(lambda run: run.state is RunState.WARMUP)

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.rules.run import steps_before
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.disk import Disk
 from member.short_runs import ALONE, SHORT
 
@@ -21,8 +21,9 @@ LOST = (
 )
 
 
+@pytest.mark.slow
 def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.keeps = False
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -39,7 +40,7 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
 
 
 def test_newcomer_in_the_last_epoch_is_told_and_leaves(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0)
         await sim.until_round(1)
         late = sim.add(1)
@@ -54,8 +55,9 @@ def test_newcomer_in_the_last_epoch_is_told_and_leaves(tmp_path: Path) -> None:
     assert len(first.saw("joined")) == 1, "nobody signs up for an epoch after the last"
 
 
+@pytest.mark.slow
 def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
@@ -67,11 +69,16 @@ def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> No
         assert [event["checkpoint"] for event in player.saw("finished")] == [kept]
 
 
-def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", [False, True])
+def test_finished_run_holds_its_model_until_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
     """The disk is full from step 6 on, and has room again long after the run's end."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        sim.confirms_loss = asks
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         disk.full = True
@@ -83,6 +90,8 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
         first, held = [event["message"] for event in player.saw("warning")]
         assert first.startswith("no checkpoint of step 6 was kept: the disk of")
         assert held.startswith("3 trained steps are in no checkpoint: this member holds the model")
+        assert ("press Ctrl-C twice" in held) is asks
+        assert ("The next Ctrl-C or SIGTERM loses these steps" in held) is not asks
         disk.full = False
         await sim.until_finished()
         assert [event["step"] for event in player.saw("checkpoint")] == [3, 6]
@@ -92,10 +101,30 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
     play(tmp_path, story, **ALONE)
 
 
+def test_restarted_sole_member_of_finished_run_reports_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member was killed while its disk was full. The disk has room when the member is back."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: SimulatedRun) -> None:
+        player = sim.add(0)
+        disk.full = True
+        await sim.until(lambda run: run.state is RunState.FINISHED)
+        await asyncio.sleep(5)
+        await sim.kill(player)
+        disk.full = False
+        for _ in range(2):
+            player.lost = ""
+            sim.start(player)
+            await sim.until_finished()
+            assert player.lost.startswith("6 trained steps are lost: no checkpoint has them")
+
+    play(tmp_path, story, **ALONE)
+
+
 def test_failed_checkpoint_is_tried_again_in_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         disk.failures = 2
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)

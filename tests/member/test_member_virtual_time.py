@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 
 def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
@@ -33,7 +33,7 @@ def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:
 
 
 def test_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -48,7 +48,7 @@ def test_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
 
 
 def test_killed_member_is_dropped_and_its_share_done_again(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.kill(players[1])
@@ -64,7 +64,7 @@ def test_killed_member_is_dropped_and_its_share_done_again(tmp_path: Path) -> No
 
 
 def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -88,7 +88,7 @@ def test_pausing_in_warm_up_costs_nobody_its_replica(tmp_path: Path) -> None:
     checkpoint.
     """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
@@ -105,7 +105,7 @@ def test_pausing_in_warm_up_costs_nobody_its_replica(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_everybody_leaves_in_warm_up_and_returns(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         for player in players:
@@ -120,8 +120,9 @@ def test_everybody_leaves_in_warm_up_and_returns(tmp_path: Path) -> None:
     assert sim.run.lost_sequences == 0
 
 
+@pytest.mark.slow
 def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         await sim.stop(players[2])
@@ -137,7 +138,7 @@ def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
 
 
 def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
         for player in players:
@@ -160,7 +161,7 @@ def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_member_leaves_and_the_others_continue(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.stop(players[0])

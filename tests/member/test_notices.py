@@ -15,7 +15,7 @@ def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
     rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 3
     for state in (RunState.ROUND_WITNESS, *rounds, RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS):
         notices.state(builders.run(state))
-    said = [event.state for event in told if isinstance(event, event_types.State)]
+    said = [event.state for event in told if isinstance(event, event_types.StateChanged)]
     assert said == ["ROUND_TRAIN", "COOLDOWN", "WAITING_FOR_MEMBERS"]
 
 

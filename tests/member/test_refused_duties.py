@@ -16,12 +16,12 @@ from solders.account import Account
 from aftermath.chain.refusals import refusal
 from aftermath.localnet.runtime import SYSTEM_ID
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 
-def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) -> list[tuple[object, float]]:
+def _tries(sim: SimulatedRun, player: SimMember, duty: str, name: str | None = None) -> list[tuple[object, float]]:
     """When a member tries a duty, and for which height or seat; refused by that name, if one is
     given.
     """
@@ -38,18 +38,18 @@ def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) 
     return tries
 
 
-def _told(player: Player, duty: str) -> list[str]:
+def _told(player: SimMember, duty: str) -> list[str]:
     return [e["message"] for e in player.saw("warning") if duty in e["message"] and "was refused" in e["message"]]
 
 
-def _purse(sim: Simulation, player: Player, lamports: int) -> None:
+def _purse(sim: SimulatedRun, player: SimMember, lamports: int) -> None:
     sim.chain.node.bank.store([(player.key.pubkey(), Account(lamports, b"", SYSTEM_ID, False))])
 
 
 def test_an_attestation_refused_for_good_is_tried_once_a_round(tmp_path: Path) -> None:
     """The others wait for it until the round's time is up, and do without."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0)
         tries = _tries(sim, players[1], "witness", "BadParticipation")
@@ -65,7 +65,7 @@ def test_an_attestation_refused_for_good_is_tried_once_a_round(tmp_path: Path) -
 def test_a_turn_that_may_come_is_waited_for_closely(tmp_path: Path) -> None:
     """A member that this one took to have left has attested, and may leave all the same."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0)
         tries = _tries(sim, players[1], "witness", "NotElected")
@@ -78,8 +78,9 @@ def test_a_turn_that_may_come_is_waited_for_closely(tmp_path: Path) -> None:
     play(tmp_path, story, round_witness_time=3)
 
 
+@pytest.mark.slow
 def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         tries = {player.name: _tries(sim, player, "witness") for player in players[1:]}
@@ -104,7 +105,7 @@ def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["BadParticipation", pytest.param("InsufficientFunds", marks=pytest.mark.slow)])
 def test_refused_readiness_report_is_not_repeated(tmp_path: Path, name: str) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         tries = [_tries(sim, player, "warmup_witness", name) for player in players[1:]]
         began = (await sim.until(lambda run: run.state is RunState.WARMUP)).state_started_at

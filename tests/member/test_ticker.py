@@ -9,13 +9,13 @@ from pathlib import Path
 from aftermath.chain.refusals import refusal
 from aftermath.rules.deadlines import TICK_STEP, next_deadline, tick_order
 from aftermath.rules.state import RunState
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 
 _COARSE = 1.0  # seconds: chain time is whole ones
 
 
-def _refuse_ticks(sim: Simulation, player: Player, tries: dict[int, float]) -> None:
+def _refuse_ticks(sim: SimulatedRun, player: SimMember, tries: dict[int, float]) -> None:
     """From now on none of this member's ticks lands; `tries`: the chain's time of its first try, by
     its seat.
     """
@@ -34,7 +34,7 @@ def _refuse_ticks(sim: Simulation, player: Player, tries: dict[int, float]) -> N
 def test_members_tick_in_the_order_of_the_ranking(tmp_path: Path) -> None:
     """While nobody's tick lands, each finds that those before it did nothing."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
         run = await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111)

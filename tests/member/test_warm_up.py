@@ -19,7 +19,7 @@ from aftermath.member.ports import Desync
 from aftermath.member.warmup import NoModel, WarmUp, why_no_model
 from aftermath.model.documents import HubAway
 from aftermath.model.initial import init_weights
-from aftermath.model.levels import SchemaError
+from aftermath.model.schema import SchemaError
 from aftermath.model.segments import level_hash
 from aftermath.model.steps import maker_name
 from aftermath.model.store import write_checkpoint

@@ -26,7 +26,9 @@ def server() -> Iterator[Hub]:
 
 @pytest.fixture
 def repo(server: Hub, tmp_path: Path) -> str:
-    """A repository `me/model` laid out as a checkpoint with its exported tiers below it, and unrelated files."""
+    """A repository `me/model` laid out as a checkpoint with its exported tiers below it, and
+    unrelated files.
+    """
     write_checkpoint(
         tmp_path / "m", init_weights(CONFIG, 5), CONFIG, tier=0, companions={"tokenizer.json": b'{"a": 1}'}
     )

@@ -1,4 +1,6 @@
-"""A small server with the Hub's API, spoken to over loopback, and the model that its repository holds."""
+"""A small server with the Hub's API, spoken to over loopback, and the model that its repository
+holds.
+"""
 
 from __future__ import annotations
 

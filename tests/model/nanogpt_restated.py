@@ -1,4 +1,6 @@
-"""NanoGPTs of every option with weights that show, and what they compute, written otherwise than the network."""
+"""NanoGPTs of every option with weights that show, and what they compute, written otherwise than
+the network.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,14 @@ def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
 
 
 def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[int, ...] | None = None) -> Tensor:
-    """One sequence [T], head by head and place by place, in float64; of the layers those that are kept."""
+    """One sequence [T], head by head and place by place, in float64; of the layers those that are
+    kept.
+    """
     p = {name: tensor.double() for name, tensor in p.items()}
-    dim, heads, layers, length = c.head_dim, c.num_attention_heads, c.num_hidden_layers, len(ids)
+    dim = c.head_dim
+    heads = c.num_attention_heads
+    layers = c.num_hidden_layers
+    length = len(ids)
 
     def norm(x: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + c.rms_norm_eps).sqrt()
@@ -88,7 +95,8 @@ def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[in
         if c.x0_residual:
             x = own["residual_lambda"] * x + own["x0_lambda"] * x0
         q, k, v = (norm(x) @ own[f"self_attn.{name}_proj.weight"].T for name in "qkv")
-        first, last = range(c.value_embeddings), range(layers - c.value_embeddings, layers)
+        first = range(c.value_embeddings)
+        last = range(layers - c.value_embeddings, layers)
         number = {**dict(zip(first, first, strict=True)), **dict(zip(last, first, strict=True))}
         if layer in number:
             v = v + own["self_attn.value_lambda"] * p[f"model.value_embeds.{number[layer]}.weight"][ids]
@@ -97,7 +105,8 @@ def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[in
             mixed = []
             for head in range(heads):
                 part = slice(head * dim, (head + 1) * dim)
-                now, before = q[place, part], k[: place + 1, part]
+                now = q[place, part]
+                before = k[: place + 1, part]
                 if c.qk_norm:
                     now, before = norm(now), norm(before)
                 scores = torch.stack(

@@ -1,4 +1,6 @@
-"""Reading checkpoints: every strategy gives the asked tier's exact prefix tensors or says why not."""
+"""Reading checkpoints: every strategy gives the asked tier's exact prefix tensors or says
+why not.
+"""
 
 import json
 import os
@@ -143,7 +145,7 @@ def test_universal_refuses_a_slice(exported: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["not json", '{"schema_version": 2, "tiers": []}', '{"schema_version": 1, "tiers": []}']
 )
-def test_an_unusable_manifest_is_passed_over_by_auto_and_an_error_when_sliced(exported: Path, damage: str) -> None:
+def test_unusable_manifest_is_skipped_by_auto_refused_by_sliced(exported: Path, damage: str) -> None:
     (exported / MANIFEST_FILE).write_text(damage)
     assert same(load(exported, 1, "auto"), 1)
     with pytest.raises(ManifestUnusable):
@@ -195,7 +197,7 @@ def test_a_manifest_cannot_lead_out_of_the_checkpoint(exported: Path, path: str,
         load(exported, 1, strategy)
 
 
-def test_a_renamed_checkpoint_does_not_read_from_the_old_siblings(exported: Path) -> None:
+def test_renamed_checkpoint_ignores_old_siblings(exported: Path) -> None:
     renamed = exported.rename(exported.with_name("n"))
     assert find(renamed, 1, "auto").stored == 0
     assert same(load(renamed, 1, "auto"), 1)
@@ -275,7 +277,7 @@ def test_a_head_of_another_shape_is_refused_though_tied(full: Path) -> None:
         load(full, 0)
 
 
-def test_a_whole_file_counts_where_an_older_index_lies_beside_it(full: Path) -> None:
+def test_a_whole_file_counts_where_an_older_index_exists(full: Path) -> None:
     shard(full)
     for stale in full.glob("model-*.safetensors"):
         save_file({name: tensor + 1 for name, tensor in load_file(stale).items()}, stale)
@@ -338,7 +340,7 @@ LONG = ["a" * 256 + ".safetensors", "a/" * 600 + "m.safetensors", "a" * 5000 + "
 
 
 @pytest.mark.parametrize("name", LONG, ids=len)
-def test_listed_name_that_is_too_long_is_refused_where_it_is_parsed(exported: Path, name: str) -> None:
+def test_manifest_with_overlong_name_is_refused(exported: Path, name: str) -> None:
     document = json.loads((exported / MANIFEST_FILE).read_text())
     for entry in document["tiers"]:
         entry["files"].append(name)

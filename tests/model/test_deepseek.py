@@ -1,4 +1,6 @@
-"""DeepSeek V2 and V3: transformers' logits and gradients, checkpoints both ways, tiers, gates, refusals."""
+"""DeepSeek V2 and V3: transformers' logits and gradients, checkpoints both ways, tiers, gates,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
 def drawn(version: int, seed: int) -> dict[str, Any]:
     """A small config.json by chance."""
     dice = random.Random(100 * version + seed)
-    groups, size, heads = dice.choice((1, 2, 4)), dice.choice((2, 3)), dice.choice((1, 2, 4))
+    groups = dice.choice((1, 2, 4))
+    size = dice.choice((2, 3))
+    heads = dice.choice((1, 2, 4))
     allowed = dice.randint(1, groups)
     file = (V2 if version == 2 else V3) | {
         "hidden_size": 8 * heads,
@@ -116,7 +120,7 @@ def theirs(place: Path) -> Any:
 
 
 def theirs_choices(other: Any) -> dict[int, Tensor]:
-    """By layer, the experts that transformers' V3 chooses in the next pass, filled in then."""
+    """Record, per layer, the experts that transformers' V3 chooses in the next pass."""
     found: dict[int, Tensor] = {}
     for number, layer in enumerate(other.model.layers):
         if hasattr(layer.mlp, "gate"):
@@ -124,7 +128,8 @@ def theirs_choices(other: Any) -> dict[int, Tensor]:
     return found
 
 
-# These draws have every kind of gate, group limit, query projection and position table; the slow tier adds the others.
+# These draws have every kind of gate, group limit, query projection and position table; the slow
+# tier adds the others.
 FAST_DRAWS = {2: (4, 5, 12, 13, 14, 15), 3: (0, 3, 8, 11, 13, 18)}
 DRAWS = [
     pytest.param(version, seed, marks=() if seed in fast else pytest.mark.slow)
@@ -134,9 +139,10 @@ DRAWS = [
 
 
 @pytest.mark.parametrize(("version", "seed"), DRAWS)
-def test_logits_gradients_and_checkpoints_are_those_of_transformers(version: int, seed: int, tmp_path: Path) -> None:
+def test_deepseek_equals_transformers_in_logits_and_gradients(version: int, seed: int, tmp_path: Path) -> None:
     shape = config(drawn(version, seed))
-    params, ids = weights(shape), tokens(2, 9)
+    params = weights(shape)
+    ids = tokens(2, 9)
     write_checkpoint(tmp_path / "ours", params, shape, tier=0, companions={})
     other = theirs(tmp_path / "ours")
     net = shape.build(0, params)
@@ -168,11 +174,11 @@ def test_logits_gradients_and_checkpoints_are_those_of_transformers(version: int
 
 @BOTH
 @pytest.mark.parametrize("tier", [1, 2])
-def test_a_tier_is_a_prefix_that_computes_what_the_full_model_does_without_the_rest(
-    file: dict[str, Any], tier: int, tmp_path: Path
-) -> None:
-    shape, ids = config(file), tokens()
-    full, held = weights(shape), weights(shape, tier)
+def test_deepseek_tier_equals_full_model_without_other_units(file: dict[str, Any], tier: int, tmp_path: Path) -> None:
+    shape = config(file)
+    ids = tokens()
+    full = weights(shape)
+    held = weights(shape, tier)
     write_checkpoint(tmp_path / "tier", held, shape, tier=tier, companions={})
     torch.testing.assert_close(
         shape.build(tier, held)(ids), theirs(tmp_path / "tier")(ids).logits, rtol=1e-4, atol=1e-4
@@ -196,7 +202,7 @@ def test_a_tier_is_a_prefix_that_computes_what_the_full_model_does_without_the_r
         pytest.param(V2, 32, 16, torch.bfloat16, id="v2, bf16", marks=pytest.mark.slow),
     ],
 )
-def test_a_tier_with_narrow_experts_is_computed_by_transformers_as_it_comes(
+def test_tier_with_narrow_experts_loads_in_transformers(
     file: dict[str, Any], hidden: int, width: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """It loads without options, in either precision, though its grouped products want wider
@@ -227,7 +233,8 @@ TIERS: dict[str, list[dict[str, Any]]] = {
 @BOTH
 def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: str) -> None:
     """A layer that is left out adds nothing to what passes by."""
-    shape, ids = config(file, matformer_tiers=TIERS[named]), tokens()
+    shape = config(file, matformer_tiers=TIERS[named])
+    ids = tokens()
     for tier in (1, 2):
         full = weights(shape)
         held = {
@@ -254,11 +261,13 @@ def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: st
 @BOTH
 def test_no_position_sees_a_later_token(file: dict[str, Any], tier: int) -> None:
     shape = config(file, matformer_tiers=TIERS["layers"])
-    net, ids = shape.build(tier, weights(shape, tier)), tokens()
+    net = shape.build(tier, weights(shape, tier))
+    ids = tokens()
     for place in (1, 6, 11):
         changed = ids.clone()
         changed[:, place:] = (changed[:, place:] + 1) % 48
-        before, after = net(ids), net(changed)
+        before = net(ids)
+        after = net(changed)
         torch.testing.assert_close(before[:, :place], after[:, :place], rtol=1e-5, atol=1e-5)
         assert not torch.allclose(before[:, place], after[:, place])
 
@@ -269,7 +278,7 @@ def test_equal_scores_go_to_the_lower_number() -> None:
 
 
 @BOTH
-def test_experts_that_no_token_chose_have_gradients_of_zero_and_repeats_are_equal(file: dict[str, Any]) -> None:
+def test_unchosen_experts_have_zero_gradients(file: dict[str, Any]) -> None:
     shape = config(file)
     seen = []
     for _ in range(2):
@@ -283,6 +292,7 @@ def test_experts_that_no_token_chose_have_gradients_of_zero_and_repeats_are_equa
     assert all(torch.equal(grad, seen[1][name]) for name, grad in seen[0].items() if grad is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "tier"), [(V2, 0), (V3, 2)], ids=["v2", "v3"])
 def test_deepseek_overfitted_text_is_generated_again(file: dict[str, Any], tier: int) -> None:
     ids = torch.arange(12)[None] * 5 % 48
@@ -300,8 +310,9 @@ def test_deepseek_overfitted_text_is_generated_again(file: dict[str, Any], tier:
 
 
 @BOTH
-def test_schemas_go_through_their_documents_and_count_what_tiers_hold(file: dict[str, Any]) -> None:
-    shape, schema = config(file), build_schema(file, 3, _distro())
+def test_schema_roundtrips_and_counts_parameters_of_tiers(file: dict[str, Any]) -> None:
+    shape = config(file)
+    schema = build_schema(file, 3, _distro())
     assert Schema.from_json(schema.to_json()).hash() == schema.hash()
     for tier in range(3):
         assert schema.state.parameters(tier) == sum(tensor.numel() for tensor in weights(shape, tier).values())
@@ -311,8 +322,10 @@ def test_schemas_go_through_their_documents_and_count_what_tiers_hold(file: dict
 def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
     from aftermath.optim.codec import decode_level
 
-    shape, schema = config(file), build_schema(file, 3, _distro())
-    params, before = weights(shape), weights(shape)
+    shape = config(file)
+    schema = build_schema(file, 3, _distro())
+    params = weights(shape)
+    before = weights(shape)
     net = shape.build(0, params)
     engine = Engine(schema, 0, dict(net.named_parameters()))
 
@@ -369,9 +382,10 @@ def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said
 
 
 @BOTH
-def test_other_names_of_keys_are_those_that_transformers_knows_and_pass_where_they_agree(file: dict[str, Any]) -> None:
+def test_aliases_of_transformers_pass_where_they_agree(file: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
-    said, aliases = file | {"num_nextn_predict_layers": 1}, type(config(file)).ALIASES
+    said = file | {"num_nextn_predict_layers": 1}
+    aliases = type(config(file)).ALIASES
     assert transformers.AutoConfig.for_model(file["model_type"]).attribute_map == aliases
     agreeing = said | {alias: said[key] for alias, key in aliases.items()}
     assert config(agreeing, head_dim=file["qk_rope_head_dim"]) == config(file) == config(file, head_dim=None)
@@ -468,6 +482,6 @@ def test_a_published_config_is_read_and_cut_into_tiers() -> None:
 
 @pytest.mark.parametrize("key", ["norm_topk_prob", "rope_interleave"])
 def test_null_is_no_where_a_key_says_yes_or_no(key: str) -> None:
-    """As it is to transformers, whatever the default."""
+    """transformers reads the key the same way, whatever its default."""
     assert getattr(config(V3, **{key: True}), key) is True
     assert getattr(config(V3, **{key: None}), key) is False

@@ -1,4 +1,6 @@
-"""The bias by which DeepSeek-V3 chooses experts: what passes count of it, and how trainings move it."""
+"""The bias by which DeepSeek-V3 chooses experts: what passes count of it, and how trainings move
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ torch.set_num_threads(1)
 ALONE: dict[str, Any] = {"optimizer": "adamw", "total_batch": 6}
 
 
-def test_choices_are_counted_once_however_a_share_is_cut_and_layers_are_computed() -> None:
+def test_choices_are_counted_once_for_any_pass_size() -> None:
     """What they are counted by is written otherwise here: a gate's answers, as they are given."""
-    shape, ids = config(V3), tokens(6)
+    shape = config(V3)
+    ids = tokens(6)
     counted = []
     for micro_batch, recompute in ((6, False), (6, True), (4, False), (1, True)):
         net = shape.build(0, weights(shape))
@@ -46,9 +49,12 @@ def test_choices_are_counted_once_however_a_share_is_cut_and_layers_are_computed
             assert torch.equal(found[f"{name}.e_score_correction_bias"], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [DISTRO, INNER, ALONE, ALONE | {"optimizer": "muon"}], ids=str)
 def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(optimizer: dict[str, Any], tmp_path: Path) -> None:
-    """Members of three tiers, and one machine alone: the bias is a whole number of steps from where it was."""
+    """Members of three tiers, and one machine alone: the bias is a whole number of steps from where
+    it was.
+    """
     prepare(tmp_path)
     shape = config(V3, vocab_size=64)
     write_checkpoint(tmp_path / "v3", init_weights(shape, 1), shape, tier=0, companions={})

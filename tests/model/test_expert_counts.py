@@ -1,4 +1,6 @@
-"""How often experts are chosen, by the gradients of a share, against counts made of the gates' logits alone."""
+"""How often experts are chosen, by the gradients of a share, against counts made of the gates'
+logits alone.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ FILE: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "initializer_range": 0.3,
 }
-SEQUENCES, LENGTH = 4, 9
+SEQUENCES = 4
+LENGTH = 9
 BIAS = ".e_score_correction_bias"
 
 
@@ -63,9 +66,11 @@ def share(labels: bool) -> Tensor:
 
 
 def counted_alone(net: LanguageModel, ids: Tensor) -> dict[str, list[int]]:
-    """By the biases' names, how often each expert is chosen for the tokens that something is predicted from.
+    """Count, by the biases' names, how often each expert is chosen for the tokens that something is
+    predicted from.
 
-    One token and one group after the other, in fp64 and in Python, of what the gates are given in a pass of its own.
+    One token and one group after the other, in fp64 and in Python, of what the gates are given in a
+    pass of its own.
     """
     found: dict[str, list[int]] = {}
 
@@ -95,7 +100,8 @@ def counts_of(net: LanguageModel) -> dict[str, list[float]]:
     return {name: p.grad.tolist() for name, p in net.named_parameters() if name.endswith(BIAS) and p.grad is not None}
 
 
-# Micro-batch size, recomputed layers, labels, bf16. The slow tier adds the combinations that no branch depends on.
+# Micro-batch size, recomputed layers, labels, bf16. The slow tier adds the combinations that no
+# branch depends on.
 FAST_WAYS = [
     (SEQUENCES, False, False, False),
     (3, True, True, False),
@@ -110,9 +116,7 @@ SLOW_WAYS = [(3, *flags) for flags in itertools.product([False, True], repeat=3)
     ("micro", "recompute", "labels", "bf16"),
     FAST_WAYS + [pytest.param(*way, marks=pytest.mark.slow) for way in SLOW_WAYS],
 )
-def test_each_token_of_a_share_is_counted_once_however_it_is_computed(
-    micro: int, recompute: bool, labels: bool, bf16: bool
-) -> None:
+def test_each_token_of_a_share_is_counted_once(micro: int, recompute: bool, labels: bool, bf16: bool) -> None:
     for tier in (0, 1):
         net = made(tier)
         net.recompute = recompute
@@ -132,7 +136,8 @@ def test_each_token_of_a_share_is_counted_once_however_it_is_computed(
 def test_an_evaluation_counts_nothing_and_shares_add_up(recompute: bool) -> None:
     net = made(0)
     net.recompute = recompute
-    passes, given = Passes(net), share(False)
+    passes = Passes(net)
+    given = share(False)
     expected = counted_alone(net, given)
     with torch.no_grad():
         passes.loss(given)

@@ -1,4 +1,6 @@
-"""Exported tiers: the strips merge back to the full model, and the scripts work and refuse as commands."""
+"""Exported tiers: the strips merge back to the full model, and the scripts work and refuse as
+commands.
+"""
 
 import json
 from pathlib import Path
@@ -141,7 +143,7 @@ def test_an_export_leaves_the_weights_it_links_as_they_were(kept: Path, tmp_path
     assert weights.stat().st_mode & 0o777 == 0o640
 
 
-def test_an_export_to_the_checkpoints_own_directory_copies_nothing_over_it(made: Path) -> None:
+def test_export_to_own_directory_overwrites_nothing(made: Path) -> None:
     """Whatever else lies in the checkpoint stays, however its directory is spelled."""
     note = made / "README.md"
     note.write_text("what the model is\n")
@@ -211,7 +213,7 @@ def test_the_scripts_say_errors_as_the_commands_do(
         ("tokenise.py", ["--output", "x", "--speed", "3"], "--speed", "--help"),
     ],
 )
-def test_arguments_that_mean_nothing_name_the_option_and_what_it_takes(
+def test_export_with_bad_arguments_names_the_option(
     tmp_path: Path, script: str, arguments: list[str], says: str, fix: str
 ) -> None:
     place = ["--out", str(tmp_path / "x")] if script == "init-model.py" and arguments else []
@@ -226,10 +228,10 @@ def test_arguments_that_mean_nothing_name_the_option_and_what_it_takes(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_tier_that_the_checkpoint_cannot_have_is_said_with_those_it_can(made: Path) -> None:
+def test_export_of_impossible_tier_names_possible_tiers(made: Path) -> None:
     status, output, errors = run("export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7")
     assert (status, output) == (2, "")
-    assert "can be cut into 6 tiers beside the full model" in errors
+    assert "can be cut into 6 tiers next to the full model" in errors
     assert "\nfix: Choose --tiers from 1 to 6\n" in errors
 
 

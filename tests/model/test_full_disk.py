@@ -1,4 +1,6 @@
-"""A checkpoint that the operating system cuts off anywhere: the one before it stays, and nothing half-written does."""
+"""A checkpoint that the operating system cuts off anywhere: the one before it stays, and nothing
+half-written does.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def largest_file(limit: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shard", [10**9, SHARD], ids=["one file", "several files"])
-def test_a_checkpoint_that_is_cut_off_anywhere_leaves_the_one_before_alone(
+def test_interrupted_save_leaves_previous_checkpoint_unchanged(
     shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "SHARD_BYTES", shard)

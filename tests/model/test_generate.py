@@ -25,7 +25,7 @@ MODEL = Llama.of(CONFIG, 0, init_weights(CONFIG, 0))
 
 
 def ending(ends: int | list[int]) -> Llama:
-    """The same model, whose texts end at these tokens."""
+    """A copy of the model whose texts end at these tokens."""
     config = LlamaConfig.from_hf(CONFIG.to_hf() | {"eos_token_id": ends})
     return Llama.of(config, 0, init_weights(config, 0))
 
@@ -84,7 +84,7 @@ def of_tier(tier: int, ends: int | None = None, **changes: int) -> Llama:
 @pytest.mark.parametrize("tokens", [1, 3, 16])
 @pytest.mark.parametrize("new_tokens", [1, 2, 8, 20])
 def test_a_draft_changes_the_passes_and_not_the_text(temperature: float, tokens: int, new_tokens: int) -> None:
-    """Also where the window ends, behind which nobody guesses."""
+    """The draft stops guessing at the end of the window."""
     said = {"new_tokens": new_tokens, "temperature": temperature, "seed": 5}
     full = of_tier(0, max_position_embeddings=12)
     alone = generate(full, [1, 2, 3], **said)

@@ -1,4 +1,6 @@
-"""Models of many families of transformers, drawn by chance, compute here what they compute there."""
+"""Models of many families of transformers, drawn by chance, compute here what they compute
+there.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,13 @@ FAMILIES = {
 
 def drawn(number: int) -> dict[str, Any]:
     """A small config.json by chance: each family comes by in turn."""
-    dice, name = random.Random(number), list(FAMILIES)[number % len(FAMILIES)]
-    heads, head = dice.choice((2, 4)), dice.choice((4, 8))
+    dice = random.Random(number)
+    name = list(FAMILIES)[number % len(FAMILIES)]
+    heads = dice.choice((2, 4))
+    head = dice.choice((4, 8))
     groups = dice.choice([count for count in (1, 2, 4) if count <= heads])
-    layers, width = dice.randint(1, 3), dice.choice((20, 32, 48))
+    layers = dice.randint(1, 3)
+    width = dice.choice((20, 32, 48))
     usual = {"hidden_size": heads * head, "num_hidden_layers": layers, "num_attention_heads": heads}
     usual |= {"num_key_value_heads": groups, "intermediate_size": width, "max_position_embeddings": 64}
     usual |= {"head_dim": head} if name in ("gemma", "gemma2", "qwen3_moe", "gpt_oss") else {}
@@ -92,7 +97,8 @@ def test_models_drawn_by_chance_compute_what_transformers_does(number: int, tmp_
     ours.loss(tokens).backward()
     logits = theirs(tokens[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    gradients, learns = dict(ours.named_parameters()), 0
+    gradients = dict(ours.named_parameters())
+    learns = 0
     for held, parameter in theirs.named_parameters():
         gradient = gradients[held].grad
         assert gradient is not None

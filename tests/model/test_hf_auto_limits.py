@@ -1,4 +1,6 @@
-"""What a stranger's `config.json` may not say: numbers beyond any model, and keys that bring code."""
+"""What a stranger's `config.json` may not say: numbers beyond any model, and keys that
+bring code.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from aftermath.model.arch import hf_auto_document
-from aftermath.model.arch.hf_auto_limits import check_document
+from aftermath.model.arch.hf_auto_document import check_document
 from aftermath.model.architectures import config_of, is_of, is_type_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
@@ -75,7 +77,7 @@ LARGEST: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("said", TOO_LARGE, ids=json.dumps)
-def test_number_beyond_any_model_is_refused_before_a_config_is_made(
+def test_oversized_number_is_refused_before_config_is_built(
     said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoConfig
@@ -106,7 +108,7 @@ def test_key_that_brings_code_or_weights_is_refused_at_any_depth(change: dict[st
 
 
 @pytest.mark.parametrize("change", CHOICES, ids=json.dumps)
-def test_key_that_chooses_code_changes_nothing_and_reaches_nobody(change: dict[str, Any]) -> None:
+def test_key_that_selects_code_never_reaches_transformers(change: dict[str, Any]) -> None:
     config = config_of(GPT2 | change | {"nested": change})
     assert "kern" not in json.dumps(config.to_hf())
     assert config == config_of(GPT2 | {"nested": {}})
@@ -151,7 +153,7 @@ def test_is_type_of_tells_models_of_transformers_apart() -> None:
     assert not any(is_type_of({"model_type": other}, config) for other in ("olmo2", "llama", None, ["gpt2"]))
 
 
-def test_experts_that_the_files_cannot_hold_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+def test_missing_experts_are_refused_before_allocation(tmp_path: Path) -> None:
     sizes = {"hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 4, "num_attention_heads": 2}
     document = {"model_type": "mixtral", "vocab_size": 64, "num_local_experts": 512, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(document))

@@ -31,7 +31,7 @@ def test_the_full_model_is_fetched_without_other_files(fetch: Fetch, server: Hub
     assert sorted(server.fetched) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
-def test_a_whole_file_counts_where_an_older_index_lies_beside_it(fetch: Fetch, server: Hub) -> None:
+def test_a_whole_file_counts_where_an_older_index_exists(fetch: Fetch, server: Hub) -> None:
     files = server.repos["me/model"]
     names = dict.fromkeys(CONFIG.parameter_shapes(), "old.safetensors")
     files |= {"model.safetensors.index.json": json.dumps({"weight_map": names}).encode(), "old.safetensors": b"old"}
@@ -63,7 +63,7 @@ def test_what_is_here_is_not_fetched_again(fetch: Fetch, server: Hub) -> None:
     assert server.fetched == []
 
 
-def test_without_a_manifest_auto_takes_everything_and_sliced_refuses(fetch: Fetch, server: Hub) -> None:
+def test_fetch_without_manifest_takes_all_or_refuses_sliced(fetch: Fetch, server: Hub) -> None:
     del server.repos["me/model"][MANIFEST_FILE]
     assert right(fetch(tier=1), 1)
     with pytest.raises(ManifestUnusable, match="0 files named"):
@@ -94,7 +94,7 @@ def test_shards_named_by_the_index_are_fetched(fetch: Fetch, server: Hub) -> Non
     assert "consolidated.safetensors" not in server.fetched
 
 
-def test_of_several_files_those_are_fetched_that_hold_something_of_the_tier(
+def test_fetch_takes_only_shards_of_the_tier(
     fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "SHARD_BYTES", 2_000)
@@ -105,7 +105,8 @@ def test_of_several_files_those_are_fetched_that_hold_something_of_the_tier(
     index = json.loads((tmp_path / "s" / "model.safetensors.index.json").read_text())["weight_map"]
     skipped = ("model.layers.0.", "model.layers.1.")
     held = {file for name, file in index.items() if not name.startswith(skipped)}
-    params, expected = load(fetch(tier=1), 1), init_weights(config, 5, 1)
+    params = load(fetch(tier=1), 1)
+    expected = init_weights(config, 5, 1)
     assert {name for name in server.fetched if "-of-" in name} == held < set(index.values())
     assert all(torch.equal(params[name], expected[name]) for name in expected)
     assert load(fetch(), 0).keys() == config.parameter_shapes().keys()  # the others come when they are needed
@@ -147,7 +148,7 @@ def test_a_pushed_checkpoint_arrives_and_its_commit_is_returned(server: Hub, tmp
     assert server.pushed == {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir() if path.name != MARK}
 
 
-def test_exported_tiers_are_pushed_with_it_and_each_is_fetched_alone(
+def test_pushed_tiers_are_fetched_one_by_one(
     fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "upload", partial(upload, endpoint=server.endpoint))

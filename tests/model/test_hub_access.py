@@ -1,4 +1,4 @@
-"""With which token a run's repositories are read."""
+"""The token with which a run's repositories are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hub(server: Hub, repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-    monkeypatch.setattr("aftermath.model.hub_commit.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("aftermath.model.hub.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     return server
 

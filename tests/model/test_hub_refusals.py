@@ -1,4 +1,6 @@
-"""What the Hub may do wrong, or a repository on purpose: each is one sentence, and nothing strange is fetched."""
+"""What the Hub may do wrong, or a repository on purpose: each is one sentence, and nothing strange
+is fetched.
+"""
 
 import json
 import math
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.model import hub_commit
+from aftermath.model import hub as hub_module
 from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import download, upload
 from aftermath.model.resolve import load_hf_config, outline_directory, resolve
@@ -35,7 +37,7 @@ def test_an_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: H
         fetch()
 
 
-def test_weights_may_be_as_large_as_numbers_of_64_bits_with_a_head_written_out(fetch: Fetch, server: Hub) -> None:
+def test_weights_of_fp64_size_with_stored_head_are_accepted(fetch: Fetch, server: Hub) -> None:
     sizes = [math.prod(shape) for shape in CONFIG.parameter_shapes().values()]
     most = 8 * (sum(sizes) + max(sizes)) + (64 << 20)
     server.claimed["model.safetensors"] = most + 1
@@ -44,8 +46,8 @@ def test_weights_may_be_as_large_as_numbers_of_64_bits_with_a_head_written_out(f
 
 
 def test_a_full_disk_is_said_before_fetching(fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = hub_commit.shutil.disk_usage("/")
-    monkeypatch.setattr(hub_commit.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    usage = hub_module.shutil.disk_usage("/")
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(CheckpointError, match="has 10 free"):
         fetch()
     assert "model.safetensors" not in server.fetched
@@ -101,7 +103,7 @@ def test_a_run_without_a_model_says_what_its_owner_has_to_do(kind: CheckpointKin
         resolve(Checkpoint(kind, "", ""))
 
 
-# --- on purpose ------------------------------------------------------------------------------------------------------
+# --- on purpose ----------------------------------------------------------------------------------
 
 
 def test_shards_that_the_index_seeks_elsewhere_are_not_there(fetch: Fetch, server: Hub) -> None:
@@ -122,7 +124,7 @@ def test_a_listing_without_a_size_is_refused_before_fetching(fetch: Fetch, serve
     assert "model.safetensors" not in server.fetched
 
 
-def test_a_file_that_is_larger_than_listed_is_refused_before_it_is_read(fetch: Fetch, server: Hub) -> None:
+def test_file_larger_than_listed_is_refused_before_download(fetch: Fetch, server: Hub) -> None:
     server.claimed["config.json"] = 1
     with pytest.raises(CheckpointError, match=r"config\.json has [\d,]+ bytes, its listing said 1"):
         fetch()
@@ -153,7 +155,7 @@ def test_no_version_of_a_file_leads_out_of_the_cache(
 def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
     fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_commit, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(hub_module, "PATIENCE_SECONDS", 0.3)
     server.trickling = True
     began = time.monotonic()
     with pytest.raises(CheckpointError, match=r"too slow with me/model[\s\S]*again later"):

@@ -9,9 +9,9 @@ import torch
 from aftermath.model.arch import llama
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import rotary, rotate
+from aftermath.model.arch.transformer import rotary, rotate
 from aftermath.model.initial import init_weights
-from aftermath.model.key_cache import attention
+from aftermath.model.network import attention
 
 torch.set_num_threads(1)
 
@@ -70,8 +70,9 @@ def test_tier_weights_are_prefixes_of_the_full_ones() -> None:
             assert torch.equal(tensor, prefix), name
 
 
-def test_initial_weights_depend_on_seed_and_have_the_deviation_they_claim() -> None:
-    first, second = init_weights(CONFIG, 7), init_weights(CONFIG, 8)
+def test_initial_weights_follow_seed_and_deviation() -> None:
+    first = init_weights(CONFIG, 7)
+    second = init_weights(CONFIG, 8)
     assert not torch.equal(first["lm_head.weight"], second["lm_head.weight"])
     assert not torch.equal(first["lm_head.weight"], first["model.embed_tokens.weight"])
     assert first["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.05)
@@ -84,7 +85,7 @@ def test_initial_weights_are_the_same_bits_as_ever() -> None:
 
 
 @pytest.mark.parametrize("tier", [1, 2])
-def test_a_tier_computes_what_the_full_model_does_with_its_other_units_silenced(tier: int) -> None:
+def test_llama_tier_equals_full_model_with_other_units_zeroed(tier: int) -> None:
     params = init_weights(CONFIG, 7)
     for name, tensor in params.items():
         if name.endswith("down_proj.weight"):
@@ -96,16 +97,19 @@ def test_a_tier_computes_what_the_full_model_does_with_its_other_units_silenced(
 
 
 def test_no_position_sees_a_later_token() -> None:
-    net, ids = model(), tokens()
+    net = model()
+    ids = tokens()
     changed = ids.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % 48
-    before, after = net(ids), net(changed)
+    before = net(ids)
+    after = net(changed)
     assert torch.equal(before[:, :7], after[:, :7])
     assert not torch.allclose(before[:, 7:], after[:, 7:])
 
 
 def test_attention_sees_earlier_tokens_and_their_order() -> None:
-    net, ids = model(), tokens()
+    net = model()
+    ids = tokens()
     swapped = ids.clone()
     swapped[:, [0, 1]] = swapped[:, [1, 0]]
     assert not torch.allclose(net(ids)[:, -1], net(swapped)[:, -1], atol=1e-7)
@@ -123,7 +127,8 @@ def test_rotary_scores_depend_on_distance_only() -> None:
 @pytest.mark.parametrize(("tier", "tied"), [(0, True), (2, False)])
 def test_loss_starts_at_chance_and_falls_when_overfitting(tier: int, tied: bool) -> None:
     net = model(tier, LlamaConfig.from_hf(HF | {"tie_word_embeddings": tied}))
-    optimizer, ids = torch.optim.AdamW(net.parameters(), lr=1e-2), tokens()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    ids = tokens()
     first = net.loss(ids).item()
     assert first == pytest.approx(math.log(48), abs=0.1)
     for _ in range(25):
@@ -135,7 +140,8 @@ def test_loss_starts_at_chance_and_falls_when_overfitting(tier: int, tied: bool)
 
 
 def test_loss_is_the_mean_of_next_token_losses() -> None:
-    net, ids = model(), tokens()
+    net = model()
+    ids = tokens()
     log_probabilities = torch.log_softmax(net(ids)[:, :-1], -1)
     expected = -log_probabilities.gather(-1, ids[:, 1:, None]).mean()
     torch.testing.assert_close(net.loss(ids), expected)
@@ -150,7 +156,9 @@ def test_of_uses_the_given_tensors_without_a_copy() -> None:
 
 
 def test_on_a_cpu_heads_that_are_shared_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own sharing adds their gradients up otherwise: members on a CPU would have other bits from then on."""
+    """Torch's own sharing adds their gradients up otherwise: members on a CPU would have other bits
+    from then on.
+    """
     mixed: list[tuple[int, int]] = []
 
     def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Llama, Mistral, Qwen2 and Qwen3 against transformers: logits, gradients, checkpoints both ways; their tiers."""
+"""Llama, Mistral, Qwen2 and Qwen3 against transformers: logits, gradients, checkpoints both ways;
+their tiers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import scaled_rotary
+from aftermath.model.arch.transformer import scaled_rotary
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
@@ -29,14 +31,21 @@ transformers = pytest.importorskip("transformers")
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 CASES = 24
+# The fast tests have every kind of positions with two families, the slow ones with all four.
+FAST = {number for number in range(CASES) if (number + number // 4) % 2 == 0}
+NUMBERS = [pytest.param(number, marks=() if number in FAST else pytest.mark.slow) for number in range(CASES)]
 
 
 def random_config(number: int) -> dict[str, Any]:
-    """A small `config.json`, another for every number; by turns of every family and kind of positions."""
+    """A small `config.json`, another for every number; by turns of every family and kind of
+    positions.
+    """
     chance = random.Random(number)
-    family, heads = FAMILIES[number % 4], chance.choice([2, 4])
+    family = FAMILIES[number % 4]
+    heads = chance.choice([2, 4])
     head_dim = chance.choice([4, 8, 12])
-    longest, known = 64, chance.choice([8, 16, 32])
+    longest = 64
+    known = chance.choice([8, 16, 32])
     config: dict[str, Any] = {
         "model_type": family,
         "vocab_size": chance.choice([33, 64]),
@@ -86,7 +95,7 @@ def theirs_of(place: Path) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_logits_and_gradients_are_those_of_transformers(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
     config = LlamaConfig.from_hf(given_config)
@@ -107,13 +116,16 @@ def test_logits_and_gradients_are_those_of_transformers(number: int, tmp_path: P
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("padded", [False, True], ids=["not read", "read"])
-def test_the_row_of_the_padding_token_learns_here_if_the_text_has_it(tied: bool, padded: bool, tmp_path: Path) -> None:
-    """Logits and every other gradient are those of transformers, which gives that row nothing from the input."""
+def test_padding_token_in_text_learns(tied: bool, padded: bool, tmp_path: Path) -> None:
+    """Logits and every other gradient are those of transformers, which gives that row nothing from
+    the input.
+    """
     pad = 5
     config = LlamaConfig.from_hf({**random_config(0), "pad_token_id": pad, "tie_word_embeddings": tied})
     weights = random_weights(config, 0)
     write_checkpoint(tmp_path / "ours", weights, config, tier=0, companions={})
-    theirs, ours = theirs_of(tmp_path / "ours"), Llama.of(config, 0, weights)
+    theirs = theirs_of(tmp_path / "ours")
+    ours = Llama.of(config, 0, weights)
     assert theirs.model.embed_tokens.padding_idx == pad
     tokens = torch.randint(6, config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
     if padded:
@@ -122,13 +134,14 @@ def test_the_row_of_the_padding_token_learns_here_if_the_text_has_it(tied: bool,
     torch.testing.assert_close(ours(tokens[:, :-1]), logits, rtol=1e-4, atol=1e-4)
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     ours.loss(tokens).backward()
-    found, expected = ours.model.embed_tokens.weight.grad, theirs.model.embed_tokens.weight.grad
+    found = ours.model.embed_tokens.weight.grad
+    expected = theirs.model.embed_tokens.weight.grad
     others = torch.arange(config.vocab_size) != pad
     torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=1e-4)
     assert torch.allclose(found[pad], expected[pad], rtol=1e-4, atol=1e-4) is not padded
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
     made = transformers.AutoConfig.for_model(**given_config)
@@ -152,7 +165,9 @@ def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> No
     ids=["llama3", "yarn"],
 )
 def test_positions_of_published_sizes_are_those_of_transformers(table: dict[str, Any]) -> None:
-    """Heads as small as above have no frequency between those that are stretched and those that are not."""
+    """Heads as small as above have no frequency between those that are stretched and those that are
+    not.
+    """
     table = table | {"original_max_position_embeddings": 8192}
     given_config = random_config(0) | {"head_dim": 128, "max_position_embeddings": 65536, "rope_parameters": table}
     made = transformers.AutoConfig.for_model(**given_config)
@@ -178,8 +193,8 @@ def test_a_tier_computes_what_its_exported_checkpoint_does(number: int, tmp_path
         assert {name: tuple(tensor.shape) for name, tensor in exported.items()} == config.parameter_shapes(tier)
 
 
-@pytest.mark.parametrize("number", range(CASES))
-def test_the_schema_goes_through_its_document_and_what_says_nothing_is_not_in_it(number: int) -> None:
+@pytest.mark.parametrize("number", NUMBERS)
+def test_schema_roundtrips_and_omits_defaults(number: int) -> None:
     config = LlamaConfig.from_hf(random_config(number))
     schema = state_schema(config.to_hf(), 2)
     document = schema.document()
@@ -190,7 +205,7 @@ def test_the_schema_goes_through_its_document_and_what_says_nothing_is_not_in_it
     assert not [key for key in plain if (key.startswith("rope_") and key != "rope_theta") or "bias" in key]
 
 
-def test_models_of_one_shape_that_compute_otherwise_have_other_schemas() -> None:
+def test_equal_shapes_with_other_functions_differ_in_schema() -> None:
     shape = {**random_config(0), "attention_bias": False, "mlp_bias": False, "num_key_value_heads": 2}
     shape |= {"sliding_window": None, "tie_word_embeddings": False}
     tables = [random_config(number)["rope_parameters"] for number in range(0, CASES, 4)]

@@ -1,4 +1,6 @@
-"""What a `config.json` says is computed, or refused by the key's name; what changes no function is kept."""
+"""What a `config.json` says is computed, or refused by the key's name; what changes no function is
+kept.
+"""
 
 import json
 from pathlib import Path
@@ -27,7 +29,9 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What transformers' Llama computes of the same weights, for every configuration: its last logits."""
+    """What transformers' Llama computes of the same weights, for every configuration: its last
+    logits.
+    """
     found = {}
     for name, change in CHANGES.items():
         place = tmp_path_factory.mktemp("theirs") / "m"

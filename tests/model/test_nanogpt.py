@@ -1,4 +1,6 @@
-"""NanoGPT: against a restatement that is written otherwise, option by option; causality, gradients, tiers, learning."""
+"""NanoGPT: against a restatement that is written otherwise, option by option; causality, gradients,
+tiers, learning.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_logits_and_gradients_are_those_of_the_restatement(option: str, tied: bo
 )
 def test_so_are_those_of_models_of_any_sizes_with_any_options(number: int) -> None:
     dice = random.Random(number)
-    heads, layers = dice.choice((1, 2, 4)), dice.randint(1, 5)
+    heads = dice.choice((1, 2, 4))
+    layers = dice.randint(1, 5)
     _same_as_restated(
         config(
             "plain",
@@ -64,7 +67,8 @@ def test_so_are_those_of_models_of_any_sizes_with_any_options(number: int) -> No
 
 
 def _same_as_restated(shape: NanoGPTConfig) -> None:
-    params, ids = weights(shape), tokens(1, 5)
+    params = weights(shape)
+    ids = tokens(1, 5)
     net = shape.build(0, {name: tensor.clone() for name, tensor in params.items()})
     logits = net(ids)[0]
     own = {name: tensor.clone().requires_grad_(True) for name, tensor in params.items()}
@@ -82,20 +86,24 @@ def _same_as_restated(shape: NanoGPTConfig) -> None:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_no_position_sees_a_later_token(option: str) -> None:
     shape = config(option)
-    net, ids = shape.build(0, weights(shape)), tokens()
+    net = shape.build(0, weights(shape))
+    ids = tokens()
     for place in (1, 6, 11):
         changed = ids.clone()
         changed[:, place:] = (changed[:, place:] + 1) % 48
-        before, after = net(ids), net(changed)
+        before = net(ids)
+        after = net(changed)
         assert torch.equal(before[:, :place], after[:, :place])
         assert not torch.allclose(before[:, place], after[:, place])
 
 
 @pytest.mark.parametrize("option", [name for name in OPTIONS if name != "plain"])
 def test_every_option_changes_the_function(option: str) -> None:
-    ids, plain = tokens(), config("plain")
+    ids = tokens()
+    plain = config("plain")
     shape = config(option)
-    net, other = shape.build(0, weights(shape)), plain.build(0, weights(plain))
+    net = shape.build(0, weights(shape))
+    other = plain.build(0, weights(plain))
     assert not torch.allclose(net(ids), other(ids), atol=1e-6)
 
 
@@ -113,9 +121,10 @@ def test_what_options_add_begins_with_the_said_values() -> None:
 
 
 @pytest.mark.parametrize(("option", "tier"), [*itertools.product(OPTIONS, (1, 2))])
-def test_a_tier_is_a_prefix_and_computes_what_the_full_model_does_without_the_rest(option: str, tier: int) -> None:
+def test_nanogpt_tier_equals_full_model_without_other_units(option: str, tier: int) -> None:
     shape = config(option)
-    full, held = weights(shape), weights(shape, tier)
+    full = weights(shape)
+    held = weights(shape, tier)
     for name, tensor in held.items():
         assert torch.equal(tensor, full[name][tuple(slice(0, size) for size in tensor.shape)]), name
     for name, tensor in full.items():
@@ -126,7 +135,7 @@ def test_a_tier_is_a_prefix_and_computes_what_the_full_model_does_without_the_re
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_config_goes_through_its_file_and_a_schema_through_its_document(option: str) -> None:
+def test_nanogpt_config_and_schema_roundtrip(option: str) -> None:
     shape = config(option)
     for tier in (0, 2):
         assert config_of(shape.to_hf(tier)) == shape
@@ -140,6 +149,7 @@ def test_every_option_is_part_of_what_members_agree_on() -> None:
     assert all(one != other for one, other in itertools.combinations(documents, 2))
 
 
+@pytest.mark.slow
 def test_nanogpt_overfits_a_text_at_every_tier() -> None:
     ids = tokens(1, 12)
     for tier in (0, 2):
@@ -207,7 +217,9 @@ def test_a_key_that_is_like_no_other_is_refused_too() -> None:
 
 
 def test_what_every_file_carries_passes() -> None:
-    """As transformers writes it for a model of a base class, and as other files say that there is nothing."""
+    """transformers writes these keys for a model of a base class, and as other files say that there
+    is nothing.
+    """
     written = pytest.importorskip("transformers").PreTrainedConfig().to_dict()
     carried = written | {"torch_dtype": "bfloat16", "_name_or_path": "a/b", "eos_token_id": [1, 2], "use_cache": True}
     nothing = {"attention_bias": False, "sliding_window": None, "use_smear_gate": False, "attention_dropout": 0.0}

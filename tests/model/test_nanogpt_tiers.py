@@ -1,4 +1,6 @@
-"""Tiers of a NanoGPT that keep what they name, where skips bind layers to each other and tables bind heads."""
+"""Tiers of a NanoGPT that keep what they name, where skips bind layers to each other and tables
+bind heads.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,22 @@ NAMED: dict[str, list[dict[str, Any]]] = {
         pytest.param("unet_skips", marks=pytest.mark.slow),
     ],
 )
-def test_a_tier_that_keeps_what_it_names_computes_what_the_full_model_does_without_the_rest(
-    option: str, named: str
-) -> None:
+def test_nanogpt_named_tier_equals_full_model_without_the_rest(option: str, named: str) -> None:
     shape = config(option, matformer_tiers=NAMED[named])
     for tier in (1, 2):
-        full, kept = weights(shape), shape.shape(tier)
+        full = weights(shape)
+        kept = shape.shape(tier)
         shapes = shape.parameter_shapes(tier)
         held = {name: full[name][tuple(map(slice, size))].clone() for name, size in shapes.items()}
         for layer in kept.layers:
             width, heads = kept.of_layer(layer)
             full[f"model.layers.{layer}.self_attn.o_proj.weight"][:, heads * shape.head_dim :] = 0
             full[f"model.layers.{layer}.mlp.down_proj.weight"][:, width:] = 0
-        net, ids = shape.build(tier, held), tokens(1, 5)
+        net = shape.build(tier, held)
+        ids = tokens(1, 5)
         own = {name: tensor.requires_grad_(True) for name, tensor in full.items()}
-        wanted, found = restated(own, shape, ids[0], kept.layers), net(ids)[0]
+        wanted = restated(own, shape, ids[0], kept.layers)
+        found = net(ids)[0]
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
         wanted.square().sum().backward()
         found.double().square().sum().backward()
@@ -61,17 +64,19 @@ def test_a_tier_that_keeps_what_it_names_computes_what_the_full_model_does_witho
 
 @pytest.mark.parametrize("named", NAMED)
 def test_no_position_of_such_a_tier_sees_a_later_token(named: str) -> None:
-    shape, ids = config("all", matformer_tiers=NAMED[named]), tokens()
+    shape = config("all", matformer_tiers=NAMED[named])
+    ids = tokens()
     changed = ids.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % 48
     for tier in (1, 2):
         net = shape.build(tier, weights(shape, tier))
-        before, after = net(ids), net(changed)
+        before = net(ids)
+        after = net(changed)
         assert torch.equal(before[:, :6], after[:, :6])
         assert not torch.allclose(before[:, 6], after[:, 6])
 
 
-def test_a_tier_holds_of_value_embeddings_and_skips_what_its_layers_take() -> None:
+def test_tier_holds_value_embeddings_and_skips_of_its_layers() -> None:
     shape = config("all", value_embeddings=2, matformer_tiers=NAMED["all at once"])
     tables = [
         {name: size for name, size in shape.parameter_shapes(tier).items() if "value_embeds" in name}

@@ -1,4 +1,6 @@
-"""Checkpoints as DeepSeek publishes them: weights in fp8 by blocks, and layers that are no part of the model."""
+"""Checkpoints as DeepSeek publishes them: weights in fp8 by blocks, and layers that are no part of
+the model.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,17 @@ V3: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "initializer_range": 0.5,
 }
-ROWS, COLUMNS = BLOCK = 16, 8
+BLOCK = (16, 8)
+ROWS, COLUMNS = BLOCK
 QUANTIZED = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [16, 8]}
 CONFIG = config_of(V3)
 GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
 
 
 def in_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and scales, such that a block's largest number is the largest there is, block by block."""
+    """Weights and scales, such that a block's largest number is the largest there is, block by
+    block.
+    """
     rows, columns = tensor.shape
     weights = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn)
     scales = torch.empty(-(-rows // ROWS), -(-columns // COLUMNS))
@@ -71,9 +76,12 @@ def meant(weights: Tensor, scales: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def quantized() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A published file's tensors, and the numbers that they mean. As published, tables and gates are plain."""
+    """A published file's tensors, and the numbers that they mean. As published, tables and gates
+    are plain.
+    """
     params = init_weights(CONFIG, 1)
-    filed, wanted = dict(params), dict(params)
+    filed = dict(params)
+    wanted = dict(params)
     for name, tensor in params.items():
         if tensor.dim() == 2 and "_proj" in name:
             filed[name], filed[name + "_scale_inv"] = in_fp8(tensor)
@@ -186,14 +194,16 @@ def test_another_quantisation_is_refused_by_name(change: dict[str, Any]) -> None
 
 
 def further() -> dict[str, Tensor]:
-    """Of one layer that predicts a second token, as published: a layer, and what lies around it."""
+    """The tensors of one layer that predicts a second token, as published: a layer, and what lies
+    around it.
+    """
     names = ("eh_proj.weight", "enorm.weight", "embed_tokens.weight", "shared_head.head.weight", "mlp.gate.weight")
     tensors = {f"model.layers.2.{name}": torch.ones(2, 2) for name in names}
     return tensors | {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1, 1)}
 
 
 @pytest.mark.parametrize("tier", [0, 1])
-def test_layers_that_predict_further_tokens_are_passed_over_with_one_warning(
+def test_multi_token_layers_are_skipped_with_one_warning(
     tier: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_checkpoint(tmp_path / "m", init_weights(CONFIG, 1), CONFIG, tier=0, companions={})
@@ -214,7 +224,7 @@ def test_layers_that_predict_further_tokens_are_passed_over_with_one_warning(
         load(tmp_path / "m", tier)
 
 
-def test_a_file_that_holds_nothing_but_further_layers_may_be_away(tmp_path: Path) -> None:
+def test_shard_with_only_multi_token_layers_may_be_absent(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m", init_weights(CONFIG, 1), CONFIG, tier=0, companions={})
     file = tmp_path / "m" / "model.safetensors"
     own = dict.fromkeys(load_file(file), "own.safetensors")

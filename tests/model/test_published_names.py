@@ -1,4 +1,6 @@
-"""Weights under the names of published checkpoints: without the base model's prefix, with masks, and in shards."""
+"""Weights under the names of published checkpoints: without the base model's prefix, with masks,
+and in shards.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def test_load_published_names_gives_the_same_tensors(
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
 
 
-def test_load_shards_without_prefix_skips_those_a_tier_does_not_need(tmp_path: Path) -> None:
+def test_load_without_prefix_skips_unneeded_shards(tmp_path: Path) -> None:
     weights = save(tmp_path, "qwen3")
     document = json.loads((tmp_path / "config.json").read_text())
     entry = {"layers": [0], "intermediate_size": 16}

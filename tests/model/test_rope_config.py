@@ -1,4 +1,6 @@
-"""Tables of positions with numbers of every kind: what is read is what transformers makes of it, or it is refused."""
+"""Tables of positions with numbers of every kind: what is read is what transformers makes of it, or
+it is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import scaled_rotary
+from aftermath.model.arch.transformer import scaled_rotary
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError
 
@@ -78,7 +80,7 @@ TABLES = [*itertools.product(KINDS, ("rope_parameters", "outside the table")), (
 
 
 @pytest.mark.parametrize(("kind", "where"), TABLES)
-def test_whatever_a_number_of_a_table_is_it_is_what_transformers_makes_of_it_or_refused(kind: str, where: str) -> None:
+def test_rope_number_equals_transformers_or_is_refused(kind: str, where: str) -> None:
     outside = where == "outside the table"
     for key in ("original_max_position_embeddings",) if outside else KEYS:
         for value in VALUES:
@@ -105,7 +107,7 @@ def test_whatever_a_number_of_a_table_is_it_is_what_transformers_makes_of_it_or_
 
 @pytest.mark.parametrize("key", ["attention_factor", "beta_fast", "beta_slow"])
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, math.nan, math.inf, True, "1"])
-def test_a_number_that_yarn_cannot_have_is_refused_with_what_is_expected(key: str, value: object) -> None:
+def test_impossible_yarn_number_is_refused_with_bounds(key: str, value: object) -> None:
     with pytest.raises(ModelConfigError) as refused:
         config_of(SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN, key: value}})
     assert refused.value.message == f"config.json: rope_parameters.{key} {value!r} is not supported"

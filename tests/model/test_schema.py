@@ -6,9 +6,8 @@ import pytest
 
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
-from aftermath.model.canonical import canonical
 from aftermath.model.config import ModelConfigError, WidthNotDivisible, stored_tier
-from aftermath.model.schema import SchemaError, StateSchema, state_schema
+from aftermath.model.schema import SchemaError, StateSchema, canonical, state_schema
 
 HF: dict[str, Any] = {
     "vocab_size": 320,

@@ -1,4 +1,6 @@
-"""Segments: views and bytes of a replica's parts, and level hashes that replicas of different tiers share."""
+"""Segments: views and bytes of a replica's parts, and level hashes that replicas of different tiers
+share.
+"""
 
 import hashlib
 
@@ -40,14 +42,14 @@ def test_segments_cover_every_parameter_exactly_once(schema: StateSchema) -> Non
         assert sum(tensor.numel() for tensor in params.values()) == schema.parameters(tier)
 
 
-def test_replicas_of_different_tiers_share_the_hashes_of_common_levels(schema: StateSchema) -> None:
+def test_replicas_of_other_tiers_share_level_hashes(schema: StateSchema) -> None:
     replicas = [init_weights(CONFIG, 3, tier) for tier in range(3)]
     for level in range(3):
         assert len({level_hash(replicas[tier], schema, level) for tier in range(level + 1)}) == 1
     assert len({level_hash(replicas[0], schema, level) for level in range(3)}) == 3
 
 
-def test_a_level_hash_sees_every_bit_of_its_level_and_nothing_else(schema: StateSchema) -> None:
+def test_level_hash_depends_on_each_bit_of_its_level_only(schema: StateSchema) -> None:
     params = init_weights(CONFIG, 3)
     before = [level_hash(params, schema, level) for level in range(3)]
     name = "model.layers.1.mlp.down_proj.weight"
@@ -56,10 +58,12 @@ def test_a_level_hash_sees_every_bit_of_its_level_and_nothing_else(schema: State
     assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True]
 
 
-def test_level_hash_is_the_root_of_the_digests_of_little_endian_segments(
+def test_level_hash_is_root_of_little_endian_segment_digests(
     schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params, root, digests = init_weights(CONFIG, 3), hashlib.sha256(b"aftermath level 1\0"), []
+    params = init_weights(CONFIG, 3)
+    root = hashlib.sha256(b"aftermath level 1\0")
+    digests = []
     for segment in schema.of_level(1):
         values = params[segment.name].numpy()
         cut = (slice(None),) * (segment.dim or 0) + (slice(12, 24),)
@@ -88,8 +92,9 @@ def test_writing_goes_into_parameters_that_require_gradients(schema: StateSchema
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_bytes_that_are_not_finite_are_refused_and_change_nothing(schema: StateSchema, poison: float) -> None:
-    params, segment = init_weights(CONFIG, 3), schema.of_level(1)[0]
+def test_nonfinite_bytes_are_refused_and_change_nothing(schema: StateSchema, poison: float) -> None:
+    params = init_weights(CONFIG, 3)
+    segment = schema.of_level(1)[0]
     values = np.zeros(segment.shape, "<f4")
     values.flat[5] = poison
     with pytest.raises(SegmentError, match="not finite"):
@@ -99,7 +104,8 @@ def test_bytes_that_are_not_finite_are_refused_and_change_nothing(schema: StateS
 
 @pytest.mark.parametrize("change", [-4, -1, 1, 4])
 def test_bytes_of_another_size_are_refused(schema: StateSchema, change: int) -> None:
-    params, segment = init_weights(CONFIG, 3), schema.of_level(1)[0]
+    params = init_weights(CONFIG, 3)
+    segment = schema.of_level(1)[0]
     with pytest.raises(SegmentError, match="takes"):
         write_segment(params, segment, bytes(segment.numel * 4 + change))
 

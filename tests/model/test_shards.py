@@ -1,4 +1,6 @@
-"""Weights in several files: written, exported, merged and read for a tier without what the tier does not hold."""
+"""Weights in several files: written, exported, merged and read for a tier without what the tier
+does not hold.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,13 @@ from safetensors import safe_open
 from aftermath.base.outputs import MARK
 from aftermath.model import store, weights
 from aftermath.model.architectures import config_of
-from aftermath.model.checkpoint import find, load
+from aftermath.model.checkpoint import find, load, merged, verified
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE
-from aftermath.model.merge import merged
 from aftermath.model.store import save, write_checkpoint
-from aftermath.model.verify import verified
 from replica.whole_round import MODELS
 
 torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def written(place: Path, said: dict[str, Any]) -> ModelConfig:
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "nanogpt", "deepseek-v2", "deepseek-v3"])
-def test_every_tier_goes_out_in_several_files_and_merges_back_to_the_same_bits(model: str, tmp_path: Path) -> None:
+def test_sharded_export_of_tiers_merges_to_same_bits(model: str, tmp_path: Path) -> None:
     place = tmp_path / "m"
     config = written(place, MODELS[model])
     sizes = [path.stat().st_size for path in place.glob("model-*-of-*.safetensors")]
@@ -97,7 +97,7 @@ def test_a_step_is_the_same_model_only_with_the_same_files(tmp_path: Path) -> No
         keep(1)
 
 
-def test_files_that_hold_only_layers_which_a_tier_skips_need_not_be_there(tmp_path: Path) -> None:
+def test_shards_of_skipped_layers_may_be_absent(tmp_path: Path) -> None:
     place = tmp_path / "m"
     config = written(place, LLAMA | SKIPPING)
     index = json.loads((place / INDEX_FILE).read_text())["weight_map"]
@@ -117,8 +117,11 @@ def test_files_that_hold_only_layers_which_a_tier_skips_need_not_be_there(tmp_pa
 
 
 def touched(path: Path) -> int:
-    """Bytes of a file that this process has mapped and looked at, in whole pages and what the kernel maps with them."""
-    count, ours = 0, False
+    """Bytes of a file that this process has mapped and looked at, in whole pages and what the
+    kernel maps with them.
+    """
+    count = 0
+    ours = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
             ours = line.endswith(str(path))
@@ -128,10 +131,10 @@ def touched(path: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", ["width", "layers"])
-def test_a_tier_touches_only_what_it_holds_of_the_full_models_file(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that it lacks are never looked at, nor layers; of a matrix that is cut by columns every page is."""
+def test_tier_reads_only_its_pages_of_full_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that it lacks are never looked at, nor layers; of a matrix that is cut by columns every
+    page is.
+    """
     monkeypatch.setattr(store, "SHARD_BYTES", 1 << 40)
     said = LLAMA | {"hidden_size": 512, "intermediate_size": 8192}  # matrices of 16 MiB
     said |= {"matformer_tiers": [{"layers": [1]}]} if kind == "layers" else {}
@@ -148,7 +151,8 @@ def test_a_tier_touches_only_what_it_holds_of_the_full_models_file(
             seen.append(touched(Path(path)))
 
     monkeypatch.setattr(weights, "safe_open", watched)
-    full, held = config.parameter_shapes(), config.parameter_shapes(tier)
+    full = config.parameter_shapes()
+    held = config.parameter_shapes(tier)
     params = load(tmp_path / "m", tier, "universal")
     assert {name: tuple(tensor.shape) for name, tensor in params.items()} == held
     columns = {name: full[name] if name.endswith("down_proj.weight") else shape for name, shape in held.items()}

@@ -1,4 +1,6 @@
-"""A run's checkpoints in a directory: how many stay, and what happens to those of a past that was left."""
+"""A run's checkpoints in a directory: how many stay, and what happens to those of a past that was
+left.
+"""
 
 import filecmp
 import os
@@ -40,7 +42,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_only_the_newest_steps_of_this_run_and_what_is_needed_remain(tmp_path: Path) -> None:
+def test_prune_keeps_newest_and_needed_steps(tmp_path: Path) -> None:
     keep(tmp_path, 3, run_id="other")
     places = {step: keep(tmp_path, step).place for step in (2, 9, 10, 11)}
     prune(tmp_path, "run", 11, 2, {places[2]})
@@ -66,7 +68,7 @@ def test_steps_of_a_past_that_was_left_go_first(tmp_path: Path) -> None:
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step50", "run-step60"]
 
 
-def test_another_model_of_a_step_that_nothing_needs_is_moved_aside(tmp_path: Path) -> None:
+def test_unneeded_other_model_of_step_is_moved_aside(tmp_path: Path) -> None:
     other = keep(tmp_path, 6).place
     place = tmp_path / "run-step5"
     assert keep(tmp_path, 5, seed=1) == Saved(place, None)
@@ -104,7 +106,7 @@ def test_only_a_directory_of_this_place_is_moved_aside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("earlier", ["another run", "an earlier version", "a file"])
 def test_save_keeps_checkpoints_of_another_run_with_same_id(tmp_path: Path, earlier: str) -> None:
-    """Its run id was closed and created again, with the same directory for checkpoints."""
+    """The run id was closed and created again, with the same directory for checkpoints."""
     if earlier == "a file":
         (tmp_path / "run-step5").write_text("mine")
     else:
@@ -124,7 +126,9 @@ def test_save_keeps_checkpoints_of_another_run_with_same_id(tmp_path: Path, earl
 
 
 def test_what_was_moved_aside_goes_first_and_does_not_pile_up(tmp_path: Path) -> None:
-    """The owner goes back from 30 to 10 again and again; two are kept, whichever past they are of."""
+    """The owner goes back from 30 to 10 again and again; two are kept, whichever past they
+    are of.
+    """
     keep(tmp_path, 3, run_id="other", seed=1)
     keep(tmp_path, 3, run_id="other", seed=2)
     others = names(tmp_path)
@@ -141,7 +145,7 @@ def test_what_was_moved_aside_goes_first_and_does_not_pile_up(tmp_path: Path) ->
     assert [name for name in names(tmp_path) if name not in others] == ["run-step30", aside.name], "it is named now"
 
 
-def test_a_kill_between_the_two_renames_loses_neither_past_nor_place(tmp_path: Path) -> None:
+def test_kill_between_renames_loses_no_checkpoint(tmp_path: Path) -> None:
     place = keep(tmp_path, 5, seed=1).place
     child = os.fork()
     if child == 0:
@@ -180,7 +184,9 @@ def test_a_second_rename_that_fails_puts_the_older_back(tmp_path: Path, monkeypa
 
 
 def test_of_two_processes_that_move_a_step_aside_only_one_does(tmp_path: Path) -> None:
-    """The second finds what the first has put there, and not what it would have found a moment before."""
+    """The second finds what the first has put there, and not what it would have found a moment
+    before.
+    """
     keep(tmp_path / "kept", 5, seed=1)
     child = os.fork()
     if child == 0:

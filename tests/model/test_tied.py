@@ -1,4 +1,6 @@
-"""Tied or not, of every architecture: one tensor in the schema, a gradient of both its uses, checkpoints both ways."""
+"""Tied or not, of every architecture: one tensor in the schema, a gradient of both its uses,
+checkpoints both ways.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,11 @@ def learnt(config: ModelConfig, tier: int, params: dict[str, Tensor], tokens: Te
 @settings(max_examples=max(3, settings().max_examples // 10))
 @given(seed=SEEDS, data=st.data())
 def test_its_gradient_is_the_sum_of_both_uses(name: str, seed: int, data: st.DataObject) -> None:
-    """As of the same model whose head is a copy of the embedding: equal logits, and two gradients where here is one."""
-    (tied, apart), tier = pair(name), data.draw(st.sampled_from(tiers(name)), "tier")
+    """Gradients of the same model whose head is a copy of the embedding: equal logits, and two
+    gradients where here is one.
+    """
+    (tied, apart) = pair(name)
+    tier = data.draw(st.sampled_from(tiers(name)), "tier")
     embedding, head = tied.tables()
     params = weights(tied, tier, seed)
     tokens = torch.randint(0, tied.vocab_size, (2, 10), generator=torch.Generator().manual_seed(seed))
@@ -96,7 +101,9 @@ def test_the_schema_has_one_tensor_of_both_uses(name: str) -> None:
 @settings(max_examples=max(1, settings().max_examples // 50))
 @given(seed=SEEDS)
 def test_checkpoints_go_both_ways(name: str, tied: bool, seed: int) -> None:
-    """A directory gives what went into it, at every tier and to transformers, where it knows the model, and back."""
+    """A directory gives what went into it, at every tier and to transformers, where it knows the
+    model, and back.
+    """
     config = pair(name)[0 if tied else 1]
     params = weights(config, 0, seed)
     tokens = torch.randint(0, config.vocab_size, (2, 10), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,6 @@
-"""Tiers that keep layers, heads and widths of their own: what they hold and compute, their files, bad entries."""
+"""Tiers that keep layers, heads and widths of their own: what they hold and compute, their files,
+bad entries.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.model.architectures import config_of
-from aftermath.model.checkpoint import load, load_config
+from aftermath.model.checkpoint import load, load_config, merged, verified
 from aftermath.model.config import ModelConfig, ModelConfigError
 from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
-from aftermath.model.merge import merged
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.segments import level_hash, view
 from aftermath.model.store import write_checkpoint
 from aftermath.model.tiers import PARTS
-from aftermath.model.verify import verified
 
 torch.set_num_threads(1)
 
@@ -77,7 +77,8 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
     """Two entries, each with less than the one before."""
-    layers, heads = config["num_hidden_layers"], config.get("num_key_value_heads", config["num_attention_heads"])
+    layers = config["num_hidden_layers"]
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
     held = dict.fromkeys(range(layers), (config["intermediate_size"], heads))
     entries = []
     for number in range(2):
@@ -92,7 +93,9 @@ def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str
 
 
 def random_tiers_of_experts(chance: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same of a model whose first layers are dense, and which keeps layers of either kind, or of one."""
+    """A tiered model whose first layers are dense, and which keeps layers of either kind, or
+    of one.
+    """
     dense = config["first_k_dense_replace"]
     whole = (config["intermediate_size"], config["moe_intermediate_size"])
     held = {n: whole[n >= dense] for n in range(config["num_hidden_layers"])}
@@ -138,7 +141,7 @@ NUMBERS = pytest.mark.parametrize(
 
 
 @NUMBERS
-def test_a_tier_computes_what_its_exported_checkpoint_does_and_merges_back(number: int, tmp_path: Path) -> None:
+def test_tier_equals_its_export_and_merges_back(number: int, tmp_path: Path) -> None:
     config = config_of(files_of(number))
     weights = random_weights(config, number)
     write_checkpoint(tmp_path / "m", weights, config, tier=0, companions={})
@@ -148,7 +151,8 @@ def test_a_tier_computes_what_its_exported_checkpoint_does_and_merges_back(numbe
     for tier in (1, 2):
         place = tmp_path / f"m-tier{tier}"
         assert load_config(place) == config
-        cut, own = load(tmp_path / "m", tier, "universal"), load(place, tier)
+        cut = load(tmp_path / "m", tier, "universal")
+        own = load(place, tier)
         assert {name: tuple(tensor.shape) for name, tensor in own.items()} == config.parameter_shapes(tier)
         assert all(torch.equal(own[name], cut[name]) for name in cut)
         assert torch.equal(config.build(tier, cut)(tokens), config.build(tier, own)(tokens))
@@ -160,9 +164,7 @@ def test_a_tier_computes_what_its_exported_checkpoint_does_and_merges_back(numbe
     ("family", "kind"),
     [("llama", "heads"), ("llama", "layers"), ("llama", "widths"), ("qwen2", "heads"), ("qwen3", "heads")],
 )
-def test_transformers_computes_the_same_of_a_tier_whose_layers_are_alike(
-    family: str, kind: str, tmp_path: Path
-) -> None:
+def test_tier_of_equal_layers_equals_transformers(family: str, kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = config_of(LLAMA | {"model_type": family, "matformer_tiers": KINDS[kind]})
     write_checkpoint(tmp_path / "m", random_weights(config, 5), config, tier=0, companions={})
@@ -200,7 +202,7 @@ def test_it_does_of_a_deepseeks_tier(file: dict[str, Any], entries: list[dict[st
 
 
 @NUMBERS
-def test_levels_hold_every_number_once_and_are_equal_at_every_tier(number: int) -> None:
+def test_levels_cover_each_number_once_at_every_tier(number: int) -> None:
     config = config_of(files_of(number))
     schema = state_schema(config.to_hf(), 3)
     document = schema.document()
@@ -216,7 +218,8 @@ def test_levels_hold_every_number_once_and_are_equal_at_every_tier(number: int) 
         assert sum(tensor.numel() for tensor in held.values()) == schema.parameters(tier)
         for level in range(tier, 3):
             assert level_hash(held, schema, level) == level_hash(full, schema, level)
-        started, whole = init_weights(config, 3, tier), init_weights(config, 3)
+        started = init_weights(config, 3, tier)
+        whole = init_weights(config, 3)
         assert all(torch.equal(started[name], whole[name][tuple(map(slice, held[name].shape))]) for name in held)
 
 

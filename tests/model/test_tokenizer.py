@@ -1,4 +1,6 @@
-"""A tokenizer.json may be a stranger's: whatever it asks for ends its own process at most, and is told."""
+"""A tokenizer.json may be a stranger's: whatever it asks for ends its own process at most, and is
+told.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ MORE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
 OF_NOTHING = {"type": "Replace", "pattern": {"String": ""}, "content": "a" * 5000}
 REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$|(a|aa)+b"}, "behavior": "Isolated", "invert": False}
 CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 3}
-# what the library does of them, by itself: end the process, end it after gigabytes, or raise what is no Exception
+# what the library does of them, by itself: end the process, end it after gigabytes, or raise what
+# is no Exception
 HOSTILE: dict[str, dict[str, Any]] = {
     "replacements that multiply": {"normalizer": _sequence(MORE, 4, "normalizers")},
     "a pattern without end": {"pre_tokenizer": REGEX},
@@ -87,7 +90,7 @@ def test_tokenizer_saved_with_limits_neither_cuts_nor_pads(what: str) -> None:
     assert _changed(**CUTS_OR_PADS[what]).encode("two words") == [*b"two words"]
 
 
-def test_tokenizer_with_gaps_has_a_vocabulary_above_its_largest_id() -> None:
+def test_tokenizer_with_gaps_counts_up_to_largest_id() -> None:
     gaps = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 90}, unk_token="a"))
     assert in_its_process(gaps).vocab_size == 91
 
@@ -130,7 +133,8 @@ def test_decode_after_other_tokens_keeps_the_leading_space() -> None:
 
 
 def test_what_it_answers_is_what_the_library_does() -> None:
-    tokenizer, library = in_its_process(), byte_tokenizer()
+    tokenizer = in_its_process()
+    library = byte_tokenizer()
     assert tokenizer.vocab_size == library.get_vocab_size()
     for text in ("", "def f():\n", "naïve 猫\u2028", TEXT * 1000):
         ids = tokenizer.encode(text)
@@ -184,7 +188,8 @@ def test_its_process_ends_with_it() -> None:
 
 
 def test_two_threads_have_their_own_answers() -> None:
-    tokenizer, wrong = in_its_process(), []
+    tokenizer = in_its_process()
+    wrong = []
 
     def ask(text: str) -> None:
         for _ in range(150):

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.config.read import optimizer_of
 from aftermath.config.training import ADAMW, DISTRO, SPARSELOCO, UNSAID, Optimizer, SparseLoCoSettings
-from aftermath.model.levels import SchemaError
+from aftermath.model.schema import SchemaError
 from aftermath.optim.agreed import settings_of
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import SETTINGS

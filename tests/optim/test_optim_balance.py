@@ -170,9 +170,8 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
     assert kept[0].keys() == engine.sizes().keys()
 
 
-@pytest.mark.parametrize(
-    "settings", [pytest.param(DISTRO, id="distro"), pytest.param(INNER, id="inner", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [pytest.param(DISTRO, id="distro"), pytest.param(INNER, id="inner")])
 def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Settings) -> None:
     """Two members of two tiers; the bias begins in favour of two experts."""
     schema, rate, uneven = build_schema(V3, 2, settings), 0.004, []

@@ -1,5 +1,5 @@
 """Rounds of two members from gradients to weights, restated in numpy's float64 by the formulas of
-docs/research.md.
+docs/models.md.
 
 Decided
 - Nothing of `optim` is used in the restatement: blocks, bases, choice, lattice and apply are

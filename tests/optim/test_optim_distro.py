@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.model.levels import SchemaError
+from aftermath.model.schema import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, view
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level

@@ -254,8 +254,21 @@ def test_what_is_too_small_for_the_lattice_waits() -> None:
     assert found[4] > 0  # a quarter each with a decay of .95: 5 rounds make a whole
 
 
-@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
-@pytest.mark.parametrize("changed", [{}, {"bits": 1, "divisor": "all", "outer_lr": 0.8}, {"inner_optimizer": "muon"}])
+ONE_BIT = {"bits": 1, "divisor": "all", "outer_lr": 0.8}
+MUON = {"inner_optimizer": "muon"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sizes"),
+    [
+        pytest.param({}, {}, id="whole blocks"),
+        pytest.param(ONE_BIT, RAGGED, id="one bit, padded blocks"),
+        pytest.param(MUON, {}, id="muon"),
+        pytest.param({}, RAGGED, id="padded blocks", marks=pytest.mark.slow),
+        pytest.param(ONE_BIT, {}, id="one bit", marks=pytest.mark.slow),
+        pytest.param(MUON, RAGGED, id="muon, padded blocks", marks=pytest.mark.slow),
+    ],
+)
 def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[str, int]) -> None:
     """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to
     round.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.config import ModelConfigError
-from aftermath.model.levels import SchemaError
+from aftermath.model.schema import SchemaError
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import SCHEMA_VERSION, Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo

@@ -1,4 +1,5 @@
-"""Handshakes that their senders have given up before they are accepted, with a transport in the same process.
+"""Handshakes that their senders have given up before they are accepted, with a transport in the
+same process.
 
 Prints the milliseconds of CPU that the cheapest of them takes to fail.
 """
@@ -22,7 +23,8 @@ TRIES = 2
 
 async def main(folder: Path) -> None:
     transport = await open_iroh(bytes([1]) * 32, relay="disabled", discovery="local", discovery_dir=folder)
-    host, caller = await Rogue.open(2), await Rogue.open(3)
+    host = await Rogue.open(2)
+    caller = await Rogue.open(3)
     took = []
     for _ in range(TRIES):
         calling = asyncio.create_task(caller.endpoint.connect(host.endpoint.addr(), ALPN))

@@ -13,7 +13,9 @@ from p2p.nodes import Rogue, join, secret, until
 
 @pytest.fixture
 async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[IrohTransport]]]:
-    """Opens transports that find each other through one directory, and closes them after the test."""
+    """Opens transports that find each other through one directory, and closes them after the
+    test.
+    """
     transports: list[IrohTransport] = []
 
     async def open_one(seed: int, bind_port: int = 0) -> IrohTransport:
@@ -63,14 +65,14 @@ def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask no second holder before the first is given up, so that a slow machine changes no
     count.
     """
-    monkeypatch.setattr(peer_stats.Pace, "hedge", lambda self, holder: peer_stats.LONGEST_PATIENCE_S)
+    monkeypatch.setattr(peer_stats.PeerMeasurements, "hedge", lambda self, holder: peer_stats.LONGEST_PATIENCE_S)
 
 
 @pytest.fixture
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give no holder up before a third of the deadline, so that only help can save a fetch."""
-    monkeypatch.setattr(peer_stats.Pace, "patience", lambda self, holder: 1e6)
-    monkeypatch.setattr(peer_stats.Pace, "hedge", lambda self, holder: 0.4)
+    monkeypatch.setattr(peer_stats.PeerMeasurements, "patience", lambda self, holder: 1e6)
+    monkeypatch.setattr(peer_stats.PeerMeasurements, "hedge", lambda self, holder: 0.4)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""A member in its own process, for tests that flood it: what it takes of memory, processor and tasks is its own.
+"""A member in its own process, for tests that flood it: what it takes of memory, processor and
+tasks is its own.
 
-Arguments: discovery directory, seed, members' seeds (comma separated). Prints "ready"; for each line that it reads it
-prints what it takes at that moment, as JSON. It answers "echo" and "large", and serves one blob of a GiB.
+Arguments: discovery directory, seed, members' seeds (comma separated). Prints "ready"; for each
+line that it reads it prints what it takes at that moment, as JSON. It answers "echo" and "large",
+and serves one blob of a GiB.
 """
 
 import asyncio
@@ -38,7 +40,8 @@ async def listen(transport: IrohTransport) -> None:
 
 def taken(transport: IrohTransport) -> dict[str, float]:
     """Bytes and seconds of this process, and how many of what it has or has done."""
-    used, stats = resource.getrusage(resource.RUSAGE_SELF), transport.stats()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    stats = transport.stats()
     return {
         "memory": psutil.Process().memory_info().rss,
         "cpu": used.ru_utime + used.ru_stime,

@@ -1,7 +1,7 @@
 """Members that flood another one, in a process of their own, each by its own endpoint.
 
-Arguments: the victim's address as HOST:PORT, its seed, how they flood (a function below), seeds of the flooders (comma
-separated). Runs until it is killed. Prints "flooding" when all are at it.
+Arguments: the victim's address as HOST:PORT, its seed, how they flood (a function below), seeds of
+the flooders (comma separated). Runs until it is killed. Prints "flooding" when all are at it.
 """
 
 import asyncio
@@ -25,14 +25,17 @@ from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, frame, frame_of
 from p2p.nodes import ECHOED, LARGE_BLOB, Rogue, identity
 
 AT_A_TIME = 40
-"""Streams that a flooder tries to have open: more than are served, and than QUIC allows after the first."""
+"""Streams that a flooder tries to have open: more than are served, and than QUIC allows after the
+first.
+"""
 
 
 class Flooder:
     """One endpoint, and the connection to the victim if it has one."""
 
     def __init__(self, endpoint: iroh.Endpoint, victim: iroh.EndpointAddr) -> None:
-        self.endpoint, self.victim = endpoint, victim
+        self.endpoint = endpoint
+        self.victim = victim
         self._connection: iroh.Connection | None = None
 
     async def connect(self) -> iroh.Connection:

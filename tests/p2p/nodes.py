@@ -1,4 +1,6 @@
-"""What the peer-to-peer tests share: keys, waiting for a condition, and a rogue peer that breaks the rules."""
+"""What the peer-to-peer tests share: keys, waiting for a condition, and a rogue peer that breaks
+the rules.
+"""
 
 import asyncio
 import contextlib
@@ -11,14 +13,18 @@ import iroh
 
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame_of, read_request
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, ReplyStatus, frame_of, read_request
 
 ECHOED = 8
 """Bytes of what a flooded member is asked to say again."""
-LARGE_ANSWER, LARGE_BLOB = 1 << 18, 1 << 30
+LARGE_ANSWER = 1 << 18
+LARGE_BLOB = 1 << 30
 """Bytes of what else it can be asked for."""
-QUIC_STREAMS, QUIC_WINDOW = 200, 1_250_000
-"""What QUIC gives a peer before we have said anything: streams, a half of each kind, and bytes unread on each."""
+QUIC_STREAMS = 200
+QUIC_WINDOW = 1_250_000
+"""What QUIC gives a peer before we have said anything: streams, a half of each kind, and bytes
+unread on each.
+"""
 QUIC_SENDS = 10_000_000
 """Bytes that it keeps of what we send until they are acknowledged, on each connection."""
 CLOSE_S = 0.5
@@ -78,7 +84,8 @@ class Rogue:
     async def dial(
         self, node: IrohTransport, answer: Answer | None = None, *, instance: bytes | None = None
     ) -> iroh.Connection:
-        """Connect to `node` as a correct peer would, one that was just started unless an `instance` is given.
+        """Connect to `node` as a correct peer would, one that was just started unless an `instance`
+        is given.
 
         `answer` serves its requests, else they are left alone.
         """
@@ -111,11 +118,13 @@ class Rogue:
 
 
 def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = None) -> Answer:
-    """Answers blob requests from `data`, stating size `stated`, and ending after `stop_after` bytes of a range."""
+    """Answers blob requests from `data`, stating size `stated`, and ending after `stop_after` bytes
+    of a range.
+    """
 
     async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data) if stated is None else stated)))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data) if stated is None else stated)))
         await stream.send().write_all(data[request.offset : request.offset + request.length][:stop_after])
         await stream.send().finish()
 
@@ -127,7 +136,7 @@ def stalling(data: bytes, after: int) -> Answer:
 
     async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         await stream.send().write_all(data[request.offset : request.offset + after])
         await asyncio.Event().wait()
 

@@ -1,4 +1,6 @@
-"""Where an endpoint listens: the port and the interface that were asked for, and what it tells others of them."""
+"""Where an endpoint listens: the port and the interface that were asked for, and what it tells
+others of them.
+"""
 
 import socket
 from pathlib import Path
@@ -34,7 +36,7 @@ async def test_it_listens_where_it_was_told(tmp_path: Path, host: str | None, fi
         await node.close()
 
 
-async def test_a_fixed_port_without_a_host_is_reached_from_this_machine(tmp_path: Path) -> None:
+async def test_fixed_port_without_host_is_reachable_locally(tmp_path: Path) -> None:
     places = {"relay": "disabled", "discovery": "local", "discovery_dir": tmp_path / "run"}
     nodes = [await open_iroh(secret(seed), bind_port=free_port(), **places) for seed in (1, 2)]  # type: ignore[arg-type]
     try:

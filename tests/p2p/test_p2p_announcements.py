@@ -1,4 +1,6 @@
-"""Announcements: everyone gets each once, again after a reconnect, and nobody can hold the others up."""
+"""Announcements: everyone gets each once, again after a reconnect, and nobody can hold the others
+up.
+"""
 
 import asyncio
 
@@ -35,7 +37,7 @@ async def test_order_is_kept_and_repeats_are_delivered_once(mesh):
     await until(lambda: second.stats().duplicates >= 1)
 
 
-async def test_every_subscriber_gets_all_and_the_first_also_what_came_before(mesh):
+async def test_first_subscriber_gets_earlier_announcements(mesh):
     first, second = await mesh(1, 2)
     await first.announce(b"early")
     await until(lambda: second.stats().received["announce"] > 0)
@@ -67,7 +69,8 @@ async def test_a_late_or_returning_peer_gets_the_last_64(mesh, opened):
 async def test_a_slow_subscriber_loses_its_oldest_and_delays_nobody(mesh, monkeypatch):
     monkeypatch.setattr(announce, "INBOX", 8)
     first, second = await mesh(1, 2)
-    slow, quick = second.announcements(), second.announcements()
+    slow = second.announcements()
+    quick = second.announcements()
     for number in range(50):
         await first.announce(b"%d" % number)
         assert (await take(quick, 1))[0].data == b"%d" % number
@@ -77,7 +80,9 @@ async def test_a_slow_subscriber_loses_its_oldest_and_delays_nobody(mesh, monkey
 
 async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "TOLD_RATE", 1e9)
-    first, second, deaf = await opened(1), await opened(2), await rogue(3)
+    first = await opened(1)
+    second = await opened(2)
+    deaf = await rogue(3)
     join([first, second], deaf.node_id)
     await deaf.dial(first)
     await until(lambda: second.node_id in first.reachable())
@@ -94,7 +99,8 @@ async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkey
 async def test_a_flood_is_read_at_the_allowed_rate(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "TOLD_RATE", 100.0)
     monkeypatch.setattr(limits, "TOLD_BURST", 10.0)
-    node, flooder = await opened(1), await rogue(2)
+    node = await opened(1)
+    flooder = await rogue(2)
     node.set_members([flooder.node_id])
     reader = node.announcements()
     connection = await flooder.dial(node)
@@ -108,7 +114,8 @@ async def test_a_flood_is_read_at_the_allowed_rate(opened, rogue, monkeypatch):
 
 @pytest.mark.parametrize("junk", [(MAX_ANNOUNCEMENT + 1).to_bytes(4, "big"), b"\xff\xff\xff\xff"])
 async def test_an_oversized_announcement_closes_the_connection(opened, rogue, junk):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
     stream = await connection.open_uni()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from aftermath.p2p import attempt
-from aftermath.p2p.attempt import Attempt, Pull
+from aftermath.p2p.attempt import PartialBlob, Pull
 
 HOLDERS = [bytes([number]) * 32 for number in range(4)]
 
@@ -18,13 +18,13 @@ def of_holder(holder: bytes, start: int, length: int) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 1000, 20_000])
 @pytest.mark.parametrize("seed", range(40))
-def test_any_order_of_joining_and_dying_fills_it_and_notes_the_givers(monkeypatch, size, seed):
+def test_pulls_in_any_order_fill_blob_and_record_givers(monkeypatch, size, seed):
     monkeypatch.setattr(attempt, "STRIPE_FROM", 10_000)
     monkeypatch.setattr(attempt, "RANGE", 3_000)
     monkeypatch.setattr(attempt, "WORTH_STEALING", 700)
     monkeypatch.setattr(attempt, "LEAST_PROGRESS", 50)
     rng = random.Random(seed)
-    filled = Attempt.of(size)
+    filled = PartialBlob.of(size)
     pulls: dict[bytes, Pull] = {}
     begun = 0
     while not filled.complete:
@@ -36,7 +36,8 @@ def test_any_order_of_joining_and_dying_fills_it_and_notes_the_givers(monkeypatc
                 pulls[holder] = pull
                 begun += 1
         elif rng.random() < 0.2:
-            pull.silent, pull.slow = rng.random() < 0.5, rng.random() < 0.5
+            pull.silent = rng.random() < 0.5
+            pull.slow = rng.random() < 0.5
         elif rng.random() < 0.1:
             filled.release(pulls.pop(holder))
         else:
@@ -52,9 +53,9 @@ def test_any_order_of_joining_and_dying_fills_it_and_notes_the_givers(monkeypatc
     assert not filled.todo
 
 
-def test_who_joins_a_silent_pull_leads_once_it_brings_something_new():
+def test_joined_pull_leads_after_new_bytes():
     slow, quick, third = HOLDERS[:3]
-    filled = Attempt.of(10)
+    filled = PartialBlob.of(10)
     first = filled.take(slow, 0.0)
     assert first is not None
     filled.put(first, b"aa")

@@ -1,11 +1,13 @@
-"""How long a peer is kept out: longer with each offence, and as at first again after a long good time."""
+"""How long a peer is kept out: longer with each offence, and as at first again after a long good
+time.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.p2p.limits import FIRST_S, LONGEST_S, REMEMBERED_PEERS, Bars
+from aftermath.p2p.limits import FIRST_S, LONGEST_S, REMEMBERED_PEERS, Bans
 
 
 class Hands:
@@ -20,7 +22,8 @@ class Hands:
 
 def test_each_offence_doubles_the_time_up_to_the_longest() -> None:
     clock = Hands()
-    bars, times = Bars(clock), []
+    bars = Bans(clock)
+    times = []
     for _ in range(12):
         times.append(bars.offended(b"p"))
         clock.now += bars.left(b"p")
@@ -31,7 +34,7 @@ def test_each_offence_doubles_the_time_up_to_the_longest() -> None:
 
 def test_a_long_good_time_is_forgiven() -> None:
     clock = Hands()
-    bars = Bars(clock)
+    bars = Bans(clock)
     bars.offended(b"p"), bars.offended(b"p")
     clock.now += bars.left(b"p") + LONGEST_S
     assert bars.offended(b"p") == FIRST_S
@@ -40,7 +43,7 @@ def test_a_long_good_time_is_forgiven() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 4000)), max_size=60))
 def test_nobody_else_is_kept_out_and_little_is_remembered(offences: list[tuple[int, float]]) -> None:
     clock = Hands()
-    bars = Bars(clock)
+    bars = Bans(clock)
     for who, later in offences:
         clock.now += later
         assert 0 < bars.offended(who.to_bytes(2, "big")) <= LONGEST_S

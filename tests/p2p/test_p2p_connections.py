@@ -1,4 +1,6 @@
-"""Who is connected to whom: members only, one connection a pair, back after a restart, gone on close."""
+"""Who is connected to whom: members only, one connection a pair, back after a restart, gone on
+close.
+"""
 
 import asyncio
 import contextlib
@@ -46,7 +48,8 @@ async def _echo(peer: bytes) -> bytes:
 
 
 async def test_a_stranger_is_refused_and_told_why(opened):
-    member, stranger = await opened(1), await opened(2)
+    member = await opened(1)
+    stranger = await opened(2)
     stranger.set_members([member.node_id])
     with pytest.raises(PeerUnreachable, match=r"not a member of this run") as caught:
         await stranger.request(member.node_id, "any", b"", 10, 1.5)
@@ -64,7 +67,7 @@ async def test_asking_a_non_member_fails_at_once(opened):
     assert time.monotonic() - began < 1
 
 
-async def test_a_peer_that_never_started_is_unreachable_within_the_deadline(opened):
+async def test_absent_peer_is_unreachable_within_deadline(opened):
     node = await opened(1)
     node.set_members([identity(9)])
     began = time.monotonic()
@@ -74,7 +77,8 @@ async def test_a_peer_that_never_started_is_unreachable_within_the_deadline(open
 
 
 async def test_an_id_that_is_no_key_does_not_stop_the_others(opened):
-    node, other = await opened(1), await opened(2)
+    node = await opened(1)
+    other = await opened(2)
     not_a_point = next(
         bytes([i]) + bytes(30) + b"\x7f" for i in range(256) if not _is_key(bytes([i]) + bytes(30) + b"\x7f")
     )
@@ -162,7 +166,9 @@ async def test_close_is_quick_under_load(mesh):
 
 async def test_a_member_that_never_greets_holds_nobody_up(opened, rogue, monkeypatch):
     monkeypatch.setattr(incoming, "HANDSHAKE_S", 0.3)
-    node, other, mute = await opened(1), await opened(2), await rogue(3)
+    node = await opened(1)
+    other = await opened(2)
+    mute = await rogue(3)
     join([node, other], mute.node_id)
     connection = await mute.endpoint.connect(node._endpoint.addr(), b"aftermath/1")
     await until(lambda: other.node_id in node.reachable())

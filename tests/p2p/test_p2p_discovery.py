@@ -156,7 +156,9 @@ async def test_who_finds_peers_on_this_machine_does_not_ask_n0(opened, monkeypat
 
 
 async def test_a_forged_address_only_costs_a_dial(opened, tmp_path):
-    first, second, third = await opened(1), await opened(2), await opened(3)
+    first = await opened(1)
+    second = await opened(2)
+    third = await opened(3)
     ids = sorted([first, second], key=lambda one: one.node_id)
     forged = LocalDirectory(tmp_path / "run", ids[1].node_id)
     port = int(third._endpoint.bound_sockets()[0].rpartition(":")[2])

@@ -1,4 +1,6 @@
-"""Fetching blobs: right bytes or a clear error, whatever the holders do, and no byte asked for twice."""
+"""Fetching blobs: right bytes or a clear error, whatever the holders do, and no byte asked for
+twice.
+"""
 
 import asyncio
 import logging
@@ -9,7 +11,7 @@ from blake3 import blake3
 
 from aftermath.p2p import attempt, fetch, link, links, peer_stats
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, short
-from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
+from aftermath.p2p.wire import BlobRequest, Reply, ReplyStatus, frame_of, read_message
 from p2p.nodes import blob_of, content, identity, join, stalling, until
 
 SMALL = 300_000
@@ -18,11 +20,15 @@ LARGE = 12 << 20
 
 @pytest.fixture
 def honest_and_rogue(opened, rogue):
-    """A fetching node, an honest holder of `data`, and a rogue that answers its own way and is asked first."""
+    """A fetching node, an honest holder of `data`, and a rogue that answers its own way and is
+    asked first.
+    """
 
     async def build(answer, data: bytes):
         first, second = sorted((2, 3), key=identity)
-        node, honest, cheat = await opened(1), await opened(second), await rogue(first)
+        node = await opened(1)
+        honest = await opened(second)
+        cheat = await rogue(first)
         join([node, honest], cheat.node_id)
         await cheat.dial(node, answer)
         await until(lambda: honest.node_id in node.reachable())
@@ -78,7 +84,8 @@ async def test_a_kept_blob_is_served_onwards_until_retracted(mesh):
 
 async def test_a_source_is_read_piece_by_piece(mesh):
     first, second = await mesh(1, 2)
-    data, asked = content(LARGE), []
+    data = content(LARGE)
+    asked = []
 
     def read(offset: int, length: int) -> bytes:
         asked.append((offset, length))
@@ -107,7 +114,8 @@ async def test_a_source_that_fails_is_left_for_another_holder(quick, mesh, fault
 
 @pytest.mark.parametrize("stated", [SMALL - 1, SMALL + 1, 1 << 60, 0])
 async def test_another_size_is_refused_before_the_first_byte(opened, rogue, stated):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     data = content(SMALL)
     await cheat.dial(node, blob_of(data, stated=stated))
@@ -130,7 +138,8 @@ async def test_a_wrong_hash_is_blamed_and_the_next_holder_asked(honest_and_rogue
 
 
 async def test_the_lies_of_a_peer_are_said_once_in_a_while(opened, rogue, caplog):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     await cheat.dial(node, blob_of(content(SMALL, seed=2)))
     for seed in (3, 4, 5):
@@ -188,7 +197,8 @@ async def test_a_fault_of_ours_costs_the_holder_that_brought_it_about(honest_and
 
 
 async def test_a_holder_that_always_ends_early_is_given_up(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     data = content(SMALL)
     await cheat.dial(node, blob_of(data, stop_after=1))
@@ -218,7 +228,8 @@ async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue,
 
 async def test_a_trickle_is_not_progress(opened, rogue, monkeypatch):
     monkeypatch.setattr(peer_stats, "PATIENCE_S", 0.25)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     data = content(SMALL)
 
@@ -288,5 +299,5 @@ async def test_a_range_outside_the_blob_is_refused(mesh, rogue):
     stream = await connection.open_bi()
     await stream.send().write_all(frame_of(BlobRequest(digest, 3, 3)))
     await stream.send().finish()
-    assert await read_message(stream.recv(), Reply) == Reply(Status.REFUSED, 5)
+    assert await read_message(stream.recv(), Reply) == Reply(ReplyStatus.REFUSED, 5)
     assert await stream.recv().read(10) == b""

@@ -1,4 +1,6 @@
-"""What a member can do to us by misbehaving: nothing that outlives its own connection, or fills a log or memory."""
+"""What a member can do to us by misbehaving: nothing that outlives its own connection, or fills a
+log or memory.
+"""
 
 import asyncio
 import contextlib
@@ -16,9 +18,9 @@ from blake3 import blake3
 from aftermath.p2p import accept_limits, announce, incoming, limits, link, links
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.link import Link, close_reason
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Code, Reply, Status, frame_of, read_message
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Code, Reply, ReplyStatus, frame_of, read_message
 from p2p.nodes import identity, join, until
 
 
@@ -48,7 +50,8 @@ async def test_a_failing_accept_does_not_lock_others_out(opened):
 
 async def test_one_bad_link_does_not_end_the_watch_over_others(mesh, monkeypatch):
     pulses: list[bytes] = []
-    bad, good = identity(2), identity(3)
+    bad = identity(2)
+    good = identity(3)
 
     def pulse(self: Link) -> bool:
         pulses.append(self.peer)
@@ -87,7 +90,7 @@ async def test_closing_ends_a_fetch_that_is_under_way(opened):
 
 def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
     monkeypatch.setattr(announce, "REMEMBERED_PEERS", 2)
-    announcer = Announcer(Pace(time.monotonic))
+    announcer = Announcer(PeerMeasurements(time.monotonic))
     assert announcer._is_new(b"one", b"x")
     assert announcer._is_new(b"two", b"x")
     assert not announcer._is_new(b"one", b"x")
@@ -97,7 +100,8 @@ def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
 
 
 async def test_a_second_stream_of_announcements_ends_the_connection(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
     streams = [await connection.open_uni() for _ in range(2)]
@@ -107,9 +111,12 @@ async def test_a_second_stream_of_announcements_ends_the_connection(opened, rogu
 
 
 async def test_what_is_poured_into_streams_that_wait_is_bounded(opened, rogue, monkeypatch):
-    """A hundred streams full to the brim, of which sixteen are served: what is left unread is counted."""
+    """A hundred streams full to the brim, of which sixteen are served: what is left unread is
+    counted.
+    """
     monkeypatch.setattr(link, "MOST_UNREAD", 8 << 20)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     node.handle("slow", _never)
     connection = await cheat.dial(node)
@@ -133,8 +140,9 @@ async def _pour(connection: iroh.Connection, more: bytes) -> None:
             await stream.write_all(more)
 
 
-async def test_undecodable_announcements_end_the_connection_for_longer_each_time(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+async def test_undecodable_announcements_ban_longer_each_time(opened, rogue):
+    node = await opened(1)
+    cheat = await rogue(2)
     now = 0.0
     node._links._bars._clock = lambda: now
     node.set_members([cheat.node_id])
@@ -161,7 +169,7 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
         where.append(begun.where)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(incoming.Arrivals, "_welcome", stuck)
+    monkeypatch.setattr(incoming.IncomingConnections, "_welcome", stuck)
     strangers = [await opened(seed) for seed in range(2, 8)]
     for one in strangers:
         one.set_members([node.node_id])
@@ -170,7 +178,9 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
 
 
 async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monkeypatch):
-    """Nobody is let in from their address any more, or looked at; they are, from where they were connected."""
+    """Nobody is let in from their address any more, or looked at; they are, from where they were
+    connected.
+    """
     monkeypatch.setattr(accept_limits, "ADDRESS_RATE", 1e-3)
     monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
     nodes = await mesh(1, 2)
@@ -189,9 +199,9 @@ async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monke
             await newcomer.endpoint.connect(nodes[0]._endpoint.addr(), ALPN)
 
 
-def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
+def test_last_port_is_admitted_within_connection_rate():
     now = 0.0
-    one = accept_limits.Door(lambda: now)
+    one = accept_limits.AcceptLimits(lambda: now)
     one.remember(b"a", "192.0.2.7:1")
     one.remember(b"b", "192.0.2.7:2")
     for _ in range(int(limits.ARRIVALS_BURST)):
@@ -209,7 +219,7 @@ def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
     assert [one.invites(f"192.0.2.7:{port}") for port in (2, 3)] == [False, True]
 
 
-def test_of_those_who_come_by_a_relay_members_are_told_apart_by_key_and_all_others_are_one():
+def test_relay_limits_are_per_member_key():
     keys = [iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 1, 2, 3, 4)]
     members = {bytes(key.to_bytes()) for key in keys[:3]}
     relayed = [accept_limits.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members) for key in keys]
@@ -226,7 +236,8 @@ def test_of_those_who_come_by_a_relay_members_are_told_apart_by_key_and_all_othe
 async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ASKED_RATE", 50.0)
     monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
     began = time.monotonic()
@@ -234,14 +245,15 @@ async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monke
     for stream in streams:
         await stream.send().write_all(frame_of(BlobRequest(bytes(32), 0, 1)))
     for stream in streams:
-        assert (await read_message(stream.recv(), Reply)).status == Status.MISSING
+        assert (await read_message(stream.recv(), Reply)).status == ReplyStatus.MISSING
     assert time.monotonic() - began >= 25 / 50 * 0.9
     assert node.stats().throttled > 0
 
 
-async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened, rogue, monkeypatch, caplog):
+async def test_repeated_violations_are_logged_once(opened, rogue, monkeypatch, caplog):
     monkeypatch.setattr(limits, "FIRST_S", 0.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     for times in (1, 2, 3):
         connection = await cheat.dial(node)
@@ -252,10 +264,11 @@ async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened,
     assert "broke the protocol: a frame of 4294967295 bytes" in told[0]
 
 
-async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(opened, rogue, monkeypatch):
+async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
     monkeypatch.setattr(limits, "ARRIVALS_BURST", 3.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     for _ in range(3):
         await cheat.dial(node)
@@ -264,7 +277,7 @@ async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(o
     assert node.stats().refused == 1
 
 
-async def test_a_handshake_that_is_given_up_costs_no_look_for_where_it_failed(tmp_path):
+async def test_failed_handshake_makes_no_backtrace(tmp_path):
     """As Rust's libraries look for that whose errors are made with a backtrace."""
     command = [sys.executable, str(Path(__file__).with_name("abandoned.py")), str(tmp_path / "run")]
     environment = {**os.environ, "RUST_BACKTRACE": "1"}

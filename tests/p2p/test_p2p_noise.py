@@ -25,13 +25,12 @@ def signed(seed: int, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP], ids=["bare", "in a map", "in a list"])
-async def test_a_member_hears_the_others_after_one_announced_what_is_nested_beyond_reading(
-    opened: Any, body: bytes
-) -> None:
+async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, body: bytes) -> None:
     """The announcer is barred, and ignored when it comes back with another key."""
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
     desk = Desk()
-    readiness, heard = Readiness(), list[Ready]()
+    readiness = Readiness()
+    heard = list[Ready]()
     readiness.hear = heard.append  # type: ignore[method-assign]
     ports = replace(desk.ports, transport=ours)
     results = Results(ports, desk.role, desk.workers.decode)

@@ -3,7 +3,7 @@
 import pytest
 
 from aftermath.p2p import peer_stats
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 
 MIB = 1 << 20
 A, B, C, D, E = (bytes([number]) * 32 for number in range(5))
@@ -16,8 +16,8 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def measured(now: list[float]) -> Pace:
-    return Pace(lambda: now[0])
+def measured(now: list[float]) -> PeerMeasurements:
+    return PeerMeasurements(lambda: now[0])
 
 
 def test_the_callers_order_stands_among_equals(measured):
@@ -31,7 +31,7 @@ def test_connected_ones_come_first(measured):
     assert measured.ranked([A, B, C], frozenset({C}), 1) == [C, A, B]
 
 
-def test_who_is_noticeably_slower_for_this_size_comes_later_fastest_first(measured):
+def test_slower_holders_are_ranked_later_fastest_first(measured):
     measured.delivered(A, MIB, 4.0)
     measured.delivered(B, MIB, 2.0)
     measured.delivered(C, MIB, 0.1)

@@ -1,4 +1,6 @@
-"""Blocks of a member's private state over real endpoints: each proves itself, and what does not is refused."""
+"""Blocks of a member's private state over real endpoints: each proves itself, and what does not is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -46,17 +48,19 @@ async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, na
     root = kept.tree.root
     blocks = [await ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count)]
     assert parts.count > 15
-    whole, found = b"".join(blocks), {}
+    whole = b"".join(blocks)
+    found = {}
     for key, size in parts.sizes:
         found[key], whole = whole[:size], whole[size:]
     assert found == {key: tensor.numpy().tobytes() for key, tensor in engine.state().items()}
 
 
 @pytest.mark.parametrize("at", [0, DIGEST, -1], ids=["first hash", "second hash", "block"])
-async def test_a_false_block_or_proof_is_refused_and_its_sender_kept_out(mesh: Mesh, at: int) -> None:
+async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None:
     member, checker = await mesh(1, 2)
     parts, _, kept = state_of()
-    share, index = StateShare(member), parts.count // 2
+    share = StateShare(member)
+    index = parts.count // 2
     share.offer(kept)
     right = await share.answer(b"", question(kept.tree.root, index))
     assert proven(right, kept.tree.root, parts, index) == right[-parts.place(index).size :]
@@ -90,7 +94,9 @@ async def test_an_answer_of_another_size_is_none(mesh: Mesh, change: int) -> Non
 
 
 async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
-    """The last three can be had, before them nothing, and what a member begins with has no blocks."""
+    """The last three can be had, before them nothing, and what a member begins with has no
+    blocks.
+    """
     member, checker = await mesh(1, 2)
     share = StateShare(member)
     states = [state_of(rounds=rounds) for rounds in range(1, 5)]
@@ -124,16 +130,15 @@ async def test_a_member_that_is_gone_or_keeps_nothing_is_told_apart(mesh: Mesh) 
         await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 0.5)
 
 
-async def test_a_state_that_is_too_large_to_copy_is_served_until_it_changes(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_uncopied_large_state_is_served_until_it_changes(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stateshare, "COPIES", 1000)
     member, checker = await mesh(1, 2)
     parts, engine, kept = state_of()
     own = engine.remembered()
     assert kept.copies is None
     StateShare(member).offer(kept)
-    root, first = kept.tree.root, engine.state()
+    root = kept.tree.root
+    first = engine.state()
     asked = (ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count))
     assert b"".join(await asyncio.gather(*asked)) == b"".join(first[n].numpy().tobytes() for n, _ in parts.sizes)
     changed = parts.count - 1
@@ -145,12 +150,14 @@ async def test_a_state_that_is_too_large_to_copy_is_served_until_it_changes(
     assert await ask_block(checker, member.node_id, root, parts, 0, 10), "of what has not changed"
 
 
-async def test_however_many_ask_one_block_at_a_time_waits_for_the_devices(
+async def test_block_requests_read_one_block_at_a_time(
     opened: Callable[..., Awaitable[IrohTransport]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stateshare, "COPIES", 1000)
-    share, (_, _, kept) = StateShare(await opened(1)), state_of()
-    reading, most = 0, 0
+    share = StateShare(await opened(1))
+    (_, _, kept) = state_of()
+    reading = 0
+    most = 0
 
     def read(place: BlockSpan) -> bytes:
         nonlocal reading, most

@@ -19,7 +19,9 @@ Spawn = Callable[[int, int], Awaitable[asyncio.subprocess.Process]]
 
 @pytest.fixture
 async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
-    """Starts serving peers (seed, bytes before blocking) whose members are seeds 1 to 3, and kills them afterwards."""
+    """Starts serving peers (seed, bytes before blocking) whose members are seeds 1 to 3, and kills
+    them afterwards.
+    """
     children: list[asyncio.subprocess.Process] = []
 
     async def start(seed: int, block_at: int) -> asyncio.subprocess.Process:
@@ -72,7 +74,7 @@ async def test_a_holder_killed_in_the_middle_is_resumed_from_another(opened, spa
 
 
 @pytest.mark.slow
-async def test_a_killed_peer_that_starts_again_is_back_and_repeats_what_it_said(opened, spawn):
+async def test_restarted_peer_reconnects_and_repeats_messages(opened, spawn):
     node = await opened(1)
     node.set_members([identity(seed) for seed in (1, 2)])
     reader = node.announcements()

@@ -1,4 +1,6 @@
-"""What a peer and all peers together may make us do and hold: each bound by itself, with endpoints on loopback."""
+"""What a peer and all peers together may make us do and hold: each bound by itself, with endpoints
+on loopback.
+"""
 
 import asyncio
 import contextlib
@@ -10,16 +12,23 @@ import pytest
 from blake3 import blake3
 
 from aftermath.p2p import accept_limits, attempt, blobs, fetch, limits, link, links, requests
-from aftermath.p2p.accept_limits import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door, Handshake
-from aftermath.p2p.limits import Shared
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.accept_limits import (
+    ADDRESS_BURST,
+    MAX_HANDSHAKES,
+    MAX_HANDSHAKES_OF_ADDRESS,
+    AcceptLimits,
+    Handshake,
+)
+from aftermath.p2p.limits import SharedLimit
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame, frame_of, read_message
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, ReplyStatus, frame, frame_of, read_message
 from p2p.nodes import QUIC_STREAMS, QUIC_WINDOW, content, join, until
 
 
 async def test_who_has_most_left_of_its_own_goes_first() -> None:
-    shared, order = Shared(time.monotonic, 50, 1), list[str]()
+    shared = SharedLimit(time.monotonic, 50, 1)
+    order = list[str]()
     assert not await shared.turn(0), "there is one to spare"
 
     async def wait(name: str, left: float) -> None:
@@ -33,15 +42,17 @@ async def test_who_has_most_left_of_its_own_goes_first() -> None:
 
 
 async def test_all_together_get_no_more_turns_than_there_are() -> None:
-    shared, began = Shared(time.monotonic, 100, 10), time.monotonic()
+    shared = SharedLimit(time.monotonic, 100, 10)
+    began = time.monotonic()
     await asyncio.gather(*(shared.turn(left) for left in range(40)))
     assert time.monotonic() - began >= 30 / 100 * 0.9
 
 
 async def test_who_stops_waiting_takes_no_turn() -> None:
-    shared = Shared(time.monotonic, 20, 1)
+    shared = SharedLimit(time.monotonic, 20, 1)
     await shared.turn(0)
-    first, second = asyncio.create_task(shared.turn(9)), asyncio.create_task(shared.turn(1))
+    first = asyncio.create_task(shared.turn(9))
+    second = asyncio.create_task(shared.turn(1))
     await asyncio.sleep(0)
     first.cancel()
     assert await second
@@ -53,7 +64,8 @@ async def test_who_stops_waiting_takes_no_turn() -> None:
 async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ASKED_RATE", 1e-3)
     monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     for _ in range(2):
         connection = await cheat.dial(node)
@@ -68,20 +80,24 @@ async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
     assert node.stats().throttled == 1, "the second of its connections waits at its second request"
 
 
-async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeypatch):
+@pytest.mark.parametrize("repeats", [False, True], ids=["new", "repeated"])
+async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeypatch, repeats):
+    """A reconnecting member repeats its last 64 announcements. More repeats are a flood too."""
     monkeypatch.setattr(limits, "TOLD_RATE", 200.0)
     monkeypatch.setattr(limits, "TOLD_BURST", 5.0)
     monkeypatch.setattr(limits, "EXCESS_BURST", 10.0)
-    node, honest, cheat = await opened(1), await opened(2), await rogue(3)
+    node = await opened(1)
+    honest = await opened(2)
+    cheat = await rogue(3)
     join([node, honest], cheat.node_id)
     connection = await cheat.dial(node)
     stream = await connection.open_uni()
     await stream.write_all(b"".join(frame(b"the same") for _ in range(40)))
     await until(lambda: node.stats().duplicates == 39)
-    assert connection.close_reason() is None, "repeats wait, and that is all"
+    assert connection.close_reason() is None, "these repeats wait, and that is all"
     reader = node.announcements()
     with contextlib.suppress(iroh.IrohError):
-        await stream.write_all(b"".join(frame(b"%d" % number) for number in range(1000)))
+        await stream.write_all(b"".join(frame(b"the same" if repeats else b"%d" % number) for number in range(1000)))
     await asyncio.wait_for(connection.closed(), 10)
     await until(lambda: node.stats().violations == 1 and honest.node_id in node.reachable())
     assert node._links._bars.left(cheat.node_id) > 0
@@ -96,7 +112,8 @@ async def test_peer_connecting_beyond_its_quota_is_barred(opened, rogue, monkeyp
     monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
     monkeypatch.setattr(limits, "ARRIVALS_BURST", 1.0)
     monkeypatch.setattr(limits, "EXCESS_BURST", 3.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     first = await cheat.dial(node)
     if not connected:
@@ -114,7 +131,8 @@ async def test_peer_connecting_beyond_its_quota_is_barred(opened, rogue, monkeyp
 
 
 async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
-    node, other = await opened(1), await opened(2)
+    node = await opened(1)
+    other = await opened(2)
     inside = [node._links._arrivals.door.enter(f"192.0.2.{number}") for number in range(MAX_HANDSHAKES // 2)]
     assert node._links._arrivals.door.busy
     node.set_members([other.node_id])
@@ -127,9 +145,9 @@ async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
     assert not node._links._arrivals.door._inside
 
 
-def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
+def test_handshakes_of_an_address_are_limited() -> None:
     now = 0.0
-    one = Door(lambda: now)
+    one = AcceptLimits(lambda: now)
     begun = [handshake for _ in range(100) if (handshake := one.enter("here"))]
     assert len(begun) == MAX_HANDSHAKES_OF_ADDRESS
     assert one.enter("there")
@@ -143,7 +161,7 @@ def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
     assert entered == ADDRESS_BURST - MAX_HANDSHAKES_OF_ADDRESS
 
 
-def entering(one: Door, gave_way: list[Handshake]) -> Callable[[str], Handshake | None]:
+def entering(one: AcceptLimits, gave_way: list[Handshake]) -> Callable[[str], Handshake | None]:
     """Begins handshakes of places, and notes which of them have to give way."""
 
     def enter(where: str) -> Handshake | None:
@@ -154,9 +172,10 @@ def entering(one: Door, gave_way: list[Handshake]) -> Callable[[str], Handshake 
     return enter
 
 
-def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_way() -> None:
+def test_full_slots_evict_oldest_of_busiest_address() -> None:
     now = 0.0
-    one, gave_way = Door(lambda: now), list[Handshake]()
+    one = AcceptLimits(lambda: now)
+    gave_way = list[Handshake]()
     enter = entering(one, gave_way)
     for number in range(MAX_HANDSHAKES):
         assert enter(f"crowd {number % 4}")
@@ -173,7 +192,8 @@ def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_wa
 
 def test_restarting_strangers_keep_no_former_peer_out() -> None:
     now = 0.0
-    one, gave_way = Door(lambda: now), list[Handshake]()
+    one = AcceptLimits(lambda: now)
+    gave_way = list[Handshake]()
     enter = entering(one, gave_way)
     for number in range(2):
         one.remember(bytes([number]), f"192.0.2.1:{number}")
@@ -188,7 +208,7 @@ def test_restarting_strangers_keep_no_former_peer_out() -> None:
 
 
 def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
-    one = Door(lambda: 0.0)
+    one = AcceptLimits(lambda: 0.0)
     one.remember(b"first", "192.0.2.1:1")
     one.remember(b"second", "192.0.2.1:1")
     one.remember(b"first", "192.0.2.1:2")
@@ -198,9 +218,10 @@ def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
     assert not one.invites("192.0.2.1:1")
 
 
-def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None:
+def test_equal_addresses_evict_oldest_handshake() -> None:
     now = 0.0
-    one, gave_way = Door(lambda: now), list[Handshake]()
+    one = AcceptLimits(lambda: now)
+    gave_way = list[Handshake]()
     enter = entering(one, gave_way)
     first = enter("first")
     assert first is not None
@@ -214,7 +235,8 @@ def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None
 
 
 def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
-    one, measured = Door(time.monotonic), Pace(time.monotonic)
+    one = AcceptLimits(time.monotonic)
+    measured = PeerMeasurements(time.monotonic)
     for number in range(2 * accept_limits.REMEMBERED):
         begun = one.enter(str(number))
         assert begun is not None
@@ -226,7 +248,8 @@ def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
 
 
 async def test_who_pours_in_without_a_greeting_is_closed_and_kept_out(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
     greeting = await connection.open_bi()
@@ -249,7 +272,8 @@ async def _pour(connection: iroh.Connection) -> None:
 async def test_who_pours_in_when_it_is_dialled_is_closed_and_kept_out(opened, rogue, monkeypatch):
     monkeypatch.setattr(links, "DIAL_S", 120.0)
     monkeypatch.setattr(link, "MOST_BEFORE_ANSWER", 64 << 10)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     monkeypatch.setattr(node._links, "_locate", lambda peer: cheat.endpoint.addr())
     node.set_members([cheat.node_id])
     incoming = await asyncio.wait_for(cheat.endpoint.accept_next(), 10)
@@ -264,7 +288,8 @@ async def test_who_pours_in_when_it_is_dialled_is_closed_and_kept_out(opened, ro
 @pytest.mark.slow
 async def test_bytes_that_quic_admits_match_our_bound(opened, rogue, monkeypatch):
     monkeypatch.setattr(link, "MOST_BEFORE_GREETING", 1 << 40)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
     greeting = await connection.open_bi()
@@ -283,7 +308,8 @@ async def test_bytes_that_quic_admits_match_our_bound(opened, rogue, monkeypatch
 
 
 async def test_a_member_greets_over_one_connection_at_a_time(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     first = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
     await until(lambda: node._links._contacts[cheat.node_id].greeting is not None)
@@ -294,7 +320,9 @@ async def test_a_member_greets_over_one_connection_at_a_time(opened, rogue):
 
 async def test_of_all_that_pour_in_together_the_worst_is_closed(opened, rogue, monkeypatch):
     monkeypatch.setattr(links, "MOST_UNREAD_OF_ALL", 3 << 20)
-    node, little, much = await opened(1), await rogue(2), await rogue(3)
+    node = await opened(1)
+    little = await rogue(2)
+    much = await rogue(3)
     node.handle("slow", _never)
     node.set_members([little.node_id, much.node_id])
     await little.dial(node)
@@ -308,7 +336,8 @@ async def test_of_all_that_pour_in_together_the_worst_is_closed(opened, rogue, m
             async with asyncio.timeout(0.2):
                 await one.send().write_all(bytes(1 << 20))
     why = await asyncio.wait_for(much.connection.closed(), 10)
-    # What it poured in may have crowded out the packet that says why; a later one is answered by a reset.
+    # What it poured in may have crowded out the packet that says why; a later one is answered by a
+    # reset.
     assert "more than could be read" in why or "reset by peer" in why
     assert little.connection.close_reason() is None
     assert node.stats().violations == 0
@@ -319,10 +348,12 @@ async def _never(peer: bytes, body: bytes) -> bytes:
     raise AssertionError
 
 
-async def test_answers_that_nobody_takes_are_few_and_the_others_get_theirs(opened, rogue, monkeypatch):
+async def test_untaken_answers_are_bounded(opened, rogue, monkeypatch):
     monkeypatch.setattr(requests, "ANSWERS", 5 << 20)
     monkeypatch.setattr(requests, "ALL_ANSWERS", 5 << 20)
-    node, other, deaf = await opened(1), await opened(2), await rogue(3)
+    node = await opened(1)
+    other = await opened(2)
+    deaf = await rogue(3)
     join([node, other], deaf.node_id)
 
     async def large(peer: bytes, body: bytes) -> bytes:
@@ -337,14 +368,15 @@ async def test_answers_that_nobody_takes_are_few_and_the_others_get_theirs(opene
     await until(lambda: node._requests._untaken[deaf.node_id] == 4 << 20)
     assert len(await other.request(node.node_id, "large", b"", 4 << 20, 10)) == 2 << 20
     told = [(await read_message(stream.recv(), Reply)).status for stream in streams]
-    assert sorted(told) == [Status.OK] * 2 + [Status.REFUSED] * 4
+    assert sorted(told) == [ReplyStatus.OK] * 2 + [ReplyStatus.REFUSED] * 4
     connection.close(0, b"")
     await until(lambda: not node._requests._untaken)
 
 
 async def test_few_of_the_pieces_that_are_being_sent_are_large(opened, rogue, monkeypatch):
     monkeypatch.setattr(blobs, "LARGE_PIECES", 1)
-    node, deaf = await opened(1), await rogue(2)
+    node = await opened(1)
+    deaf = await rogue(2)
     node.set_members([deaf.node_id])
     sizes: dict[bytes, list[int]] = {bytes(32): [], bytes([1] * 32): []}
     for digest, read in sizes.items():
@@ -354,7 +386,8 @@ async def test_few_of_the_pieces_that_are_being_sent_are_large(opened, rogue, mo
             return bytes(length)
 
         node.publish_source(digest, 1 << 30, piece)
-    connection, streams = await deaf.dial(node), []
+    connection = await deaf.dial(node)
+    streams = []
     for digest, read in sizes.items():
         streams.append(stream := await connection.open_bi())
         await stream.send().write_all(frame_of(BlobRequest(digest, 0, 1 << 30)))
@@ -367,21 +400,22 @@ async def test_few_of_the_pieces_that_are_being_sent_are_large(opened, rogue, mo
 
 async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch):
     monkeypatch.setattr(fetch, "TRICKLE_S", 0.2)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     data = content(500)
     puts = 0
-    put = attempt.Attempt.put
+    put = attempt.PartialBlob.put
 
     def counted(self, pull, chunk):
         nonlocal puts
         puts += 1
         return put(self, pull, chunk)
 
-    monkeypatch.setattr(attempt.Attempt, "put", counted)
+    monkeypatch.setattr(attempt.PartialBlob, "put", counted)
 
     async def drip(request, stream):
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         for byte in data:
             await stream.send().write_all(bytes([byte]))
             await asyncio.sleep(0.001)
@@ -393,10 +427,12 @@ async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch
     assert puts <= 2 + (time.monotonic() - began) / 0.2
 
 
-async def test_a_door_that_is_overrun_leaves_the_others_without_an_answer(opened, monkeypatch):
+async def test_overrun_accept_limits_drop_connections(opened, monkeypatch):
     monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
     monkeypatch.setattr(accept_limits, "LOOKED_AT_BURST", 1.0)
-    node, first, second = await opened(1), await opened(2), await opened(3)
+    node = await opened(1)
+    first = await opened(2)
+    second = await opened(3)
     for one in (first, second):
         one.set_members([node.node_id])
     await until(lambda: node.stats().refused >= 3)

@@ -17,8 +17,10 @@ class OnlyRelay:
     """A directory that tells by what relay a peer is reached, and nothing else."""
 
     def __init__(self, inner: LocalDirectory, relay: str) -> None:
-        self._inner, self._relay = inner, relay
-        self.prepare, self.remove = inner.prepare, inner.remove
+        self._inner = inner
+        self._relay = relay
+        self.prepare = inner.prepare
+        self.remove = inner.remove
 
     def write(self, whereabouts: Whereabouts) -> None:
         self._inner.write(Whereabouts((), self._relay))
@@ -50,8 +52,10 @@ def test_anything_else_is_refused_with_what_to_write(given: str) -> None:
 
 
 @pytest.mark.slow  # iroh looks at the network for three seconds before it turns to a relay
-async def test_an_endpoint_turns_to_the_relay_that_it_is_given_and_peers_still_meet(tmp_path: Path) -> None:
-    """The relay is a listener on this machine, which says that it is there, and hangs up when it is to be one."""
+async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> None:
+    """The relay is a listener on this machine, which says that it is there, and hangs up when it is
+    to be one.
+    """
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

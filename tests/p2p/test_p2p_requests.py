@@ -7,7 +7,7 @@ import time
 import pytest
 
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused, short
-from aftermath.p2p.wire import Reply, Status, frame_of
+from aftermath.p2p.wire import Reply, ReplyStatus, frame_of
 
 
 async def double(peer: bytes, body: bytes) -> bytes:
@@ -64,7 +64,7 @@ async def test_a_refusal_is_an_ordinary_answer(mesh, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_failing_handler_is_logged_once_for_each_topic_and_peer(mesh, caplog):
+async def test_failing_handler_is_logged_once_per_topic_and_peer(mesh, caplog):
     first, *askers = await mesh(1, 2, 3)
 
     async def broken(peer: bytes, body: bytes) -> bytes:
@@ -102,11 +102,12 @@ async def test_a_slow_handler_ends_at_the_deadline(mesh):
 
 
 async def test_a_reply_that_claims_too_much_is_not_read(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
 
     async def huge(request, stream):
-        await stream.send().write_all(frame_of(Reply(Status.OK, 1 << 40)))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, 1 << 40)))
         await asyncio.Event().wait()
 
     await cheat.dial(node, huge)
@@ -115,7 +116,8 @@ async def test_a_reply_that_claims_too_much_is_not_read(opened, rogue):
 
 
 async def test_a_peer_that_never_answers_is_named(opened, rogue):
-    node, mute = await opened(1), await rogue(2)
+    node = await opened(1)
+    mute = await rogue(2)
     node.set_members([mute.node_id])
     await mute.dial(node)
     with pytest.raises(PeerUnreachable, match=r"gave no answer on 'any' within 0\.3 s"):
@@ -124,7 +126,8 @@ async def test_a_peer_that_never_answers_is_named(opened, rogue):
 
 @pytest.mark.parametrize("junk", [b"\x00\x00\x00\x04junk", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"])
 async def test_a_malformed_request_closes_the_connection(opened, rogue, junk):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
     stream = await connection.open_bi()

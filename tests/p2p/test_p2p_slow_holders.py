@@ -1,4 +1,6 @@
-"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after it."""
+"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after
+it.
+"""
 
 import asyncio
 import threading
@@ -11,7 +13,7 @@ from blake3 import blake3
 from aftermath.p2p import peer_stats
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import BlobUnavailable
-from aftermath.p2p.wire import Reply, Status, frame_of
+from aftermath.p2p.wire import Reply, ReplyStatus, frame_of
 from p2p.nodes import Answer, Rogue, blob_of, content, identity, join, stalling, until
 
 MIB = 1 << 20
@@ -36,7 +38,9 @@ class Trio:
         return digest
 
     async def fetch(self, data: bytes, deadline_s: float) -> bool:
-        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if it arrives."""
+        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if
+        it arrives.
+        """
         return await self.node.fetch(self.publish(data), len(data), self.holders, deadline_s) == data
 
 
@@ -59,7 +63,7 @@ async def mute(request, stream) -> None:
 
 
 async def lacking(request, stream) -> None:
-    await stream.send().write_all(frame_of(Reply(Status.MISSING, 0)))
+    await stream.send().write_all(frame_of(Reply(ReplyStatus.MISSING, 0)))
     await stream.send().finish()
 
 
@@ -67,7 +71,7 @@ def trickling(data: bytes, piece: int, seconds: float) -> Answer:
     """Send `piece` bytes, and wait `seconds` after each."""
 
     async def answer(request, stream) -> None:
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         for start in range(request.offset, request.offset + request.length, piece):
             await stream.send().write_all(data[start : min(start + piece, request.offset + request.length)])
             await asyncio.sleep(seconds)
@@ -115,7 +119,7 @@ async def test_not_holding_a_blob_is_no_failure(mesh):
     assert lacking.stats().sent["blob"] == 4, "it is asked in its turn"
 
 
-async def test_who_failed_often_is_asked_as_soon_as_the_others_lack_the_blob(rogue, mesh):
+async def test_failed_holder_is_asked_once_others_lack_blob(rogue, mesh):
     node, holding = await mesh(1, 2)
     lacks = await rogue(3)
     join([node, holding], lacks.node_id)
@@ -167,7 +171,7 @@ async def test_a_holder_fast_enough_for_the_deadline_gets_none(quick, trio):
     assert not any(one.stats().sent["blob"] for one in three.honest)
 
 
-async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endless_patience, trio):
+async def test_silent_range_is_taken_over_early(endless_patience, trio):
     data = content(10 * MIB)
     three = await trio(stalling(data, MIB))
     assert await three.fetch(data, 200)
@@ -177,7 +181,9 @@ async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endl
 
 async def test_a_late_answer_still_counts(quick, trio):
     """A second holder is asked as well; the first, not the second, then delivers."""
-    data, helper_asked, over = content(MIB), asyncio.Event(), threading.Event()
+    data = content(MIB)
+    helper_asked = asyncio.Event()
+    over = threading.Event()
     loop = asyncio.get_running_loop()
 
     async def late(request, stream) -> None:

@@ -8,11 +8,11 @@ from aftermath.base.errors import UsageError
 from aftermath.p2p.discovery import (
     MOST_NAMED,
     LocalDirectory,
-    NamedPeer,
-    NamedPeers,
+    StaticPeer,
+    StaticPeers,
     Whereabouts,
     addresses_of,
-    peers_named,
+    parse_static_peers,
 )
 from aftermath.p2p.iroh import open_iroh
 from p2p.nodes import identity, join, secret, until
@@ -21,10 +21,10 @@ KEY = "ab" * 32
 
 
 def test_one_peer_or_several_are_named():
-    one, two = peers_named(f"{KEY}@10.0.0.1:4800, {'CD' * 32}@[fe80::1]:1")
-    assert one == NamedPeer(bytes.fromhex(KEY), "10.0.0.1", 4800)
-    assert two == NamedPeer(b"\xcd" * 32, "fe80::1", 1)
-    assert peers_named(f"{KEY}@machine-2.local:65535")[0].host == "machine-2.local"
+    one, two = parse_static_peers(f"{KEY}@10.0.0.1:4800, {'CD' * 32}@[fe80::1]:1")
+    assert one == StaticPeer(bytes.fromhex(KEY), "10.0.0.1", 4800)
+    assert two == StaticPeer(b"\xcd" * 32, "fe80::1", 1)
+    assert parse_static_peers(f"{KEY}@machine-2.local:65535")[0].host == "machine-2.local"
 
 
 @pytest.mark.parametrize(
@@ -46,29 +46,29 @@ def test_one_peer_or_several_are_named():
 )
 def test_what_is_no_peer_is_refused_with_what_to_write(wrong: str):
     with pytest.raises(UsageError) as refused:
-        peers_named(wrong)
+        parse_static_peers(wrong)
     assert "KEY@HOST:PORT" in refused.value.fix
 
 
 def test_more_than_a_run_has_are_refused():
     with pytest.raises(UsageError, match="256 peers"):
-        peers_named(",".join([f"{KEY}@10.0.0.1:4800"] * (MOST_NAMED + 1)))
+        parse_static_peers(",".join([f"{KEY}@10.0.0.1:4800"] * (MOST_NAMED + 1)))
 
 
-def test_addresses_of_one_key_stand_together_and_a_name_is_looked_up():
-    found = addresses_of(peers_named(f"{KEY}@10.0.0.1:4800,{KEY}@10.0.0.2:4801,{'cd' * 32}@localhost:5"))
+def test_static_peer_addresses_are_grouped_and_resolved():
+    found = addresses_of(parse_static_peers(f"{KEY}@10.0.0.1:4800,{KEY}@10.0.0.2:4801,{'cd' * 32}@localhost:5"))
     assert found[bytes.fromhex(KEY)] == ("10.0.0.1:4800", "10.0.0.2:4801")
     assert set(found[b"\xcd" * 32]) & {"127.0.0.1:5", "[::1]:5"}
 
 
 def test_a_name_that_nobody_knows_is_said():
     with pytest.raises(UsageError, match=r"host 'no-such-host\.invalid', which has no address"):
-        addresses_of(peers_named(f"{KEY}@no-such-host.invalid:4800"))
+        addresses_of(parse_static_peers(f"{KEY}@no-such-host.invalid:4800"))
 
 
 def test_named_address_precedes_the_directory_address(tmp_path: Path):
     other = LocalDirectory(tmp_path / "peers", identity(1))
-    directory = NamedPeers({identity(1): ("10.0.0.1:4800",), identity(3): ("10.0.0.3:4800",)}, other)
+    directory = StaticPeers({identity(1): ("10.0.0.1:4800",), identity(3): ("10.0.0.3:4800",)}, other)
     directory.prepare()
     directory.write(Whereabouts(("127.0.0.1:9",), "https://relay.example.org"))
     assert directory.read(identity(1)) == Whereabouts(("10.0.0.1:4800", "127.0.0.1:9"), "https://relay.example.org")
@@ -78,7 +78,7 @@ def test_named_address_precedes_the_directory_address(tmp_path: Path):
     assert directory.read(identity(1)) == Whereabouts(("10.0.0.1:4800",))
 
 
-async def test_peers_without_a_common_directory_meet_where_one_names_the_other(tmp_path: Path):
+async def test_peers_connect_if_one_names_the_other(tmp_path: Path):
     common = {"bind_host": "127.0.0.1", "relay": "disabled", "discovery": "local"}
     first = await open_iroh(secret(1), discovery_dir=tmp_path / "one", **common)
     address = next(one for one in first._endpoint.bound_sockets() if one.startswith("127."))

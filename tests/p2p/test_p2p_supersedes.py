@@ -1,4 +1,6 @@
-"""Which of two connections of one pair stays: both sides must come to the same answer, whatever order they see."""
+"""Which of two connections of one pair stays: both sides must come to the same answer, whatever
+order they see.
+"""
 
 import asyncio
 from typing import Any, cast
@@ -13,8 +15,10 @@ from aftermath.p2p.transport import short
 from aftermath.p2p.wire import Code
 from p2p.nodes import until
 
-SMALL, LARGE = b"\x01" * 32, b"\x02" * 32
-OLD, NEW = b"o" * 16, b"n" * 16
+SMALL = b"\x01" * 32
+LARGE = b"\x02" * 32
+OLD = b"o" * 16
+NEW = b"n" * 16
 
 
 def link(dialer: bytes, instance: bytes = OLD) -> Link:
@@ -26,7 +30,7 @@ def test_a_newer_connection_by_the_same_side_replaces_the_older(dialer: bytes) -
     assert link(dialer).supersedes(link(dialer))
 
 
-def test_of_two_sides_dialling_the_smaller_ids_connection_stays_in_either_order() -> None:
+def test_simultaneous_dials_keep_smaller_ids_connection() -> None:
     assert link(SMALL).supersedes(link(LARGE))
     assert not link(LARGE).supersedes(link(SMALL))
 
@@ -37,12 +41,15 @@ def test_a_restarted_peer_replaces_whatever_was_there(dialer: bytes, other: byte
     assert link(dialer, NEW).supersedes(link(other, OLD))
 
 
-async def test_a_peer_that_dials_again_is_served_on_the_new_connection_alone(
+async def test_redialling_peer_is_served_on_new_connection(
     opened: Any, rogue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only after crossing dials does the older one linger; here nothing is under way that both sides know of."""
+    """Only after crossing dials does the older one linger; here nothing is under way that both
+    sides know of.
+    """
     monkeypatch.setattr(links, "LINGER_S", 1000.0)
-    node, peer = await opened(1), await rogue(2)
+    node = await opened(1)
+    peer = await rogue(2)
     node.set_members([peer.node_id])
     first = await peer.dial(node, instance=OLD)
     second = await peer.dial(node, instance=OLD)
@@ -54,7 +61,8 @@ async def test_a_peer_that_dials_again_is_served_on_the_new_connection_alone(
 
 
 async def test_two_processes_with_one_key_are_told_to_both(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
-    node, first = await opened(1), await opened(2)
+    node = await opened(1)
+    first = await opened(2)
     node.set_members([first.node_id])
     first.set_members([node.node_id])
     await until(lambda: node.reachable() == {first.node_id})
@@ -76,7 +84,8 @@ async def test_other_process_warning_needs_two_peers_or_only_one(
     opened: Any, rogue: Any, caplog: pytest.LogCaptureFixture, connected: int, saying: int, told: str, advice: str
 ) -> None:
     """Any peer can give this reason when it closes a connection."""
-    node, peers = await opened(1), [await rogue(seed) for seed in range(2, 2 + connected)]
+    node = await opened(1)
+    peers = [await rogue(seed) for seed in range(2, 2 + connected)]
     node.set_members([peer.node_id for peer in peers])
     dialled = [await peer.dial(node) for peer in peers]
     for connection in dialled[:saying]:
@@ -93,7 +102,8 @@ async def test_an_older_connection_that_the_other_side_dialled_lingers(
     opened: Any, rogue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests may be under way on it, from a side that has not seen the new one yet."""
-    node, peer = await opened(1), await rogue(2)
+    node = await opened(1)
+    peer = await rogue(2)
     node.set_members([peer.node_id])
     smaller, larger = sorted((node.node_id, peer.node_id))
     first = await peer.dial(node, instance=OLD)

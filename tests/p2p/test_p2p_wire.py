@@ -15,7 +15,7 @@ from aftermath.p2p.wire import (
     Hello,
     ProtocolViolation,
     Reply,
-    Status,
+    ReplyStatus,
     cause,
     decode,
     frame_of,
@@ -25,7 +25,7 @@ MESSAGES = [
     (Hello, Hello(bytes(16))),
     (BlobRequest, BlobRequest(bytes(32), 7, 1 << 40)),
     (CallRequest, CallRequest("topic", 3, 9, 1000)),
-    (Reply, Reply(Status.OK, 5)),
+    (Reply, Reply(ReplyStatus.OK, 5)),
 ]
 
 
@@ -57,7 +57,7 @@ def test_random_bytes_are_understood_or_refused(kind, data):
         CallRequest("t", -1, 0, 0),
         CallRequest("t", 0, -1, 0),
         CallRequest("t", 0, 0, -1),
-        Reply(Status.OK, -1),
+        Reply(ReplyStatus.OK, -1),
     ],
 )
 def test_impossible_numbers_are_refused(message):

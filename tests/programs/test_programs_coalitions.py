@@ -471,7 +471,7 @@ def _send(machine: type[RuleBasedStateMachine], transactions: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_thousands_of_transactions_follow_the_oracle(machine: type[RuleBasedStateMachine]) -> None:
-    _send(machine, 5_000)
+    _send(machine, 2_000)
 
 
 @MACHINES

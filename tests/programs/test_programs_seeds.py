@@ -78,7 +78,7 @@ class LastVoter:
         self.run.tick().ok()
 
 
-@pytest.mark.parametrize(("epochs", "most"), [(8, 3), pytest.param(80, 16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("epochs", "most"), [(8, 3), pytest.param(80, 16, marks=pytest.mark.nightly)])
 def test_the_last_voter_gains_nothing_by_what_it_chooses(epochs: int, most: int) -> None:
     """Ten of thirty are three or more of four witnesses with a chance of 9.5 % (of independent draws, 11.1 %). By
     choosing among 24 rosters and moments they were it in 51 of 80 epochs.

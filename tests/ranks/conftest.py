@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import Launched
 from ranks.rank_processes import TWO, RankPool
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +49,7 @@ def _order(item: pytest.Item) -> tuple[tuple[int, int], bool]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests of this directory so that as few processes as possible start."""
-    places = [number for number, item in enumerate(items) if HERE in item.path.parents]
+    places = [number for number, item in enumerate(items) if item.nodeid.startswith("tests/ranks/")]
     ordered = sorted((items[number] for number in places), key=_order)
     for number, item in zip(places, ordered, strict=True):
         items[number] = item

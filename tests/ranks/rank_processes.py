@@ -114,11 +114,6 @@ PAIR = (1, 2)
 SQUARE = (2, 2)
 
 
-def slow(*values: Any) -> list[Any]:
-    """Return values of a parametrized test that belong to the slow tier."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
-
-
 @contextmanager
 def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]:
     """Yield `data` * `tensor` ranks, with one thread each."""

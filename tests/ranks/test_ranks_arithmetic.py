@@ -11,13 +11,14 @@ import torch
 
 from aftermath.ranks.group import Ranks
 from aftermath.replica.replica import Cancelled
-from ranks.rank_processes import MODELS, RATE, gradients, parts, same_gradients, share, slow, two
+from ranks.rank_processes import MODELS, RATE, gradients, parts, same_gradients, share, two
 
 ESSENTIAL = [("uneven", 2), ("whole nanogpt", 2)]
 """Sizes that the ranks do not divide, and a network with tables and scalars of its own."""
 OTHERS = sorted(MODELS.keys() - {model for model, _ in ESSENTIAL})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "tier"), ESSENTIAL)
 def test_gradient_and_loss_are_one_ranks_bit_by_bit(ranks: Ranks, model: str, tier: int) -> None:
     same_gradients(ranks, model, tier)
@@ -29,6 +30,7 @@ def test_gradients_of_other_models_are_one_ranks(ranks: Ranks, model: str) -> No
     same_gradients(ranks, model, 2)
 
 
+@pytest.mark.slow
 def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1)
     rows = torch.stack([share(5), share(5).masked_fill(share(5, 1) < 30, -100)], 1)  # [5, 2, 16]
@@ -37,6 +39,7 @@ def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
+@pytest.mark.slow
 def test_no_step_of_a_share_waits_for_the_device(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses are read once for each share, however many micro-batches it has."""
     _, led = two(ranks, "llama", 0, 1)
@@ -57,6 +60,7 @@ def test_no_step_of_a_share_waits_for_the_device(ranks: Ranks, monkeypatch: pyte
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.slow
 def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1)
     late = threading.Event()
@@ -67,7 +71,8 @@ def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:
     assert results[0].payloads == results[1].payloads
 
 
-@pytest.mark.parametrize("model", ["llama", *slow("skipping nanogpt", "whole nanogpt", "deepseek")])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["llama", "skipping nanogpt", "whole nanogpt", "deepseek"])
 def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
     alone, led = two(ranks, model, 0, 2, recompute=True)
     (loss, expected), (found_loss, found) = (gradients(replica, share(5)) for replica in (alone, led))
@@ -75,6 +80,7 @@ def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: 
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
+@pytest.mark.slow
 def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are computed in the backward pass, when the head has to be there once more."""
     whole, _ = two(ranks, "llama", 0, 2)
@@ -86,6 +92,7 @@ def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(ranks: Ranks, m
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_a_rank_holds_its_part_of_the_parameters_alone(ranks: Ranks) -> None:
     whole, held = parts(ranks, "llama", 0)
     assert held == whole // ranks.size  # all sizes are multiples of it

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import missing
 from aftermath.model.architectures import config_of
-from aftermath.model.levels import is_hidden_matrix
+from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of
@@ -34,15 +34,15 @@ from ranks.rank_processes import (
     learnt,
     same_inner_rounds,
     share,
-    slow,
     two,
 )
 
-INNER = ["adamw", *slow("muon")]
+INNER = ["adamw", "muon"]
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
 
 
+@pytest.mark.slow
 def test_rounds_give_payloads_moments_and_weights_of_one_rank(ranks: Ranks) -> None:
     same_inner_rounds(ranks, "uneven", 2, "muon")
 
@@ -53,11 +53,12 @@ def test_rounds_of_other_models_are_those_of_one_rank(ranks: Ranks, model: str, 
     same_inner_rounds(ranks, model, 0, inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inner", "why", "first"),
     [
         ("muon", "given up", True),
-        pytest.param("adamw", "not finite", False, marks=pytest.mark.slow),
+        ("adamw", "not finite", False),
     ],
 )
 def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
@@ -87,6 +88,7 @@ def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
     assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 def test_for_a_step_the_first_rank_sends_its_order_alone(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +142,7 @@ def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(ranks: Ranks
     assert not any(name.startswith("private.") for name in later.optimizer.state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> None:
     _, led = two(ranks, "llama", 1, 1, inner_settings(inner))
@@ -216,6 +219,7 @@ def test_a_rank_holds_its_part_of_the_moments_alone(ranks: Ranks, inner: str, mo
     assert ranks.reserved == 2 * first, "which is kept free when passes are measured"
 
 
+@pytest.mark.slow
 def test_a_replica_without_inner_steps_reserves_nothing(ranks: Ranks) -> None:
     two(ranks, "llama", 0, 1, inner_settings("adamw"))
     assert ranks.reserved > 0

@@ -27,6 +27,7 @@ async def _endless() -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_rank_that_ends_while_nothing_is_done_is_named() -> None:
     with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         os.kill(processes.processes[0], signal.SIGKILL)
@@ -52,7 +53,7 @@ async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks:
 @pytest.mark.parametrize(
     "when",
     [
-        "a share is trained",
+        pytest.param("a share is trained", marks=pytest.mark.slow),
         pytest.param("a state is kept", marks=pytest.mark.slow),
         pytest.param("a share begins", marks=pytest.mark.nightly),
     ],

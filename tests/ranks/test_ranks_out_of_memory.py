@@ -85,6 +85,7 @@ def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks
     assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
 
 
+@pytest.mark.slow
 def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_there(
     processes: Launched, ranks: Ranks
 ) -> None:

@@ -31,7 +31,7 @@ def test_where_there_is_room_passes_are_as_large_as_they_get(ranks: Ranks) -> No
 @pytest.mark.parametrize(
     ("shape", "room", "sizes", "recompute"),
     [
-        (TWO, 5 << 20, {4, 8}, False),
+        pytest.param(TWO, 5 << 20, {4, 8}, False, marks=pytest.mark.slow),
         pytest.param(TWO, 0, {1}, True, marks=pytest.mark.slow),
         pytest.param(PAIR, 0, {1}, True, marks=pytest.mark.nightly),
     ],

@@ -38,7 +38,6 @@ from ranks.rank_processes import (
     learnt,
     same_results,
     share,
-    slow,
     two,
 )
 from replica.as_on_a_gpu import gpu_at_hand, without_gpu
@@ -46,6 +45,7 @@ from replica.as_on_a_gpu import gpu_at_hand, without_gpu
 pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
 
 
+@pytest.mark.slow
 def test_payload_and_state_are_one_ranks_bit_by_bit(ranks: Ranks) -> None:
     same_results(ranks, "uneven", 1, "signs")
 
@@ -106,6 +106,7 @@ def test_a_part_that_is_on_a_gpu_gives_the_same(ranks: Ranks, monkeypatch: pytes
         assert learnt(led, 2, measured=True).payloads == learnt(alone, 2).payloads
 
 
+@pytest.mark.slow
 def test_a_block_is_read_while_a_share_is_learnt(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, SIGNS)
     for replica in (alone, led):
@@ -155,7 +156,8 @@ def test_a_block_that_is_asked_for_while_all_is_forgotten_is_not_read(ranks: Ran
     assert learnt(led, 1).payloads == learnt(alone, 1).payloads
 
 
-@pytest.mark.parametrize("kind", ["signs", *slow("digits")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["signs", "digits"])
 def test_a_state_goes_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> None:
     alone, led = two(ranks, "llama", 2, 1, SETTINGS[kind])
     learnt(led, 0)
@@ -170,6 +172,7 @@ def test_a_state_goes_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> Non
     assert learnt(alone, 4).payloads == learnt(led, 4).payloads
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
     _, led = two(ranks, "llama", 1, 1, SIGNS)
     learnt(led, 0)
@@ -182,6 +185,7 @@ def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
     assert bits(led.optimizer.state()) == bits(before)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_refused_changes_nothing(ranks: Ranks) -> None:
     _, led = two(ranks, "llama", 1, 1, FLOATS)
     learnt(led, 0)
@@ -208,6 +212,7 @@ def test_ranks_hold_the_state_of_the_last_replica_alone(ranks: Ranks) -> None:
     assert learnt(led, 0).payloads == learnt(alone, 0).payloads
 
 
+@pytest.mark.slow
 def test_a_rank_holds_its_part_of_the_state_alone(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
     alone, led = two(ranks, "wide", 0, 1, SIGNS)

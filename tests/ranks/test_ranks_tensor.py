@@ -38,6 +38,7 @@ def test_cut_layers_of_other_models_give_the_same_gradient(ranks: Ranks, model: 
     close_gradients(ranks, model, 1)
 
 
+@pytest.mark.slow
 @on_pair
 @pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
 def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:

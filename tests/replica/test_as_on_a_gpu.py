@@ -46,9 +46,8 @@ OTHERS = [(model, "distro") for model in HERE if model != "nanogpt"]
 OTHERS += [("llama", optimizer) for optimizer in OPTIMIZERS if optimizer not in ("distro", "sparseloco-muon")]
 
 
-@pytest.mark.parametrize(
-    ("model", "optimizer"), [*ESSENTIAL, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in OTHERS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "optimizer"), [*ESSENTIAL, *OTHERS])
 def test_rounds_as_on_a_gpu_leave_the_bits_of_the_cpu(model: str, optimizer: str) -> None:
     if model.startswith("auto"):
         pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from aftermath.base.errors import Unsuitable
 from aftermath.model.arch.deepseek import Gate
-from aftermath.model.arch.llama import Layer
+from aftermath.model.arch.llama import LlamaLayer
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
@@ -108,7 +108,7 @@ def test_bf16_passes_give_fp32_gradients_near_fp32s(model: str) -> None:
 
 def test_the_residual_stream_and_the_loss_stay_fp32() -> None:
     model, seen = network("llama"), set()
-    for layer in (module for module in model.modules() if isinstance(module, Layer)):
+    for layer in (module for module in model.modules() if isinstance(module, LlamaLayer)):
         layer.register_forward_hook(lambda module, given, out: seen.add(out.dtype))
         layer.mlp.register_forward_hook(lambda module, given, out: seen.add(("mlp", out.dtype)))
     assert Passes(model, BF16).loss(SHARE).dtype == torch.float32

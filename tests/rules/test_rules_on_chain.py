@@ -55,7 +55,7 @@ def overwrite(chain: Onchain, account: views.layout.Account, address: Any, **fie
 SLOW_SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
 
 
-@pytest.mark.parametrize("cases", [120, pytest.param(1_500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
 def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, cases: int) -> None:
     """Random rounds: any roster, seed, weights, batch and share of verifiers, as `inspect` computes
     them.
@@ -91,7 +91,7 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, cases: 
         assert not any(length for seat, (_, length) in rows.items() if seat not in returned)
 
 
-@pytest.mark.parametrize("cases", [120, pytest.param(1_500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
 def test_witnesses_match_the_program_when_members_leave(chain: Onchain, cases: int) -> None:
     """Random rounds: who attested, who has left, which established holders began the epoch, and
     whom the program takes for a witness then.

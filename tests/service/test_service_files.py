@@ -16,6 +16,7 @@ import pytest
 
 from aftermath.cli.main import SOLANA
 from aftermath.cli.train import ENVIRONMENT_ONLY
+from aftermath.member.stake import SAVE_SECONDS
 from service.compose_file import ROOT, services
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
@@ -138,6 +139,22 @@ def test_compose_reads_it_as_we_do() -> None:
 
 
 # --- a service of systemd -----------------------------------------------------------------------------------------
+
+
+def test_every_stop_leaves_time_to_save_the_model() -> None:
+    """The unit, the containers and the page allow 10 s more than saving may take."""
+    unit_text = UNIT.read_text()
+    compose = (ROOT / "compose.yaml").read_text()
+    page = (ROOT / "docs" / "operations.md").read_text()
+    docker = page[page.index("docker run -d --name member") :]
+    found = [
+        re.search(r"^TimeoutStopSec=(\d+)$", unit_text, re.MULTILINE),
+        re.search(r"^  stop_grace_period: (\d+)s", compose, re.MULTILINE),
+        re.search(r"--stop-timeout (\d+)", docker[: docker.index("```")]),
+    ]
+    seconds = [int(one[1]) for one in found if one is not None]
+    assert len(seconds) == len(found)
+    assert min(seconds) >= SAVE_SECONDS + 10
 
 
 def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:

@@ -1,4 +1,6 @@
-"""The real chain client on its simulated road: what a sick node says, or does not say, ends no member."""
+"""The real chain client on its simulated road: what a sick node says, or does not say, ends no
+member.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,24 @@ from solders.keypair import Keypair
 from solders.rpc.requests import GetAccountInfo, GetGenesisHash, GetSlot
 
 from aftermath.rules.state import RunState
-from aftermath.sim.faulty_rpc import Mood
-from aftermath.sim.sim_chain import SimChain, SimMember
+from aftermath.sim.faulty_rpc import NodeFault
+from aftermath.sim.sim_chain import SimChain, SimMemberChain
 from aftermath.sim.sim_node import BEHIND
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
 from member.short_runs import SHORT
 
 
 @pytest.mark.slow
-def test_a_node_that_names_no_genesis_hash_for_a_while_ends_nobody(tmp_path: Path) -> None:
-    """A node that was away is asked again which cluster it serves; whatever it says instead is not another cluster."""
+def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
+    """A node that was away is asked again which cluster it serves; whatever it says instead is not
+    another cluster.
+    """
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
-        for mood, seconds in ((Mood.FAILS, 4), (Mood.GENESIS, 6), (Mood.GOOD, 0)):
+        for mood, seconds in ((NodeFault.FAILS, 4), (NodeFault.GENESIS, 6), (NodeFault.GOOD, 0)):
             for player in players:
                 player.set_moods([mood])
             await asyncio.sleep(seconds)
@@ -40,18 +44,18 @@ def test_a_node_that_names_no_genesis_hash_for_a_while_ends_nobody(tmp_path: Pat
 @pytest.mark.parametrize(
     "mood",
     [
-        mood if mood is Mood.TYPES else pytest.param(mood, marks=pytest.mark.slow)
-        for mood in Mood
-        if mood is not Mood.GOOD
+        mood if mood is NodeFault.TYPES else pytest.param(mood, marks=pytest.mark.slow)
+        for mood in NodeFault
+        if mood is not NodeFault.GOOD
     ],
 )
-def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(tmp_path: Path, mood: Mood) -> None:
-    async def story(sim: Simulation) -> None:
+def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(tmp_path: Path, mood: NodeFault) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         players[2].set_moods([mood])
         await asyncio.sleep(10)
-        players[2].set_moods([Mood.GOOD])
+        players[2].set_moods([NodeFault.GOOD])
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
@@ -60,17 +64,16 @@ def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(tmp_path: Path, 
     assert sim.players[2].saw("finished")
 
 
-@pytest.mark.parametrize(
-    "mood", [*(pytest.param(mood, marks=pytest.mark.slow) for mood in (Mood.SILENT, Mood.TYPES)), Mood.BEHIND]
-)
-def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: Mood) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("mood", [NodeFault.SILENT, NodeFault.TYPES, NodeFault.BEHIND])
+def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: NodeFault) -> None:
     """Nobody is missed, although each member's first node is sick for the rest of the run."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
         await sim.until_round(1)
         for player in players:
-            player.set_moods([mood, Mood.GOOD])
+            player.set_moods([mood, NodeFault.GOOD])
         await sim.until_finished()
 
     sim = play(tmp_path, story, max_round_train_time=30, cooldown_time=60, **SHORT)
@@ -78,12 +81,13 @@ def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: M
     assert sim.check() == 24
 
 
+@pytest.mark.slow
 def test_a_mute_websocket_is_noticed_and_polled_around(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         for tier in (1, 2):
             sim.add(tier)
-        player.set_moods([Mood.MUTE])
+        player.set_moods([NodeFault.MUTE])
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
@@ -94,42 +98,52 @@ def test_a_mute_websocket_is_noticed_and_polled_around(tmp_path: Path) -> None:
 def test_moods_say_what_they_are_called() -> None:
     """The bytes that arrive, mood by mood."""
 
-    async def main() -> dict[Mood, object]:
+    async def main() -> dict[NodeFault, object]:
         chain = SimChain()
         keypair = Keypair.from_seed(bytes(32))
-        member = SimMember(chain, keypair, "none")
-        client, url = member.road.http(), member.road.endpoints[0].http
-        found: dict[Mood, object] = {}
+        member = SimMemberChain(chain, keypair, "none")
+        client = member.road.http()
+        url = member.road.endpoints[0].http
+        found: dict[NodeFault, object] = {}
 
         async def ask(request: object) -> object:
             reply = await client.post(url, content=request.to_json())  # type: ignore[attr-defined]
             return reply.status_code if reply.status_code != 200 else reply.text
 
         await asyncio.sleep(60)
-        genesis, slot = json.loads(str(await ask(GetGenesisHash())))["result"], json.loads(str(await ask(GetSlot())))
+        genesis = json.loads(str(await ask(GetGenesisHash())))["result"]
+        slot = json.loads(str(await ask(GetSlot())))
         assert len(genesis) in (43, 44)
-        for mood in (Mood.LIMITS, Mood.FAILS, Mood.HTML, Mood.CUT, Mood.TYPES, Mood.GENESIS, Mood.BEHIND):
+        for mood in (
+            NodeFault.LIMITS,
+            NodeFault.FAILS,
+            NodeFault.HTML,
+            NodeFault.CUT,
+            NodeFault.TYPES,
+            NodeFault.GENESIS,
+            NodeFault.BEHIND,
+        ):
             member.road.set_moods([mood])
-            asked = GetGenesisHash() if mood is Mood.GENESIS else GetSlot()
-            found[mood] = await ask(asked if mood is not Mood.TYPES else GetAccountInfo(keypair.pubkey()))
-        assert json.loads(str(found[Mood.BEHIND]))["result"] == slot["result"] - BEHIND
-        assert json.loads(str(found[Mood.GENESIS]))["result"] != genesis
+            asked = GetGenesisHash() if mood is NodeFault.GENESIS else GetSlot()
+            found[mood] = await ask(asked if mood is not NodeFault.TYPES else GetAccountInfo(keypair.pubkey()))
+        assert json.loads(str(found[NodeFault.BEHIND]))["result"] == slot["result"] - BEHIND
+        assert json.loads(str(found[NodeFault.GENESIS]))["result"] != genesis
         return found
 
     found = run_virtual(main())
-    assert (found[Mood.LIMITS], found[Mood.FAILS]) == (429, 500)
-    assert str(found[Mood.HTML]).startswith("<html>")
+    assert (found[NodeFault.LIMITS], found[NodeFault.FAILS]) == (429, 500)
+    assert str(found[NodeFault.HTML]).startswith("<html>")
     with pytest.raises(ValueError):
-        json.loads(str(found[Mood.CUT]))
+        json.loads(str(found[NodeFault.CUT]))
     assert run_virtual(main()) == found
 
 
 def test_a_lagging_node_shows_the_run_as_it_was(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier, nodes=2) for tier in (0, 1, 2)]
         await sim.until_round(3)
         assert players[0].chain is not None
-        players[0].set_moods([Mood.BEHIND, Mood.GOOD])
+        players[0].set_moods([NodeFault.BEHIND, NodeFault.GOOD])
         run = (await players[0].chain.view(fresh=True)).run
         assert run.current.height >= 3, "a reply older than what is known is not taken"
         await sim.until(lambda run: run.state is RunState.COOLDOWN)

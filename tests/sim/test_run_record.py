@@ -1,4 +1,6 @@
-"""The laws of a run are broken by what breaks them, and the simulated network keeps the real one's promises."""
+"""The laws of a run are broken by what breaks them, and the simulated network keeps the real one's
+promises.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable
 from aftermath.rules.run import Interval
 from aftermath.rules.state import RunState
-from aftermath.sim.run_record import Broken, Record
+from aftermath.sim.run_record import ChainRecord, InvariantBroken
 from aftermath.sim.sim_transport import SimNetwork
 from aftermath.sim.virtual_time import run_virtual
 from rules import builders
@@ -20,9 +22,9 @@ WAITING = [Interval(18, 2)]
 GOOD = [(0, 0, 1, [[0, 9]]), (0, 1, 2, [[9, 18]])]
 
 
-def _record(**run: Any) -> Record:
+def _record(**run: Any) -> ChainRecord:
     values = {"data_index": 20} | run
-    record = Record({(0, 0): [[0, 9]], (0, 1): [[9, 18]]}, {(0, 0): 1, (0, 1): 2})
+    record = ChainRecord({(0, 0): [[0, 9]], (0, 1): [[9, 18]]}, {(0, 0): 1, (0, 1): 2})
     record.note(builders.run(RunState.WAITING_FOR_MEMBERS, **values), builders.members({}))
     return record
 
@@ -37,7 +39,7 @@ def test_a_run_in_order_breaks_nothing() -> None:
     [({}, []), ({"data_index": 21}, WAITING), ({}, [Interval(17, 3)]), ({"lost_sequences": 2}, [])],
 )
 def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any], waiting: list[Interval]) -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(InvariantBroken):
         _record(**changed).check_coverage(waiting)
 
 
@@ -54,7 +56,7 @@ def test_sequences_assigned_again_after_rewind_count_once() -> None:
     record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=24), builders.members({}))
     record.check_coverage([])  # and what went back further before does not count again
     record.settled[2, 1] = [[19, 20]]
-    with pytest.raises(Broken, match="sequence 19 was trained twice"):
+    with pytest.raises(InvariantBroken, match="sequence 19 was trained twice"):
         record.check_coverage([])
 
 
@@ -70,19 +72,20 @@ def test_sequences_assigned_again_after_rewind_count_once() -> None:
     ],
 )
 def test_a_step_skipped_repeated_or_invented_is_found(applied: list[Any]) -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(InvariantBroken):
         _record().check_member("m", applied, [0])
 
 
 def _pair() -> Any:
     network = SimNetwork()
-    one, other = network.open(b"1" * 32), network.open(b"2" * 32)
+    one = network.open(b"1" * 32)
+    other = network.open(b"2" * 32)
     for node in (one, other):
         node.set_members([one.node_id, other.node_id])
     return network, one, other
 
 
-def test_announcements_arrive_once_in_order_and_again_after_a_cut() -> None:
+def test_sim_announcements_arrive_once_and_again_after_cut() -> None:
     async def story() -> list[bytes]:
         network, one, other = _pair()
         await one.announce(b"a")

@@ -1,4 +1,6 @@
-"""Runs played from seeds: the laws hold, the same seed is the same run anywhere, and what breaks is found and told."""
+"""Runs played from seeds: the laws hold, the same seed is the same run anywhere, and what breaks is
+found and told.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,17 @@ from aftermath.sim import __main__ as command
 from aftermath.sim import invariants
 from aftermath.sim import seed as trial
 from aftermath.sim.faults import Faults
-from aftermath.sim.invariants import Laws, check_pace
-from aftermath.sim.run_record import Broken
+from aftermath.sim.invariants import Invariants, check_pace
+from aftermath.sim.run_record import InvariantBroken
 from aftermath.sim.seed import draw, try_seed
 from aftermath.sim.setup import CONFIG
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 
 SHORT = 60.0
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(100, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(101, 106))],
-)
+@pytest.mark.nightly  # the slow tests play a shorter seed
+@pytest.mark.parametrize("seed", range(100, 106))
 def test_the_laws_hold_for_seeds_of_a_campaign(seed: int) -> None:
     """More of them: `python -m aftermath.sim --seeds 100..199 --jobs 2`."""
     verdict = try_seed(seed, command.SECONDS)
@@ -37,7 +37,7 @@ def test_the_laws_hold_for_seeds_of_a_campaign(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_laws_hold_for_a_seed_and_its_digest_is_the_same_in_any_process() -> None:
+def test_seed_keeps_invariants_and_digest_across_processes() -> None:
     verdict = try_seed(1, SHORT)
     assert not verdict.broken, verdict
     assert verdict.faults
@@ -64,6 +64,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return capsys
 
 
+@pytest.mark.slow
 def test_a_seed_that_breaks_a_law_is_told_with_how_to_replay_it(
     told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,59 +88,59 @@ def test_a_span_of_seeds_is_checked(
     assert "is not A..B, for example 0..99" in told.readouterr().err
 
 
-def test_a_checkpoint_that_the_chain_names_and_nobody_can_load_is_found(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+def test_unloadable_checkpoint_breaks_invariants(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: sim.model.checkpoint_step > 0)
-        judge = Laws(sim, _no_faults(sim))
+        judge = Invariants(sim, _no_faults(sim))
         judge.check_now()
         place = Path(sim.model.checkpoint.repo)
         other = {name: tensor + 1 for name, tensor in invariants.load(place, 0, "auto").items()}
         write_checkpoint(tmp_path / "other", other, CONFIG, tier=0, companions={})
         shutil.rmtree(place)
         (tmp_path / "other").rename(place)
-        with pytest.raises(Broken, match="has another level"):
+        with pytest.raises(InvariantBroken, match="has another level"):
             judge.check_now()
         (place / "model.safetensors").unlink()
-        with pytest.raises(Broken, match="cannot be loaded"):
+        with pytest.raises(InvariantBroken, match="cannot be loaded"):
             judge.check_now()
 
     play(tmp_path, story, rounds_per_epoch=2)
 
 
 def test_a_member_that_stands_by_and_a_run_that_crawls_are_found(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(3)
-        judge = Laws(sim, _no_faults(sim))
+        judge = Invariants(sim, _no_faults(sim))
         judge.check_presence(0.0)
         await sim.kill(players[1])
         start = sim.now
         await sim.until(lambda run: run.epoch == 1)
-        with pytest.raises(Broken, match="m1 has not taken part"):
+        with pytest.raises(InvariantBroken, match="m1 has not taken part"):
             judge.check_presence(start)
 
     play(tmp_path, story)
     check_pace(0.6, 1.0)
-    with pytest.raises(Broken, match="1440 steps per hour, where the undisturbed run makes 3600"):
+    with pytest.raises(InvariantBroken, match="1440 steps per hour, where the undisturbed run makes 3600"):
         check_pace(0.4, 1.0)
 
 
 def test_a_member_that_is_dropped_without_a_fault_is_found(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        judge = Laws(sim, _no_faults(sim))
+        judge = Invariants(sim, _no_faults(sim))
         await sim.until_round(2)
         await sim.kill(players[2])
         await sim.until(lambda run: bool(sim.record.dropped))
-        with pytest.raises(Broken, match="m2 was dropped from epoch 0 without a reason"):
+        with pytest.raises(InvariantBroken, match="m2 was dropped from epoch 0 without a reason"):
             judge.check_now()
 
     play(tmp_path, story)
 
 
-def _no_faults(sim: Simulation) -> Faults:
+def _no_faults(sim: SimulatedRun) -> Faults:
     async def never(count: int | None) -> None:
         raise AssertionError
 

@@ -1,8 +1,8 @@
-"""A client that takes its time to start: it tells a loss when it may, waits to be killed, and comes back.
+"""A client that starts slowly: it reports a loss when allowed, waits to be killed, and comes back.
 
-`python -m testnet.starting_client NUMBER PLACE … --events-dir DIRECTORY …`, for two of them. PLACE gets a file for
-each with what its processes did, a line for each deed. The first client trains at once and is in training no more when
-it is back; the second trains when the first is back. When both are back, the run is over.
+`python -m testnet.starting_client NUMBER PLACE … --events-dir DIRECTORY …` runs one of two. PLACE
+gets a file per client with a line for each action. The first client trains at once, and no more
+after its restart; the second trains once the first is back. Then the run is over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from aftermath.events.event_files import EpochFiles
 from aftermath.events.stream import Events
 from events.sample_events import said
 
-STARTS, TRAINS = "starts", "trains"
+STARTS = "starts"
+TRAINS = "trains"
 
 
 def deeds(place: Path, number: int) -> list[str]:

@@ -15,8 +15,8 @@ from aftermath.base.stdio import Verbosity
 from aftermath.testnet import run
 from aftermath.testnet.backends import Open
 from aftermath.testnet.configs import SHIPPED, chosen
-from aftermath.testnet.display import Lines
-from aftermath.testnet.plan import Client, ClientExtras, Kills, Plan
+from aftermath.testnet.display import DisplayLines
+from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.processes import Running
 from aftermath.testnet.run import Ending
 from testnet.starting_client import STARTS, TRAINS, deeds
@@ -33,14 +33,12 @@ class Starting:
     def start(self, seen: Open) -> Running:
         return seen(self.keeper, [sys.executable, "-c", "import time; time.sleep(600)"])
 
-    def client(self, client: Client) -> list[str]:
+    def client(self, client: LocalTestnetClient) -> list[str]:
         return [sys.executable, "-m", "testnet.starting_client", str(client.number), str(self._place)]
 
 
 @pytest.mark.slow
-def test_only_a_client_that_has_trained_since_its_start_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chaos_kills_only_clients_that_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills fall due far more often than a client starts: a client that is not training yet is left
     alone.
     """
@@ -49,10 +47,12 @@ def test_only_a_client_that_has_trained_since_its_start_is_killed(
     monkeypatch.setattr(run, "LOOK_SECONDS", 0.05)
     for name in ("model", "tokens"):  # which are there, so nothing is made
         (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
-    plan = Plan(chosen(SHIPPED / "demo"), (Client(1, 1), Client(2, 2)), tmp_path, 0, ClientExtras())
+    plan = LocalTestnetPlan(
+        chosen(SHIPPED / "demo"), (LocalTestnetClient(1, 1), LocalTestnetClient(2, 2)), tmp_path, 0, ClientExtras()
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    lines = Lines(Console(quiet=True), Verbosity.INFO, 8)
-    testnet = run.Testnet(plan, Starting(tmp_path), Kills(1, 0.2, (1, 2)), environment, lines)
+    lines = DisplayLines(Console(quiet=True), Verbosity.INFO, 8)
+    testnet = run.Testnet(plan, Starting(tmp_path), ChaosSchedule(1, 0.2, (1, 2)), environment, lines)
     summary = testnet.perform(60)
     assert [deeds(tmp_path, number) for number in (1, 2)] == [[STARTS, TRAINS, STARTS]] * 2
     assert (summary.ending, summary.kills) == (Ending.FINISHED, 2)

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from aftermath.base.stdio import Verbosity
 from aftermath.events import event_types
-from aftermath.events.reader import About, EventRecord
-from aftermath.testnet.display import Lines
+from aftermath.events.reader import EventOrigin, EventRecord
+from aftermath.testnet.display import DisplayLines
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from aftermath.testnet.display import Lines
 )
 def test_lines_mark_warnings_of_clients(event: event_types.Event, line: str) -> None:
     console = Console(file=(out := io.StringIO()))
-    about = About(run_id="demo", tier=0, wallet="Key1", version="1")
+    about = EventOrigin(run_id="demo", tier=0, wallet="Key1", version="1")
     told = EventRecord(at=datetime.now(UTC), about=about, event=event, path=Path("events/client-1/events.jsonl"))
-    Lines(console, Verbosity.INFO, 8).told([told])
+    DisplayLines(console, Verbosity.INFO, 8).told([told])
     assert out.getvalue().rstrip() == line

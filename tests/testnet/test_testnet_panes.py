@@ -1,4 +1,6 @@
-"""The panes of a testnet: each has a process, which is known, killed, started again, and ends with us."""
+"""The panes of a testnet: each has a process, which is known, killed, started again, and ends with
+us.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def panes(tmp_path: Path) -> Iterator[Panes]:
 
 
 def test_a_process_in_a_pane_is_watched_killed_and_started_again(panes: Panes) -> None:
-    first, second = panes.open("first", shows("here I am")), panes.open("second", [sys.executable, "-c", "exit(3)"])
+    first = panes.open("first", shows("here I am"))
+    second = panes.open("second", [sys.executable, "-c", "exit(3)"])
     until(lambda: "here I am True" in first.last_words(), "a terminal shows what it says", 20)
     until(lambda: second.code == 3, "its exit status is known", 20)
     assert first.code is None

@@ -1,4 +1,6 @@
-"""What a local testnet is asked for, before anything is started: the command's mistakes, the config, whom it kills."""
+"""What a local testnet is asked for, before anything is started: the command's mistakes, the
+config, whom it kills.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from aftermath.cli.main import load
 from aftermath.cli.train import build_settings
 from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
-from aftermath.events.trackers import Wanted
+from aftermath.events.trackers import TrackerOptions
 from aftermath.testnet.configs import SHIPPED, chosen, configs, find, make_missing
-from aftermath.testnet.plan import Client, ClientExtras, Kills, Plan
+from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from cli.cli_runs import Outcome, invoke
 
 DEMO = SHIPPED / "demo" / "config.toml"
@@ -95,21 +97,24 @@ def test_a_port_that_is_taken_and_a_directory_of_others_are_told(tmp_path: Path)
 
 
 def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) -> None:
-    trackers = Wanted(wandb_project="lab", wandb_group="g", trackio_project="lab")
-    client = Client(1, 2)
-    plan = Plan(chosen(DEMO), (client,), tmp_path, 0, ClientExtras(trackers=trackers))
+    trackers = TrackerOptions(wandb_project="lab", wandb_group="g", trackio_project="lab")
+    client = LocalTestnetClient(1, 2)
+    plan = LocalTestnetPlan(chosen(DEMO), (client,), tmp_path, 0, ClientExtras(trackers=trackers))
     settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(client)))
-    assert Wanted.of(settings) == trackers
-    assert not Wanted.of(build_settings(**parsed("train", "--run-id", "demo"))).any
+    assert TrackerOptions.of(settings) == trackers
+    assert not TrackerOptions.of(build_settings(**parsed("train", "--run-id", "demo"))).any
 
 
 def test_clients_that_keep_the_model_keep_it_where_it_is_said(tmp_path: Path) -> None:
-    whole, sliced = Client(1, 0), Client(2, 1)
-    plan = Plan(chosen(DEMO), (whole, sliced), tmp_path, 0, ClientExtras(checkpoints=Path("kept"), keep_steps=7))
+    whole = LocalTestnetClient(1, 0)
+    sliced = LocalTestnetClient(2, 1)
+    plan = LocalTestnetPlan(
+        chosen(DEMO), (whole, sliced), tmp_path, 0, ClientExtras(checkpoints=Path("kept"), keep_steps=7)
+    )
     told = build_settings(**parsed("train", "--run-id", "demo", *plan.options(whole)))
     assert (told.checkpoint_dir, told.keep_steps) == (Path("kept/client-1").absolute(), 7)
     assert build_settings(**parsed("train", "--run-id", "demo", *plan.options(sliced))).checkpoint_dir is None
-    silent = Plan(chosen(DEMO), (whole,), tmp_path, 0, ClientExtras())
+    silent = LocalTestnetPlan(chosen(DEMO), (whole,), tmp_path, 0, ClientExtras())
     told = build_settings(**parsed("train", "--run-id", "demo", *silent.options(whole)))
     assert (told.checkpoint_dir, told.keep_steps) == (tmp_path / "checkpoints" / "client-1", 3)
 
@@ -120,7 +125,7 @@ def parsed(command: str, *words: str) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in ("json_output", "dry_run")}
 
 
-# --- the config ---------------------------------------------------------------------------------------------------
+# --- the config ---
 
 
 def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) -> None:
@@ -132,10 +137,11 @@ def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) 
     assert find(Path("demo")).absolute() == own  # one's own before ours
 
 
-def test_a_servers_file_and_another_checkpoint_make_the_same_run_but_for_that(tmp_path: Path) -> None:
+def test_server_file_with_other_checkpoint_keeps_the_rest(tmp_path: Path) -> None:
     state = tmp_path / "state.toml"
     state.write_text(f'run_id = "mine"\nrun_state = "WaitingForMembers"\n{DEMO.read_text()}\n[progress]\nepoch = 0\n')
-    ours, plain = chosen(state), load_config(DEMO)
+    ours = chosen(state)
+    plain = load_config(DEMO)
     assert ours.config.to_chain() == plain.to_chain()
     assert "run_id" not in tomllib.loads(ours.text)
     place = tmp_path / "checkpoint"
@@ -149,7 +155,7 @@ def test_a_servers_file_and_another_checkpoint_make_the_same_run_but_for_that(tm
 
 
 @pytest.mark.slow  # two commands as processes, which import torch
-def test_missing_files_are_made_once_and_where_the_config_has_them(tmp_path: Path) -> None:
+def test_missing_files_are_created_once_where_configured(tmp_path: Path) -> None:
     directory = tmp_path / "own"
     directory.mkdir()
     shutil.copy(DEMO, directory)
@@ -177,12 +183,12 @@ def test_every_shipped_config_says_what_it_needs() -> None:
         assert (llm.data_location.Local is not None) == bool({"tokens", "fetch"} & recipe.keys())
 
 
-# --- whom it kills ------------------------------------------------------------------------------------------------
+# --- whom it kills ---
 
 
-def test_the_same_clients_are_killed_again_and_only_those_allowed() -> None:
+def test_chaos_repeats_and_respects_allowed_clients() -> None:
     def story() -> list[list[int]]:
-        kills = Kills(2, 10, (2, 3, 5))
+        kills = ChaosSchedule(2, 10, (2, 3, 5))
         return [kills.now(float(at), [1, 2, 3, 4, 5] if at != 30 else [1, 5]) for at in range(61)]
 
     killed = story()
@@ -191,4 +197,4 @@ def test_the_same_clients_are_killed_again_and_only_those_allowed() -> None:
     assert killed[30] == [5]
     assert all(len(killed[at]) == 2 and set(killed[at]) <= {2, 3, 5} for at in (10, 20, 40, 50, 60))
     assert len({tuple(sorted(killed[at])) for at in (10, 20, 40, 50, 60)}) > 1
-    assert Kills(0, 10, (1,)).now(100.0, [1]) == []
+    assert ChaosSchedule(0, 10, (1,)).now(100.0, [1]) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aftermath.testnet.processes import Process, StageError, at_once, call, leashed, stop_all, wait_for
+from aftermath.testnet.processes import Process, ProcessError, at_once, call, stop_all, wait_for, watched_command
 from e2e.processes import until
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
@@ -28,7 +28,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_children_and_theirs_do_not_outlive_a_starter_that_is_killed(tmp_path: Path) -> None:
+def test_children_end_with_killed_parent(tmp_path: Path) -> None:
     with subprocess.Popen([*python(STARTER), str(tmp_path / "log")]) as starter:
         family = psutil.Process(starter.pid)
         until(lambda: len(family.children(recursive=True)) >= 3, "child, grandchild and watcher are there", 20)
@@ -42,7 +42,7 @@ def test_the_same_with_a_named_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDWR)
-    line = leashed(str(pipe), python("import time; time.sleep(600)"))
+    line = watched_command(str(pipe), python("import time; time.sleep(600)"))
     with subprocess.Popen(line, start_new_session=True) as child:
         until(lambda: psutil.Process(child.pid).children(), "the watcher is there", 20)
         assert child.poll() is None
@@ -74,14 +74,14 @@ def test_exit_status_id_and_signals_are_those_of_the_command(tmp_path: Path) -> 
 
 
 def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="no such luck"):
+    with pytest.raises(ProcessError, match="no such luck"):
         call(python("import sys; sys.exit('no such luck')"), tmp_path / "log", os.environ)
     assert "no such luck" in (tmp_path / "log").read_text()
-    with pytest.raises(StageError, match="failed: the disk is full") as known:
+    with pytest.raises(ProcessError, match="failed: the disk is full") as known:
         call(python("import sys; sys.exit('error: the disk is full\\nfix: Free some')"), tmp_path / "log", os.environ)
     assert known.value.fix == f"Free some; the whole log: {tmp_path / 'log'}"
-    with pytest.raises(StageError, match="second"):
+    with pytest.raises(ProcessError, match="second"):
         at_once([python("pass"), python("import sys; sys.exit('second')")], tmp_path / "keys.log", os.environ)
     never = Process("never", python("print('and away')"), tmp_path / "never", os.environ)
-    with pytest.raises(StageError, match="and away"):
+    with pytest.raises(ProcessError, match="and away"):
         wait_for("it", lambda: False, 20, never)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ import pytest
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.unfinished import Stake
-from aftermath.train.departure import Departure
+from aftermath.member.stake import Stake
+from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_there
 
 
 @dataclass
@@ -80,3 +81,31 @@ def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(number: signal.Signal
         assert departure.lost == stake
     assert not member.stopped(True)
     assert departure.lost is None
+
+
+@pytest.mark.parametrize(
+    ("stdin", "stdout", "asks", "on_stderr"),
+    [(True, True, True, False), (True, False, True, True), (False, True, False, False), (False, False, False, False)],
+)
+def test_question_needs_a_terminal_for_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stdin: bool,
+    stdout: bool,
+    asks: bool,
+    on_stderr: bool,
+) -> None:
+    """The question of `train ... | tee log` goes to standard error."""
+    monkeypatch.setattr("sys.stdin", Terminal() if stdin else io.StringIO())
+    monkeypatch.setattr("sys.stdout", Terminal() if stdout else io.StringIO())
+    departure = Departure(Events(lambda: 0.0, []), can_ask=is_a_person_there(), ask=ask_on_stderr)
+    departure.member = AtStake(Stake(6, [0, 1], saves=False))  # type: ignore[assignment]
+    assert (departure.on_signal(signal.SIGINT) is None) is asks
+    assert ("Press Ctrl-C again to leave" in capsys.readouterr().err) is on_stderr
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True

@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from aftermath.base.errors import AftermathError
 from aftermath.model.schema import StateSchema
 from aftermath.model.store import RESERVE
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import keeping
 from aftermath.train.keeping import check_hub, check_places, check_put_links, check_room, keeping_advice
 from aftermath.train.settings import TrainSettings
@@ -27,7 +27,7 @@ def settings(**options: Any) -> TrainSettings:
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> StateSchema:
-    async def story(_: Simulation) -> None: ...
+    async def story(_: SimulatedRun) -> None: ...
 
     return play(tmp_path_factory.mktemp("schema") / "run", story).schema.state
 
@@ -135,11 +135,12 @@ def test_a_whole_model_that_nobody_keeps_is_pointed_out() -> None:
     assert keeping_advice(settings(matformer_tier=1)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", [True, False])
 def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool) -> None:
     """Everybody dies after the first epoch: what was trained is in the checkpoint, or it is lost and that is said."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.keeps = keeps
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1)

@@ -15,7 +15,7 @@ from aftermath import __version__
 from aftermath.base.errors import Unsuitable
 from aftermath.chain.wallet import create_wallet
 from aftermath.events.stream import JsonLines
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
 from events.sample_events import said
@@ -93,10 +93,11 @@ def test_error_is_not_logged_if_stderr_is_the_same_file(
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["WARNING", "ERROR"][: 2 - together]
 
 
+@pytest.mark.slow
 def test_virtual_members_know_no_date(tmp_path: Path) -> None:
     """The date is the sinks' alone: what a member says is the same in every run on virtual time."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
@@ -119,7 +120,7 @@ def test_virtual_members_know_no_date(tmp_path: Path) -> None:
 def test_a_member_that_goes_says_whether_the_run_knows(tmp_path: Path, reachable: bool) -> None:
     said: list[str] = []
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
         going = players[2]

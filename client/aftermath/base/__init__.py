@@ -1,1 +1,3 @@
-"""What every package stands on: errors, bounds on what others send, waiting, threads. Knows nothing of any other."""
+"""Foundations of every package: errors, limits on foreign input, concurrency, files. Imports no
+other package.
+"""

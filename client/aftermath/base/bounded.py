@@ -1,6 +1,4 @@
-"""The largest whole numbers that Solana's JSON, accounts and instructions have room for, and the limits of a number
-that is annotated with them.
-"""
+"""Parse JSON, msgpack and TOML from others within fixed limits, and define the integer limits."""
 
 from __future__ import annotations
 
@@ -10,11 +8,12 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
-U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
+U32_MAX = (1 << 32) - 1
+U64_MAX = (1 << 64) - 1
 
 
-class Limits(NamedTuple):
-    """The least and the most, by the names that pydantic has for them; None: there is no such limit."""
+class NumberLimits(NamedTuple):
+    """Minimum and maximum of a number, named as pydantic names them. None means no limit."""
 
     ge: int
     le: int | None = None
@@ -25,7 +24,9 @@ MAX_DEPTH = 32
 MAX_VALUES = 1 << 16
 """How many values a msgpack document may hold."""
 MAX_JSON_VALUES = 1 << 20
-"""How many values a JSON document may hold, by what begins and parts them: a cluster's list of accounts has many."""
+"""How many values a JSON document may hold, by what begins and parts them: a cluster's list of
+accounts has many.
+"""
 _MSGPACK_DEPTH = 8
 _SHOWN = 200
 
@@ -36,8 +37,8 @@ _JSON_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 _TOML_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _TOML_DEEP = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_TOML_KEY}[ \t]*+\.[ \t]*+){{{MAX_DEPTH},}}+", re.MULTILINE)
 
-# msgpack by first byte: how many bytes the value itself has (None: stated), by which its size is stated, and whether
-# that is a number of values.
+# msgpack by first byte: how many bytes the value itself has (None: stated), by which its size is
+# stated, and whether that is a number of values.
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _FIXED |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
@@ -48,16 +49,16 @@ T = TypeVar("T")
 
 
 class Malformed(ValueError):
-    """A document of others cannot be used; the message says why, in at most some words."""
+    """Raised for a document from others that cannot be used. The message says why."""
 
 
 def json_value(data: bytes | bytearray | str, most: int = MAX_JSON_VALUES) -> Any:
-    """Any JSON document of no more than `most` values. Raises Malformed."""
+    """Return the value of a JSON document of at most `most` values. Raises Malformed."""
     return json_as(data, Any, most)
 
 
 def json_as(data: bytes | bytearray | str, kind: type[T] | Any, most: int = MAX_JSON_VALUES) -> T:
-    """A JSON document of this type. Raises Malformed."""
+    """Return a JSON document decoded as this type. Raises Malformed."""
     try:
         raw = data.encode() if isinstance(data, str) else data
         _check_json(raw, most)
@@ -80,12 +81,12 @@ def msgpack_as(data: bytes, kind: type[T] | Any, most: int = MAX_VALUES) -> T:
 
 
 def is_u64(value: object) -> TypeGuard[int]:
-    """Whether a value out of a document is a whole number (True and False are none) that 64 bits hold."""
+    """Return whether a decoded value is an integer that fits 64 bits. Booleans are not integers."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= U64_MAX
 
 
 def toml_value(text: str) -> dict[str, Any]:
-    """The tables of a TOML document. Raises Malformed."""
+    """Return the tables of a TOML document. Raises Malformed."""
     try:
         if _TOML_DEEP.search(text):
             raise RecursionError
@@ -116,7 +117,7 @@ def _check_json(data: bytes | bytearray, most: int) -> None:
 
 
 def _check_nesting(value: Any) -> None:
-    """Tables nest without recursion in the parser of TOML, so the value is looked at."""
+    """Raise Malformed if tables nest too deeply. The TOML parser nests them without recursion."""
     layer = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [v for v in layer if isinstance(v, dict | list)]
@@ -127,7 +128,10 @@ def _check_nesting(value: Any) -> None:
 
 
 def _check_msgpack(data: bytes, most: int) -> None:
-    at, values, open_ = 0, 0, [1]  # how many values are still to come, in every array or map that is open
+    # how many values are still to come, in every array or map that is open
+    at = 0
+    values = 0
+    open_ = [1]
     while open_:
         if not open_[-1]:
             open_.pop()
@@ -148,7 +152,9 @@ def _check_msgpack(data: bytes, most: int) -> None:
 
 
 def _value(data: bytes, at: int) -> tuple[int, int]:
-    """(where the value at `at` ends, or its first inner value begins; how many inner values it has)."""
+    """(where the value at `at` ends, or its first inner value begins; how many inner values it
+    has).
+    """
     first = data[at]
     at += 1
     if first < 0x80 or first >= 0xE0:

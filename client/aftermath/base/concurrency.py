@@ -1,4 +1,8 @@
-"""Waiting for several things at once, the first or all of them, without leaving tasks behind."""
+"""Run asyncio tasks and threads without leaving any behind.
+
+asyncio: wait for one task or for all, and cancel the rest. Threads: run calls in parallel, with a
+deadline, or one at a time on a worker thread.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ U = TypeVar("U")
 
 
 async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
-    """What the first coroutine that is done returns or raises; the others are cancelled.
+    """Return or raise the outcome of the first coroutine to finish, and cancel the others.
 
-    Of several that are done at once an error goes before a result, and otherwise the earlier argument wins.
+    If several finish at once, an error wins over a result, and otherwise the earlier argument wins.
     """
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
@@ -30,14 +34,15 @@ async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
 
 
 async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
-    """The results of the two. Raises the first error, when the other one has ended too."""
-    one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    """Return both results. Raise the first error after both have ended."""
+    one = asyncio.ensure_future(first)
+    two = asyncio.ensure_future(second)
     await _finish((one, two))
     return one.result(), two.result()
 
 
 async def every(work: Iterable[Coroutine[Any, Any, object]]) -> None:
-    """Wait for all. Raises the first error, when all others have ended too."""
+    """Wait for all. Raise the first error after all have ended."""
     await _finish([asyncio.ensure_future(one) for one in work])
 
 
@@ -50,7 +55,9 @@ async def _finish(tasks: Collection[asyncio.Future[Any]]) -> None:
 
 
 async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until all have ended, however; those that have already stay as they are."""
+    """Cancel tasks and wait until all have ended. Tasks that have already ended stay as they
+    are.
+    """
     ending = list(tasks)
     for task in ending:
         task.cancel()
@@ -58,7 +65,7 @@ async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 class Pulse:
-    """Wakes everybody who is waiting at the moment it fires; holds no state."""
+    """Wakes all current waiters when it fires. It holds no state."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -68,17 +75,22 @@ class Pulse:
         self._event = asyncio.Event()
 
     def wait(self) -> Coroutine[Any, Any, Any]:
-        """Await the next firing, counted from this call and not from when the coroutine first runs."""
+        """Await the next firing. Counting starts at this call, not when the coroutine first
+        runs.
+        """
         return self._event.wait()
 
 
 def each(function: Callable[[T], U], items: Sequence[T], at_once: int) -> list[U]:
-    """What `function` gives for every item, in their order. After an error no further item is begun; it is raised."""
+    """Return `function` of every item, in order. Start no further item after an error, and raise
+    it.
+    """
     if len(items) < 2:
         return [function(item) for item in items]
     results: dict[int, U] = {}
     errors: list[BaseException] = []
-    waiting, lock = iter(enumerate(items)), threading.Lock()
+    waiting = iter(enumerate(items))
+    lock = threading.Lock()
 
     def work() -> None:
         while True:
@@ -130,7 +142,9 @@ class Worker(Protocol):
 
 
 class ThreadWorker:
-    """One daemon thread, so that a long computation never keeps the process from ending."""
+    """Run functions on one daemon thread, so that a long computation never delays the process's
+    exit.
+    """
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -138,7 +152,9 @@ class ThreadWorker:
         self._thread.start()
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Run `function` on the thread and return its result; a job cancelled before it began is skipped."""
+        """Run `function` on the thread and return its result. Skip a job that was cancelled before
+        it began.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put((future, function))
         return await future
@@ -172,8 +188,12 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         future.set_result(result)
 
 
-class Turns:
-    """Holds its turn inside a `with` block, which must not be entered twice by one thread."""
+class TurnLock:
+    """A fair lock: threads get it in the order in which they asked.
+
+    A thread that takes a plain lock again at once usually wins over the waiting ones. Use it in a
+    `with` block, and do not enter it twice from one thread.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,7 +1,7 @@
-"""The errors of every package derive from one base, so that a command can show one sentence and how to fix it.
+"""Base classes of all errors, so that a command can print one sentence and its fix.
 
-Decided: an error is a sentence (`message`) and, where we know it, what to do (`fix`); anything that is not an
-`AftermathError` is a fault of ours and may be reported as unexpected.
+An error has a `message` and, where known, a `fix`. Any exception that is not an `AftermathError` is
+a bug of ours and is reported as unexpected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import re
 
 
 class AftermathError(Exception):
-    """Something that can go wrong in ordinary use. `str()` is the sentence, followed by the fix when there is one."""
+    """Something that can go wrong in ordinary use. `str()` is the message, followed by the fix if
+    any.
+    """
 
     code = "failed"
     """What went wrong, by a name for programs that stays when the sentence changes."""
@@ -25,7 +27,7 @@ class AftermathError(Exception):
 
 
 class UsageError(AftermathError):
-    """A command line that cannot be meant: an option's value, or a combination of options, means nothing."""
+    """A command line that cannot be valid: an option's value, or a combination of options."""
 
     code = "usage"
 
@@ -37,7 +39,7 @@ class Unsuitable(AftermathError):
 
 
 class AccountError(AftermathError):
-    """The bytes of an account are not what this version of the program writes."""
+    """The bytes of an account are not in the format of this version of the program."""
 
     code = "account"
 
@@ -53,11 +55,11 @@ class BadAnnouncement(AftermathError):
 
 
 def code_of(name: str) -> str:
-    """The code of an error that a program calls `name`: `NotElected` is not-elected."""
+    """Return the code of an error that a program names: `NotElected` becomes not-elected."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
 def shown(given: object) -> str:
-    """What was given instead, as a sentence shows it: cut where it gets long."""
+    """Return a value as an error message shows it, cut to 60 characters."""
     text = repr(given)
     return text if len(text) <= 60 else text[:57] + "..."

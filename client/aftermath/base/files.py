@@ -1,8 +1,8 @@
-"""Atomic file replacement: a file is complete on disk or not there at all.
+"""Replace files atomically, and locate this user's cache, state and config directories.
 
-New contents go to a hidden file with the suffix `.partial` in the same directory, are forced to
-disk, and renamed. After an error the old file is unchanged. A killed process leaves its partial
-file, which the next write of that name replaces.
+New contents go to a hidden `.partial` file in the same directory, are forced to disk, and renamed.
+After an error the old file is unchanged. The next write of that name replaces the partial file of a
+killed process.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ def fix_of(error: OSError, what: str = "file") -> str:
 
 
 def space_or(error: OSError, fix: str) -> str:
-    """Return what helps after a failed write where the user does not name the place: free space, or else this fix."""
+    """Return a fix for a failed write where the user did not name the path: free space, or this
+    fix.
+    """
     return "Free some space on that disk" if error.errno in NO_ROOM else fix
 
 
 @contextmanager
 def parents_made(directory: Path) -> Iterator[None]:
-    """Make a directory with its parents for the block. After an error, remove those that are new and empty."""
+    """Make a directory with its parents for the block. After an error, remove those that are new
+    and empty.
+    """
     new = list(takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -55,7 +59,8 @@ def parents_made(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(target: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error.
+    """Yield a stream whose bytes become the target file once all are on disk. Discard them after an
+    error.
 
     `shared`: other processes may write the same file at the same time; the last one to finish wins.
     """
@@ -67,7 +72,9 @@ def replacing(target: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def standing_in(target: Path, *, shared: bool = False) -> Iterator[Path]:
-    """A name to write under: the file there takes the target's once it is on disk, and is removed after an error."""
+    """Yield a path to write to. That file replaces the target once on disk, and is removed after an
+    error.
+    """
     process = f".{os.getpid()}" if shared else ""
     partial = target.with_name(f".{target.name}{process}.partial")
     try:
@@ -79,14 +86,16 @@ def standing_in(target: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 def settle(partial: Path, target: Path) -> None:
-    """Force a file to disk and give it its name; what had the name is gone. Both are in one directory."""
+    """Force a file to disk and rename it over the target. Both must be in one directory."""
     sync(partial)
     partial.replace(target)
     sync(target.parent)
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk; Windows, which opens no directory, sees to names itself."""
+    """Force a file, or the names in a directory, to disk. Windows cannot open directories and needs
+    no such call.
+    """
     if sys.platform == "win32" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
@@ -97,7 +106,9 @@ def sync(path: Path) -> None:
 
 
 def sync_bytes(descriptor: int) -> None:
-    """Force what was written to disk, without what nobody reads it by, where the system knows the difference."""
+    """Force a file's contents to disk, without its timestamps where the system can tell them
+    apart.
+    """
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
@@ -105,15 +116,17 @@ _NAME = "aftermath"
 
 
 def cache_directory(name: str) -> Path:
-    """A directory for what can be made or found again: locks, data, keys of deployments under way, a validator."""
+    """Return a directory for data that can be recreated: locks, downloads, deployment keys, a
+    validator.
+    """
     return user_cache_path(_NAME, appauthor=False) / name
 
 
 def state_directory() -> Path:
-    """For reports of errors nobody expected."""
+    """Return the directory for reports of unexpected errors."""
     return user_state_path(_NAME, appauthor=False)
 
 
 def config_directory() -> Path:
-    """For what the user has chosen once for all commands."""
+    """Return the directory for choices that the user made once for all commands."""
     return user_config_path(_NAME, appauthor=False)

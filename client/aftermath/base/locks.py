@@ -1,8 +1,4 @@
-"""Files that one process holds at a time, and the one place that knows how the system does that.
-
-Decided: the locks of `filelock`, which are the kernel's where it has such, so that they end with the process, however
-it ends.
-"""
+"""Lock files across processes with `filelock`. Kernel locks end with their process."""
 
 from __future__ import annotations
 
@@ -16,9 +12,10 @@ _NAMING = ".naming.lock"
 
 
 def hold(path: Path) -> contextlib.ExitStack:
-    """Lock a file of this user, made if need be, until what is returned is closed, by whichever thread.
+    """Lock a file, creating it if needed. Closing the returned stack, on any thread, releases it.
 
-    Raises BlockingIOError if another process holds it, another OSError if it cannot be opened.
+    Raises BlockingIOError if another process holds the lock, and another OSError if the file cannot
+    be opened.
     """
     lock = FileLock(path, mode=0o600, thread_local=False)
     try:

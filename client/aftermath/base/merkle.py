@@ -1,10 +1,8 @@
-"""One hash of many blocks of bytes, and proofs that a block is one of them.
+"""One hash for many blocks of bytes, and proofs that a block is one of them.
 
-Decided
-- A binary tree of BLAKE3 hashes: neighbours are hashed together, and one without a neighbour goes up as it is. Blocks,
-  nodes and the root are hashed in contexts of their own, so that none can be taken for another.
-- The root also has the number of blocks in it. From that number and a block's index follows how many hashes its proof
-  has: a proof has no length of its own, and is refused by its size before anything is read of it.
+A binary tree of BLAKE3 hashes. A node without a neighbour moves up unchanged. Blocks, nodes and the
+root are hashed in separate contexts, so that one cannot pass for another. The root includes the
+number of blocks, which fixes the length of every proof.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ _BLOCK, _NODE, _ROOT = (f"aftermath {what} of a tree of blocks 1" for what in ("
 
 
 def block_digest(block: bytes | memoryview) -> bytes:
-    """The hash of a block, as it stands in a tree."""
+    """Return the hash of a block as it appears in a tree."""
     return blake3(block, derive_key_context=_BLOCK).digest()
 
 
 class Tree:
-    """All hashes over the digests of some blocks, of which there is at least one."""
+    """All hashes over the digests of one or more blocks."""
 
     def __init__(self, digests: Sequence[bytes]) -> None:
         self._rows = [list(digests)]
@@ -34,15 +32,15 @@ class Tree:
         self.root = _root(len(digests), self._rows[-1][0])
 
     def __len__(self) -> int:
-        """How many blocks there are."""
+        """Return the number of blocks."""
         return len(self._rows[0])
 
     def digest(self, index: int) -> bytes:
-        """The digest of a block."""
+        """Return the digest of a block."""
         return self._rows[0][index]
 
     def proof(self, index: int) -> list[bytes]:
-        """The hashes that lead from a block to the root, from below."""
+        """Return the hashes that lead from a block to the root, bottom up."""
         found = zip(self._rows, _neighbours(index, len(self)), strict=False)
         return [row[at] for row, at in found if at is not None]
 
@@ -53,10 +51,11 @@ def proof_length(index: int, count: int) -> int:
 
 
 def proves(block: bytes | memoryview, index: int, count: int, proof: Sequence[bytes], root: bytes) -> bool:
-    """Whether this is block `index` of the `count` blocks with that root."""
+    """Return whether this is block `index` of the `count` blocks with that root."""
     if not 0 <= index < count or len(proof) != proof_length(index, count):
         return False
-    found, hashes = block_digest(block), iter(proof)
+    found = block_digest(block)
+    hashes = iter(proof)
     for at in _neighbours(index, count):
         if at is not None:
             other = next(hashes)
@@ -65,7 +64,7 @@ def proves(block: bytes | memoryview, index: int, count: int, proof: Sequence[by
 
 
 def _neighbours(index: int, count: int) -> Iterator[int | None]:
-    """Row by row whose hash is hashed together with the block's; None where there is none."""
+    """Return, per row, which hash is combined with the block's. None where there is none."""
     while count > 1:
         at = index ^ 1
         yield at if at < count else None

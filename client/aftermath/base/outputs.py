@@ -1,9 +1,9 @@
 """Check and replace the files and directories that commands write.
 
-No command replaces what it does not recognize: a directory by its mark or the names in it, a file by its first bytes.
-
-A directory that a command writes as a whole, for example a checkpoint, holds MARK: the command's name and the size of
-each file. Such a directory is replaced only by the same command, and only while it holds nothing else.
+No command replaces what it does not recognise. It recognises a directory by its mark or its names,
+and a file by its first bytes. A directory written as a whole, such as a checkpoint, holds MARK with
+the command's name and all file sizes. Only the same command replaces it, and only if nothing else
+is in it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ _LEAVE = "nothing was changed"
 
 
 class OutputError(AftermathError):
-    """Raised if an output path holds something that the command did not write, or cannot be written."""
+    """Raised if an output path holds something that the command did not write, or cannot be
+    written.
+    """
 
     code = "output"
 
 
-# --- directories ------------------------------------------------------------------------------------------------------
+# --- directories ---
 
 
 def check_directory(path: Path, made_by: str, fix: str = "Name a new directory") -> None:
-    """Raise OutputError, with this fix, unless the command `made_by` may create or replace this directory."""
+    """Raise OutputError, with this fix, unless the command `made_by` may create or replace this
+    directory.
+    """
     if str(path) == STANDARD_OUTPUT:
         raise OutputError("a directory cannot be written to the standard output", fix)
     try:
@@ -78,7 +82,9 @@ def _foreign(directory: Path, made_by: str) -> str | None:
 
 
 def _marked_files(directory: Path, made_by: str) -> dict[str, int]:
-    """Return size by file name from the mark of `made_by`; empty without a valid mark of that command."""
+    """Return size by file name from the mark of `made_by`; empty without a valid mark of that
+    command.
+    """
     mark = _read_mark(directory)
     files = mark.get("files")
     return files if mark.get("made_by") == made_by and isinstance(files, dict) else {}
@@ -124,7 +130,9 @@ def update_mark(directory: Path, added: str) -> None:
 
 
 def replace_directory(new: Path, target: Path, made_by: str) -> None:
-    """Rename the directory `new` to `target`, whose earlier version is removed. Raises as `check_directory` does."""
+    """Rename the directory `new` to `target`, whose earlier version is removed. Raises as
+    `check_directory` does.
+    """
     check_directory(target, made_by)
     if not target.exists():
         new.rename(target)
@@ -144,13 +152,17 @@ def _exchange(one: Path, other: Path) -> bool:
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
-    at_cwd, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of linux/fs.h
+    # AT_FDCWD and RENAME_EXCHANGE of linux/fs.h
+    at_cwd = -100
+    exchange = 2
     done: int = renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)
     return done == 0
 
 
 def check_names(directory: Path, names: str, what: str) -> None:
-    """Raise OutputError for a symbolic link, or if an entry's name does not match the pattern `names` of `what`."""
+    """Raise OutputError for a symbolic link, or if an entry's name does not match the pattern
+    `names` of `what`.
+    """
     if directory.is_symlink():
         raise OutputError(f"{directory} is a symbolic link: {_LEAVE}", "Name the directory itself, or another one")
     for entry in sorted(directory.iterdir()):
@@ -176,15 +188,15 @@ def empty_directory(directory: Path, names: str, what: str, keep: str = "") -> N
             entry.unlink()
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ---
 
 
 @contextmanager
 def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> Iterator[BinaryIO]:
     """Yield a stream whose bytes become the file once all are on disk; `-` is the standard output.
 
-    `is_ours` tells by the first bytes of an existing file whether an earlier run of the command wrote it. Raises
-    OutputError for any other file.
+    `is_ours` tells by the first bytes of an existing file whether an earlier run of the command
+    wrote it. Raises OutputError for any other file.
     """
     if str(path) == STANDARD_OUTPUT:
         yield sys.stdout.buffer

@@ -1,7 +1,7 @@
-"""The proxy of a connection, by the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
+"""Choose a connection's proxy from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 
-The HTTP and the websocket library read these variables differently, and fail on values that desktops set: networks in
-NO_PROXY, `socks://`, or a SOCKS proxy without the package for it. Here this machine is always connected to directly.
+The HTTP and websocket libraries read these variables differently and fail on values that desktops
+set: networks in NO_PROXY, or `socks://`. Connections to this machine never use a proxy.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def proxy_for(url: str) -> Proxy | None:
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    named = getproxies()
-    if is_this_machine(host) or _is_exempt(host, parts.port, named.get("no", "")):
+    if is_this_machine(host):
+        return None
+    named = getproxies()  # it reads every variable of the environment, so local requests do without
+    if _is_exempt(host, parts.port, named.get("no", "")):
         return None
     scheme = _HTTP_SCHEME.get(parts.scheme, parts.scheme)
     kind = scheme if named.get(scheme) else "all"
@@ -50,7 +52,9 @@ def proxy_for(url: str) -> Proxy | None:
 
 
 def proxy_url(url: str) -> str | None:
-    """Return the proxy's address for an address, or None for a direct connection. Raises UsageError."""
+    """Return the proxy's address for an address, or None for a direct connection. Raises
+    UsageError.
+    """
     proxy = proxy_for(url)
     return proxy.url if proxy is not None else None
 
@@ -68,7 +72,9 @@ def is_this_machine(host: str) -> bool:
 
 
 def _is_exempt(host: str, port: int | None, no_proxy: str) -> bool:
-    """Whether NO_PROXY has a host: as a name, a name it ends in, an address, a network, or with its port."""
+    """Whether NO_PROXY has a host: as a name, a name it ends in, an address, a network, or with its
+    port.
+    """
     for entry in no_proxy.replace(",", " ").lower().split():
         if entry == "*":
             return True
@@ -107,7 +113,9 @@ def _variable(kind: str) -> str:
 
 
 def _check(proxy: Proxy, host: str, use: str) -> None:
-    """Raise UsageError for a proxy that is not an address, or that nothing installed here can use."""
+    """Raise UsageError for a proxy that is not an address, or that nothing installed here can
+    use.
+    """
     direct = f"connect directly: NO_PROXY={host}"
     try:
         parts = urlsplit(proxy.url)
@@ -127,9 +135,11 @@ def _check(proxy: Proxy, host: str, use: str) -> None:
 
 
 class ProxyTransport(httpx.AsyncBaseTransport):
-    """Sends each request of a client directly, or through the proxy that the environment names for its host.
+    """Sends each request of a client directly, or through the proxy that the environment names for
+    its host.
 
-    `direct` sends the direct requests. Raises UsageError, in a request, for a proxy that cannot be used.
+    `direct` sends the direct requests. Raises UsageError, in a request, for a proxy that cannot be
+    used.
     """
 
     def __init__(self, direct: httpx.AsyncBaseTransport | None = None, limits: httpx.Limits | None = None) -> None:

@@ -1,10 +1,6 @@
-"""A script that Ctrl-C ends with one line from its first on, also while modules are imported.
+"""Exit with one line on Ctrl-C, also during imports.
 
-Decided
-- While a module is imported, Ctrl-C ends the process from within the handler: libraries swallow a KeyboardInterrupt
-  then, or abort on it, and Python prints one that it cannot raise. Elsewhere it is a KeyboardInterrupt, so that a
-  command cleans up; an event loop and what must not be broken off have their own ways (`base.interrupt`).
-- A script begins with this module, and Python's own traceback ends with it: next to nothing is imported here.
+Scripts import this module first, so it imports next to nothing itself.
 """
 
 from __future__ import annotations
@@ -21,10 +17,8 @@ EXIT_INTERRUPTED = 130
 _IMPORTS = "<frozen importlib"
 
 
-class Quietly:
-    """All that a script does is done within. Nothing changes where Ctrl-C is ignored, or where a handler decides
-    already what it does.
-    """
+class QuietInterrupts:
+    """Wrap a whole script. Leave Ctrl-C alone if it is ignored or already handled."""
 
     def __enter__(self) -> None:
         self._ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -40,7 +34,11 @@ class Quietly:
 
 
 def told(_: int, frame: FrameType | None) -> None:
-    """Ctrl-C, as such a script hears of it."""
+    """Handle Ctrl-C: raise KeyboardInterrupt, but exit at once during an import.
+
+    During an import, libraries swallow a KeyboardInterrupt or abort on it. `base.signals` handles
+    event loops and sections that must finish.
+    """
     while frame is not None:
         if frame.f_code.co_filename.startswith(_IMPORTS):
             end_at_once()
@@ -49,7 +47,7 @@ def told(_: int, frame: FrameType | None) -> None:
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """Say so, and end the process in the middle of whatever it does."""
+    """Print `interrupted` and exit from wherever the process is."""
     try:
         os.write(2, b"interrupted\n")
     finally:

@@ -1,4 +1,4 @@
-"""Pauses between tries of what others have to make possible: each twice the last, up to a longest."""
+"""Limit how often things happen: backoff, token buckets, eviction of connections."""
 
 from __future__ import annotations
 
@@ -17,31 +17,35 @@ def doubled(tries: int, first: float, longest: float) -> float:
 
 
 def retry_after(header: str | None, longest: float) -> float:
-    """Return the seconds of a `Retry-After` header, at most `longest`; 0 without one, or for one that is a date."""
+    """Return the seconds of a `Retry-After` header, at most `longest`; 0 without one, or for one
+    that is a date.
+    """
     value = (header or "").strip()
     return min(float(value), longest) if value.isascii() and value.isdecimal() and len(value) < 20 else 0.0
 
 
 class Backoff:
-    """The pauses of one piece of work."""
+    """Exponential backoff of one repeated action."""
 
     def __init__(self, first: float, longest: float) -> None:
-        """Both in seconds."""
-        self._first, self._longest, self._tries = first, longest, 0
+        """Start at `first` seconds and stop growing at `longest` seconds."""
+        self._first = first
+        self._longest = longest
+        self._tries = 0
 
     def next(self) -> float:
-        """The seconds to wait now that a try has failed."""
+        """Return the seconds to wait after one more failed try."""
         self._tries += 1
         return doubled(self._tries, self._first, self._longest)
 
     @property
     def at_longest(self) -> bool:
-        """Whether the next pause is as long as any will be."""
+        """Return whether the next wait is the longest one."""
         return doubled(self._tries + 1, self._first, self._longest) >= self._longest
 
 
-class Bucket:
-    """`burst` at once, `rate` a second; `clock` returns seconds."""
+class TokenBucket:
+    """A token bucket: `burst` tokens at once, `rate` tokens per second. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float], rate: float, burst: float) -> None:
         self._clock = clock
@@ -57,22 +61,22 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """Tokens after the last one was taken; less than none if it is not paid for yet."""
+        """Tokens after the last one was taken. Negative if it is not yet paid for."""
         return self._tokens
 
     def next_in(self) -> float:
-        """Seconds until there is a token to spare."""
+        """Return the seconds until a token is available."""
         self._refill()
         return max(0.0, (1 - self._tokens) / self._rate)
 
     def take(self) -> float:
-        """Take one token; the seconds to wait until it is paid for."""
+        """Take one token, and return the seconds until it is paid for."""
         self._refill()
         self._tokens -= 1
         return max(0.0, -self._tokens / self._rate)
 
     def spare(self) -> bool:
-        """Take one token if there is one; False if not."""
+        """Take one token if available, and return whether it was."""
         self._refill()
         if self._tokens < 1:
             return False
@@ -92,12 +96,14 @@ def place(transport: asyncio.BaseTransport | None) -> str:
 
 
 def fullest(places: Iterable[str]) -> str:
-    """Return the address that occurs most often, of several the first."""
+    """Return the address that occurs most often. Of several, return the first."""
     return max(Counter(places).items(), key=lambda item: item[1])[0]
 
 
 def makes_room(waiting: Mapping[T, str]) -> T:
-    """Return the connection that gives way: the oldest of the address with most. `waiting` has the oldest first."""
+    """Return the connection to close: the oldest one of the address with most. `waiting` lists the
+    oldest first.
+    """
     most = fullest(waiting.values())
     return next(one for one, where in waiting.items() if where == most)
 

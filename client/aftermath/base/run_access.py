@@ -1,7 +1,8 @@
-"""Decide which network addresses a member connects to for a run.
+"""Decide which network addresses and local paths a member opens for a run.
 
-A run's owner writes the addresses of its data, and documents and redirects name more. Without a rule an owner could
-have a member read services of its own network, and find what it read in the results that the member sends.
+A run's owner writes the addresses of its data, and redirects name more. Without a rule, an owner
+could make a member read services of its own network, and recover the answers from the member's
+results.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Permits = Callable[[str], bool]
 """Whether a connection to an IP address is allowed."""
 
 _CLOUD_SERVICE = IPv4Address("168.63.129.16")
-"""Azure's services of each virtual machine: an address of the internet that only the machine itself reaches."""
+"""Azure's services of each virtual machine: an address of the internet that only the machine itself
+reaches.
+"""
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 ALLOW = "--allow-private-network"
@@ -33,7 +36,9 @@ def any_address(address: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the internet: not of this machine, its network, or a network's own services."""
+    """Return whether an IP address is public: not this machine, its network, or a network's own
+    service.
+    """
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv4Address):
         return found.is_global and not found.is_multicast and found != _CLOUD_SERVICE
@@ -51,7 +56,9 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def permitted(host: str, found: Sequence[tuple[Any, ...]], permits: Permits) -> list[str]:
-    """Return the addresses of a host, as `getaddrinfo` gives them, that are allowed. Raises Unsuitable without any."""
+    """Return a host's allowed addresses, as `getaddrinfo` gives them. Raises Unsuitable if there is
+    none.
+    """
     addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
     allowed = [address for address in addresses if permits(address)]
     if addresses and not allowed:
@@ -64,7 +71,7 @@ def permitted(host: str, found: Sequence[tuple[Any, ...]], permits: Permits) -> 
 
 
 def connected(host: str, port: int, timeout: float, permits: Permits) -> socket.socket:
-    """Return a TCP connection to a host, at one of its allowed addresses. Raises OSError, Unsuitable."""
+    """Return a TCP connection to one of a host's allowed addresses. Raises OSError, Unsuitable."""
     error = OSError(f"{host} has no address")
     addresses = permitted(host, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), permits)
     for address in addresses:
@@ -77,7 +84,7 @@ def connected(host: str, port: int, timeout: float, permits: Permits) -> socket.
 
 @dataclass(frozen=True)
 class RunAccess:
-    """What a member allows. `trusting` allows everything, for places that the user wrote."""
+    """What a member allows. `trusting` allows everything, for locations that the user wrote."""
 
     data: Path | None = None
     model: Path | None = None
@@ -93,14 +100,15 @@ class RunAccess:
 
     @property
     def permits(self) -> Permits:
-        """The IP addresses that data may be read from."""
+        """The rule for IP addresses that data may be read from."""
         return any_address if self.trusting or self.private_network else is_public
 
     def hub_token(self, repository: str) -> Literal[False] | None:
-        """Return the token to read a repository with: None for the one that the machine has, False for none.
+        """Return the token to read a repository with: None for the one that the machine has, False
+        for none.
 
-        A run's owner may name any repository. With the token it could name one that only this member can read, and
-        have the member serve its weights to others.
+        A run's owner may name any repository. With the token it could name one that only this
+        member can read, and have the member serve its weights to others.
         """
         return None if self.trusting or repository in self.token_repositories else False
 
@@ -150,7 +158,9 @@ def _absolute(label: str) -> Path | None:
 
 
 def _maker(place: Path) -> str | None:
-    """Return the mark of a directory, or of the directory that holds a file, with links resolved."""
+    """Return the mark of a directory, or of the directory that holds a file, with links
+    resolved.
+    """
     real = place.resolve()
     try:
         return maker_of(real if os.path.isdir(real) else real.parent)
@@ -159,7 +169,9 @@ def _maker(place: Path) -> str | None:
 
 
 def _below(root: Path, label: str) -> Path | None:
-    """Return the path of a label below `root`, or None if it leads out of it or to a hidden file."""
+    """Return the path of a label below `root`, or None if it leads out of it or to a hidden
+    file.
+    """
     root = root.expanduser().resolve()
     parts = [part for part in PurePosixPath(label).parts if part not in ("/", "~", ".")]
     try:

@@ -1,6 +1,6 @@
-"""Ctrl-C and a plain `kill`, as an event loop hears of them, and the one place that knows how the system tells it.
+"""Handle Ctrl-C and SIGTERM, in an event loop and in sections that must finish.
 
-Decided: where a loop cannot be told by the system (on Windows), Python's own handlers wake it.
+Windows loops cannot take signal handlers. There, Python's own handlers wake the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def last_words(said: Callable[[], None]) -> Iterator[None]:
-    """A SIGTERM meanwhile ends the process as ever, at once, but calls this before, where a loop can be told of it."""
+    """Call `said` before SIGTERM ends the process, where the loop supports signal handlers."""
     import asyncio  # commands that need no event loop start without it
 
     loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ def hear_ignored_interrupts() -> None:
 
 @contextmanager
 def looped() -> Iterator[None]:
-    """Ctrl-C as an event loop takes it over: asyncio does so only from Python's own handler."""
+    """Let asyncio take over Ctrl-C in this block. It does so only from Python's default handler."""
     before = signal.getsignal(signal.SIGINT)
     if before is not quiet.told:
         yield
@@ -76,8 +76,9 @@ def looped() -> Iterator[None]:
 
 @contextmanager
 def on_interrupt(told: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM calls this, and a second does what it would have done (KeyboardInterrupt, the end).
-    Nothing changes if a handler is installed already, or the signal is ignored.
+    """Call `told` at the first Ctrl-C or SIGTERM. A second one has its usual effect.
+
+    Do nothing if a handler is already installed or the signal is ignored.
     """
     usual = {signal.SIGINT: (signal.default_int_handler, quiet.told), signal.SIGTERM: (signal.SIG_DFL,)}
     now = {number: signal.getsignal(number) for number in usual}

@@ -1,8 +1,4 @@
-"""Write standard output whole or fail, and tell whether it is the same file as standard error.
-
-With PYTHONUNBUFFERED, which container images set, Python's standard output is unbuffered and drops what the system did
-not take of a write: a disk that is nearly full cut a document, and the command still ended with 0.
-"""
+"""Standard output and error: whole writes, and how much the options -q and -v print."""
 
 from __future__ import annotations
 
@@ -14,7 +10,11 @@ from enum import StrEnum
 
 
 def write_whole_output() -> None:
-    """Put a buffer, which repeats partial writes, before an unbuffered standard output."""
+    """Buffer an unbuffered standard output, so that partial writes are repeated.
+
+    PYTHONUNBUFFERED, which container images set, drops what the system did not take of a write. On
+    a nearly full disk that cut a document, and the command still exited with 0.
+    """
     stream = sys.stdout
     raw = getattr(stream, "buffer", None)
     if isinstance(stream, io.TextIOWrapper) and isinstance(raw, io.RawIOBase):
@@ -23,7 +23,9 @@ def write_whole_output() -> None:
 
 
 def one_output() -> bool:
-    """Return whether stdout and stderr are one terminal, pipe or file, so that a reader sees both."""
+    """Return whether stdout and stderr are one terminal, pipe or file, so that a reader sees
+    both.
+    """
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):  # closed, or no file of the system

@@ -1,4 +1,4 @@
-"""A number with the noun it counts, in the form that the number asks for."""
+"""Small text helpers: counted nouns, repository names, and where generated pages go."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """`1 round`, `2 rounds`, `1,200 rounds`; `many` where it is not `one` with an s."""
+    """Return `1 round`, `2 rounds`, `1,200 rounds`. `many` is the plural if it is not `one`
+    plus s.
+    """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -26,6 +28,9 @@ _LONGEST = 96
 
 
 def is_repository(name: str) -> bool:
-    """Whether the Hub could have a repository of this name."""
+    """Return whether the Hub could have a repository of this name.
+
+    It needs an owner and a name, each by the Hub's own rules.
+    """
     words_fit = all(len(word) <= _LONGEST for word in name.split("/"))
     return words_fit and _REPOSITORY.fullmatch(name) is not None and not name.endswith(".git")

@@ -21,7 +21,7 @@ FEES_IN_HAND = 5_000_000
 """Lamports a member shall start with besides the bond: the rent of its membership and some 500 transactions."""
 
 
-def trouble_with_version(wanted: str, own: str) -> str:
+def warning_about_version(wanted: str, own: str) -> str:
     """Why a version that was asked for may not be meant: this client, of version `own`, is not let in."""
     if wanted in ("", own):
         return ""

@@ -20,7 +20,7 @@ from solders.rpc.responses import AccountNotification, Notification, Subscriptio
 from websockets.exceptions import ConnectionClosedOK
 
 from aftermath.base.bounded import json_as
-from aftermath.base.rate_limit import Bucket
+from aftermath.base.rate_limit import TokenBucket
 from aftermath.chain.endpoints import describe, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.node_client import AccountData
@@ -100,7 +100,7 @@ class AccountSocket:
                 while not session.subscriptions:
                     await session.recv()
             self._subscribed()
-            pace = Bucket(now, MOST_PER_SECOND, MOST_AT_ONCE)
+            pace = TokenBucket(now, MOST_PER_SECOND, MOST_AT_ONCE)
             while True:
                 messages = await session.recv()
                 if not pace.spare():

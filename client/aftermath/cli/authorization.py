@@ -1,4 +1,4 @@
-"""What the commands about authorizations share: the instructions that grant, and how an authorization is shown."""
+"""Share between commands how to grant an authorization, and how to show one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
     check_open_run(run_id, overlap=config.overlap, init_min_clients=config.init_min_clients, checkpoint=begins)
 
 
-async def trouble_with_grantor(chain: SignedCluster, run_id: str) -> str:
+async def warning_about_grantor(chain: SignedCluster, run_id: str) -> str:
     """Why an authorization of this wallet for that run admits nobody; empty if it does, or the run is still to come."""
     try:
         run = await chain.coordinator.run(run_id)

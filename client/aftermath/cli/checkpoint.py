@@ -1,21 +1,23 @@
-"""`checkpoint`: tell the run where its durable checkpoint is.
-
-Decided: the hashes that go on chain are computed from the files themselves, so that a wrong directory or
-repository is refused before anything is sent.
-"""
+"""Commands about a run's recorded checkpoints: record one, go back to one, and continue a finished run."""
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import UsageError
-from aftermath.base.text import is_repository
-from aftermath.cli.command import command
+from aftermath.base.text import counted, is_repository
+from aftermath.cli.command import JSON, command, run_in_loop
+from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import CommandError, Result, facts
+from aftermath.cli.present import EXIT_KNOWN, CommandError, Result, facts, listing, note
+from aftermath.rules.model import Model, Recorded
+from aftermath.rules.run import steps_before
 
 if TYPE_CHECKING:
     from aftermath.rules.model import Checkpoint, Model
@@ -35,7 +37,7 @@ async def checkpoint(
 ) -> Result:
     """Record where the run's durable checkpoint is.
 
-    It must hold exactly the model that the members attested at the end of the last epoch.
+    The checkpoint must be the model that the members attested at the end of the last epoch.
     """
     import asyncio
 
@@ -76,7 +78,7 @@ async def checkpoint(
 
 
 def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
-    """The level hashes of the checkpoint's files. Raises CommandError when the members attested others."""
+    """Return the level hashes of the checkpoint's files. Raise CommandError if the members attested others."""
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import load_hf_config, resolve
     from aftermath.model.segments import level_hash
@@ -88,7 +90,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
             f"the members of run {run.run_id} have not attested a model yet",
             "Wait for the end of the first epoch",
         )
-    # Of the place that the user names alone: places of the chain are not opened with the user's word.
+    # read only the path that the user names, never one from the chain
     state = schema_from(load_hf_config(place), model, run.run_id, f"the checkpoint {place.repo}").state
     weights = load(resolve(place), 0)
     hashes = [level_hash(weights, state, level) for level in range(state.levels)]
@@ -100,3 +102,165 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
             "Name the checkpoint that a tier-0 member wrote at that step",
         )
     return hashes
+
+
+@command("rewind", example="aftermath-solana rewind --run-id demo --to-step 120")
+async def rewind(
+    options: SigningOptions,
+    run_id: RunId,
+    to_step: Annotated[
+        int | None,
+        typer.Option("--to-step", min=0, max=U32_MAX, help="Step of the checkpoint. By default, list the checkpoints."),
+    ] = None,
+) -> Result:
+    """Take a paused run back to a recorded checkpoint, or list the checkpoints.
+
+    The next epoch starts from that checkpoint, at its step and its data. The chain keeps the run's checkpoint and the
+    three before it. The two checkpoints swap places, so you can undo a rewind.
+    """
+    from aftermath.cli.connection import sign_in
+    from aftermath.events.progress import in_words
+
+    async with sign_in(options) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+        if to_step is None:
+            return _list(run_id, model)
+        place = _place(run_id, model, to_step)
+        if not run.halted:
+            raise CommandError(
+                f"run {run_id} is {in_words(run.state)}, and only a paused or finished run can be taken back",
+                f"Pause it first: aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause",
+            )
+        signature = await chain.coordinator.rewind(run_id, place, model.recorded[place].step)
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+    data = {"run_id": run_id, **_plain(model.recorded[0]), "signature": str(signature)}
+    return Result(data, facts(data))
+
+
+def _place(run_id: str, model: Model, step: int) -> int:
+    """Return the first place of a checkpoint of this step. Raise CommandError if there is none."""
+    for place, one in enumerate(model.recorded):
+        if one.exists and steps_before(one.step) == step:
+            return place
+    known = sorted({steps_before(one.step) for one in model.recorded if one.exists})
+    raise CommandError(
+        f"no checkpoint of step {step} is recorded for run {run_id}",
+        f"Name one of step {', '.join(map(str, known))}" if known else "Name one first: aftermath-solana checkpoint",
+    )
+
+
+def _plain(one: Recorded) -> dict[str, Any]:
+    return {
+        "step": steps_before(one.step),
+        "kind": one.checkpoint.kind.name.lower(),
+        "repo": one.checkpoint.repo,
+        "revision": one.checkpoint.revision,
+        "data_index": one.data_index,
+    }
+
+
+def _list(run_id: str, model: Model) -> Result:
+    rows = [_plain(one) for one in model.recorded if one.exists]
+    if not rows:
+        return Result([], f"run {run_id} has no checkpoint yet", case="none")
+    table = listing(list(rows[0]), [list(row.values()) for row in rows])
+    table.title = f"{counted(len(rows), 'checkpoint')} of run {run_id}, newest first"
+    return Result(rows, table, case="listed")
+
+
+@command("reopen", example="aftermath-solana reopen --run-id demo --total-steps 5000")
+def reopen(
+    options: SigningOptions,
+    run_id: RunId,
+    total_steps: Annotated[int, typer.Option("--total-steps", min=1, max=U32_MAX, help="New total number of steps.")],
+    *,
+    yes: YES = False,
+    json_output: JSON = False,
+) -> Result:
+    """Continue a finished run with more steps.
+
+    Members have to start train again. Change everything else with update-config first, for example a learning rate that
+    ends at 0 after the old total_steps: without --yes, the command refuses to train at a rate of 0. It asks first if
+    the chain has no checkpoint with all trained steps. Without a terminal, or with --json, pass --yes.
+    """
+    if not yes:
+        unsaved = run_in_loop(_checked(options, run_id, total_steps))
+        if unsaved and not options.dry_run:
+            from aftermath.events.status import not_recorded
+
+            unknown = not_recorded(unsaved)
+            check_can_ask("reopen", f"may start from an older model ({unknown})", as_json=json_output)
+            lost = f"Unless a running member still has the model of run {run_id}, that training is lost"
+            if not agreed(f"{unknown}. {lost}. Reopen it?"):
+                return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
+    return run_in_loop(_reopened(options, run_id, total_steps))
+
+
+async def _checked(options: SigningOptions, run_id: str, total_steps: int) -> int:
+    """Return how many trained steps of a finished run are in no checkpoint on chain.
+
+    Raises CommandError if the run would train its new steps at a learning rate of 0.
+    """
+    from aftermath.cli.connection import connect
+    from aftermath.owner.warnings import idle_when_reopened
+    from aftermath.rules.state import RunState
+    from aftermath.rules.unsaved import unsaved_steps
+
+    async with connect(options) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+    if run.state is not RunState.FINISHED:
+        return 0
+    idle = idle_when_reopened(model.lr_schedule, run.trained_steps, total_steps)
+    if idle is not None:
+        raise _rate_is_zero(run_id, idle, total_steps)
+    return unsaved_steps(run, model)
+
+
+def _rate_is_zero(run_id: str, idle: int, total_steps: int) -> CommandError:
+    named = f"--run-id {shlex.quote(run_id)}"
+    return CommandError(
+        f"the learning rate of run {run_id} is 0 from step {idle} on: more steps would change nothing",
+        f"Extend the schedule first: in the run's config file, set total_steps = {total_steps} and let lr_schedule "
+        f"last as long. Then: aftermath-solana update-config {named} --config-path FILE, and "
+        f"aftermath-solana reopen {named} --total-steps {total_steps}. To train at a rate of 0, add --yes",
+    )
+
+
+async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> Result:
+    from aftermath.cli.connection import sign_in
+    from aftermath.events.progress import in_words
+    from aftermath.owner.warnings import warning_about_schedule
+    from aftermath.rules.state import RunState
+
+    async with sign_in(options) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+        if run.state is not RunState.FINISHED:
+            raise CommandError(
+                f"run {run_id} is {in_words(run.state)}, and only a finished run is reopened",
+                f"To resume a paused one: aftermath-solana set-paused --run-id {shlex.quote(run_id)} resume",
+            )
+        if total_steps <= run.trained_steps:
+            raise CommandError(
+                f"run {run_id} has trained {run.trained_steps} steps already",
+                f"Name more than these, or first take it back: aftermath-solana rewind --run-id {shlex.quote(run_id)}",
+            )
+        unmeant = warning_about_schedule(model.lr_schedule, total_steps)
+        if unmeant:
+            note(f"warning: {unmeant}")
+        ix = chain.coordinator.ix
+        steps = [
+            ix.update(run_id, config=asdict(run.config) | {"total_steps": total_steps}),
+            ix.set_paused(run_id, False),
+        ]
+        signatures = await chain.sender.send_packed(steps)
+        run = await chain.coordinator.run(run_id)
+    data = {
+        "run_id": run_id,
+        "state": run.state.name.lower(),
+        "step": run.trained_steps,
+        "total_steps": run.config.total_steps,
+        "warnings": [unmeant] if unmeant else [],
+        "signatures": [str(signature) for signature in signatures],
+    }
+    shown = {name: value for name, value in data.items() if name != "warnings"}
+    return Result(data, facts(shown | {"state": in_words(run.state)}))

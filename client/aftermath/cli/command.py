@@ -1,7 +1,6 @@
-"""What makes a function a command: option groups, `--json`, error presentation and the example in its help.
+"""Make a command of a function: option groups, `--json`, error presentation and an example.
 
-Decided: a parameter annotated with a dataclass stands for the options of all its fields, so a group of options (and
-`TrainSettings`) is written once; every command takes `--json`; coroutines run in their own loop.
+A parameter annotated with a dataclass becomes the options of its fields. Coroutines get a loop.
 """
 
 from __future__ import annotations

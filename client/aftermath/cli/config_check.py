@@ -1,10 +1,7 @@
-"""What is wrong with a run's config file, as far as this machine can tell without asking another.
+"""Check a run's config file with what this machine has.
 
-Decided
-- What `update-config` would refuse, and what `train` would refuse of what the file says, is a mistake. What an owner
-  may have not meant, and what this machine lacks, is a warning: another machine may have it.
-- The checkpoint's config.json is read where it is on this machine. Where it is still to be made as a file beside the
-  config says (`testnet.files`), that is what the config is held against. Nobody is asked for one on the Hub.
+Mistakes are what `update-config` and `train` would refuse. Warnings are what the owner may not have
+meant, and what this machine lacks. Asks no network, so a checkpoint on the Hub stays unchecked.
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ from aftermath.config.read import location_of, rules_of, schedule_of
 from aftermath.config.recipe import recipe_of
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.source import WrongTokens
-from aftermath.owner import troubles
-from aftermath.owner.agreed_data import source_of, trouble_with_tokenizer
+from aftermath.owner import warnings as owner_warnings
+from aftermath.owner.agreed_data import source_of, warning_about_tokenizer
 from aftermath.owner.schema import Shape, document_of, not_done, not_fitting, not_there, shape_with
 from aftermath.testnet.configs import flags
 from aftermath.train.locations import check_place
@@ -44,7 +41,7 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Look at a file. Raises ConfigError only where there is no text to look at, there or beside it."""
+    """Check a file. Raise ConfigError only if it, or the file next to it, cannot be read."""
     try:
         config = load_config(path)
     except Mistaken as error:
@@ -53,14 +50,14 @@ def check(path: Path) -> Checked:
 
 
 def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
-    """Look at a config, beside which `recipe` says what its model and tokens are to be made of."""
+    """Check a config. `recipe` says what its model and tokens will be made of."""
     unseen: list[str] = []
     mistakes = [*not_there(config), *not_done(config), *_place(config)]
     described = None
     if not any(one.code == "repository-name" for one in mistakes):
         described = _model(config, recipe, mistakes, unseen)
     shape = None if described is None else _shape(config, described, mistakes)
-    warnings = troubles.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
+    warnings = owner_warnings.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
     if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, mistakes, unseen)):
         warnings.append(("data-here", trouble))
     found = config.refused(mistakes).found if mistakes else ()
@@ -164,4 +161,4 @@ def _data(
             mistakes.append(_told(error, "data_location"))
             return ""
         return ". ".join(filter(None, (error.message, error.fix)))
-    return trouble_with_tokenizer(config)
+    return warning_about_tokenizer(config)

@@ -11,7 +11,8 @@ from aftermath.base.text import deliver
 from aftermath.config import errors
 from aftermath.config.keys import Key, held_by, keys
 from aftermath.config.tables import Choice
-from aftermath.owner import schema, troubles
+from aftermath.owner import schema
+from aftermath.owner import warnings as owner_warnings
 
 PREFACE = """# The config of a run
 
@@ -34,7 +35,7 @@ what was printed.
 A table that is a choice holds exactly one of its variants: `[model.LLM.checkpoint.Hub]`, or in one line
 `checkpoint = { Hub = { repo_id = "ada/my-model" } }`. A variant that needs no key may be its name alone, as
 `shuffle = "DontShuffle"`, and one that is "its path alone" below its first key's value, as `Local = "runs/mine/model"`.
-[operations.md](operations.md#a-run-from-its-owners-side) says how to choose."""
+[operations.md](operations.md#what-an-owner-decides) says how to choose."""
 _CODES = """## Codes of mistakes
 
 Of each mistake `config validate --json` gives the `code`, which stays when its sentence changes, the `line` and the
@@ -47,7 +48,14 @@ _WARNINGS = "Warnings make no file wrong:"
 def page() -> str:
     """The whole page as markdown."""
     sections = [_section(key) for key in keys() if key.table is not None and held_by(key)]
-    parts = [PREFACE, *sections, _CODES, _codes(errors.CODES | schema.CODES), _WARNINGS, _codes(troubles.WARNINGS)]
+    parts = [
+        PREFACE,
+        *sections,
+        _CODES,
+        _codes(errors.CODES | schema.CODES),
+        _WARNINGS,
+        _codes(owner_warnings.WARNINGS),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,7 +81,7 @@ def _row(key: Key) -> str:
 
 
 def _named(key: Key) -> str:
-    """Its name, which leads to its section if it has one."""
+    """Return a key's name, as a link if it has a section."""
     anchor = key.name.replace(".", "").lower()
     return f"[`{key.path[-1]}`](#{anchor})" if held_by(key) else f"`{key.path[-1]}`"
 

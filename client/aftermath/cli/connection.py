@@ -1,7 +1,6 @@
-"""Opens a cluster for the length of a command, with or without a wallet.
+"""Open a cluster for the length of a command, with or without a wallet.
 
-Decided: nothing is asked of a wallet until a command has something to send; what it lacks then, `Sender` sees to.
-A command that signs takes `SigningOptions`, and with these `--dry-run`: here it gets the sender that sends nothing.
+`--dry-run` of a signing command gets a sender that simulates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A question before what cannot be taken back.
+"""Ask before an action that cannot be undone.
 
-Decided: it is asked on a terminal only, on stderr, and anything but a yes is a no; who has no terminal, or wants one
-JSON document, says `--yes`. It is asked outside of an event loop, so that Ctrl-C ends it.
+The question needs a terminal. Without one, or with --json, `--yes` replaces it.
 """
 
 from __future__ import annotations

@@ -46,20 +46,20 @@ async def create_run(
     join_authority: Annotated[
         str | None,
         typer.Option(
-            help="Public key or key file of the wallet that admits members. Default: this wallet. On a local network "
-            "the default admits everybody."
+            help="Public key or key file of the wallet that admits members. By default this wallet, which admits "
+            "everybody on a local network."
         ),
     ] = None,
 ) -> Result:
     """Create a run on chain.
 
-    The wallet becomes its main authority, and its join authority if no other is named. On a local network everybody may
-    join then, elsewhere this wallet alone: name its other first members with join-authorization-create, and open the
-    run to everybody after its first epoch. With another join authority nobody may join until that names them.
+    The wallet becomes its main authority, and its join authority unless you name another. On a local network everybody
+    may join then. Elsewhere only this wallet may: admit other first members with join-authorization-create, and open
+    the run to everybody after its first epoch. With another join authority, nobody may join until it admits them.
     """
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses
-    from aftermath.chain.admission import trouble_with_version
+    from aftermath.chain.admission import warning_about_version
     from aftermath.chain.options import public_key
     from aftermath.chain.refusals import sol
     from aftermath.cli.authorization import open_to_all
@@ -67,7 +67,7 @@ async def create_run(
     from aftermath.events.progress import in_words
 
     check_readable(run_id)
-    if unmeant := trouble_with_version(client_version, __version__):
+    if unmeant := warning_about_version(client_version, __version__):
         note(f"warning: {unmeant}")
     named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
@@ -127,7 +127,7 @@ def check_readable(run_id: str) -> None:
 async def remaining(
     chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
 ) -> list[Instruction]:
-    """As `missing`. Raises RunExists when there is nothing left to do, too."""
+    """Return `missing`. Raise RunExists also if nothing is missing."""
     steps = await missing(chain, run_id, texts, authority, client_version)
     if not steps:
         raise RunExists(f"run {run_id} exists already", "Choose another id, or change it with update-config")
@@ -139,7 +139,7 @@ async def missing(
 ) -> list[Instruction]:
     """What is still to be sent for the run to exist at full size, with its texts, and for its first members to join.
 
-    Raises RunExists when the run belongs to somebody else.
+    Raise RunExists if the run belongs to another wallet.
     """
     from aftermath.cli.authorization import granting
 

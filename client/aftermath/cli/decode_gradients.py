@@ -33,13 +33,13 @@ def decode_gradients(
     files: Annotated[list[Path], typer.Argument(help="Files that train --write-gradients-dir wrote.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for dense tensors: per file one of the same name, in the parameters' shapes."),
+        typer.Option(help="Directory for dense tensors in the parameters' shapes: one file of the same name for each."),
     ] = None,
 ) -> Result:
-    """Show what members sent, from the files that train writes of it.
+    """Show the results in files that train --write-gradients-dir wrote.
 
-    Values are those that the run counts: votes of 1 and -1, or numbers. With --out they are tensors of the full model's
-    names and shapes, transformed back where the run transforms; zero where nothing was sent.
+    Values are votes of 1 and -1, or numbers, as the run counts them. With --out they are tensors of the full model,
+    transformed back, and zero where nothing was sent.
     """
     from aftermath.optim.gradientfile import read_gradient_file
 
@@ -139,7 +139,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """The dense tensors of a result, written one by one."""
     from aftermath.base.outputs import output_file
-    from aftermath.model.header import header
+    from aftermath.model.schema import header
     from aftermath.model.store import writing
     from aftermath.optim.dense import dense, dense_shapes
 

@@ -24,7 +24,7 @@ KEYS = Path("keys")
 
 
 class Which(StrEnum):
-    """Which program to deploy."""
+    """The programs to deploy."""
 
     COORDINATOR = "coordinator"
     AUTHORIZER = "authorizer"
@@ -34,16 +34,16 @@ class Which(StrEnum):
 @command("deploy", example="aftermath-solana deploy --rpc devnet -w wallet.json")
 async def deploy(
     options: SigningOptions,
-    program: Annotated[Which, typer.Option(help="Which program.")] = Which.ALL,
+    program: Annotated[Which, typer.Option(help="Program to deploy.")] = Which.ALL,
     program_keypair: Annotated[
         Path | None,
-        typer.Option(help="Key file of the program's address; by default keys/PROGRAM-keypair.json."),
+        typer.Option(help="Key file of the program's address. By default keys/PROGRAM-keypair.json."),
     ] = None,
 ) -> Result:
     """Deploy or upgrade the programs on a cluster.
 
-    What is there already is left alone, and an interrupted deployment goes on where it was. The wallet pays, and it
-    alone can upgrade the programs later.
+    Skips programs that are up to date, and continues an interrupted deployment. The wallet pays, and only it can
+    upgrade the programs later.
     """
     from aftermath.chain.deploy import deploy_program, deployment_cost
     from aftermath.chain.dry_run import DrySender

@@ -5,6 +5,7 @@ Options that several commands share are explained once. A test compares the page
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ SHARED_PREFACE = """## Shared options
 
 Several commands take these options, and name them only. They and all options of `train` also read an environment
 variable: `--run-id` reads `RUN_ID`. `--rpc`, `--ws-rpc`, `--wallet-private-key-path` and `--run-id` then read what
-`config set` [stored](operations.md#what-is-typed-each-time)."""
+`config set` [stored](operations.md#stored-defaults)."""
 
 
 class Option(NamedTuple):
@@ -86,6 +87,7 @@ def _option(parameter: Any, context: Any) -> Option:
         names = f"`{parameter.name}`"
     else:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    text = re.sub(r"(; )?[-.\d]*(<=)?x[<>]=[\d.]+(?=\])", "", text).replace(" []", "")  # errors name the limits
     return Option(names, " ".join(text.split()), parameter.rich_help_panel or "")
 
 

@@ -1,9 +1,4 @@
-"""`--dry-run`: what a command would have sent, as a table for people and as JSON for scripts.
-
-Decided: instructions go by their names in the program's interface, equal ones in a row as one with a count; what it
-costs is told as one sum, with its parts. What the wallet asks for beforehand, for transactions of later commands, is in
-`needed_lamports` and not in the sum.
-"""
+"""`--dry-run`: what a command would have sent, as a table for people and as JSON for scripts."""
 
 from __future__ import annotations
 

@@ -1,18 +1,15 @@
-"""`estimate`: what a run will take, from its config file alone, before there is one.
-
-Decided: nothing is asked of a cluster. Rents are those of Solana's default, fees the most that a transaction offers,
-and times the config's limits: a run that goes well is faster, and `estimate_here` says how fast it can be. A member is
-reckoned as an elected witness of every round if `witness_nodes` makes it one.
-"""
+"""`estimate`: what a run will take in SOL, bytes, memory, tokens and time."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts, note
@@ -20,8 +17,10 @@ from aftermath.rules.bitmap import MAX_MEMBERS
 
 if TYPE_CHECKING:
     from aftermath.config.document import RunConfig
+    from aftermath.optim.schema import Schema
     from aftermath.owner.schema import Shape
     from aftermath.rules.run import Config
+
 
 PER_EPOCH = 3
 """Transactions of a member besides its witnessing: a join, a warm-up witness, an attestation."""
@@ -34,27 +33,26 @@ async def estimate(
     config_path: Annotated[Path, typer.Option("--config-path", "--config", help="The run's config.toml.")],
     members: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_MEMBERS, help="Members to reckon with; else init_min_clients of the file."),
+        typer.Option(min=1, max=MAX_MEMBERS, help="Number of members. By default init_min_clients of the file."),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="Also measure how fast this device trains each tier, 10 s each: auto, cpu, mps, cuda or cuda:X.",
+            help="Also measure the speed of each tier on this device, 10 s each: auto, cpu, mps, cuda or cuda:X.",
             show_default=False,
         ),
     ] = None,
 ) -> Result:
-    """Say what a run will take: SOL, bytes, memory, tokens and time.
+    """Estimate what a run takes: SOL, bytes, memory, tokens and time.
 
-    Only the file and the checkpoint it names are read, or what a file beside it says that this will be; no cluster is
-    asked and nothing is spent. SOL is what the owner pays to create, configure and start the run, and what each member
-    pays to join and to take part until the end: rents come back, fees do not. Time is what the file's limits allow at
-    most; with --device also what members like this machine need at least, each with an equal part of every round.
+    Reads only the file and its checkpoint, or the file that describes how to make it; asks no cluster and spends
+    nothing. SOL is what the owner pays to create, configure and start the run, and what each member pays until the end.
+    Rent comes back, fees do not. Time is the most that the file's limits allow. With --device it is also the least that
+    members like this machine need, each with an equal share of every round.
     """
     from dataclasses import asdict
 
     from aftermath.cli.config_check import planned_document
-    from aftermath.cli.estimate_here import measured
     from aftermath.config.document import load_config
     from aftermath.config.recipe import recipe_of
     from aftermath.owner.schema import shape_of
@@ -143,14 +141,14 @@ def member_costs(rules: Config, members: int) -> tuple[int, int, int]:
 
 
 def rent_of(size: int) -> int:
-    """Lamports that an account of so many bytes holds."""
+    """Return the rent in lamports of an account of this size."""
     from solders.rent import Rent
 
     return Rent.default().minimum_balance(size)
 
 
 def highest_fee() -> int:
-    """Of a transaction with one signature, with the highest priority fee that is offered by itself."""
+    """Return the most that a transaction with one signature costs, in lamports."""
     from aftermath.chain import defaults
     from aftermath.chain.fees import transaction_fee
 
@@ -158,7 +156,7 @@ def highest_fee() -> int:
 
 
 def epochs_of(rules: Config) -> int:
-    """Epochs of a run without a pause, at most: each has so many rounds, or ends after so many seconds."""
+    """Return the most epochs of a run without a pause, by rounds or by seconds per epoch."""
     rounds = rules.rounds_per_epoch or rules.epoch_time // longest_round(rules)
     return max(1, math.ceil(rules.total_steps / max(1, rounds)))
 
@@ -181,7 +179,7 @@ def tokens_of(rules: Config) -> tuple[int, int]:
 
 
 def seconds_at_most(rules: Config) -> int:
-    """Of all rounds and epochs at their limits, once the run has its members."""
+    """Return the seconds of all rounds and epochs at their limits."""
     return rules.total_steps * longest_round(rules) + epochs_of(rules) * (rules.warmup_time + rules.cooldown_time)
 
 
@@ -219,3 +217,45 @@ def _days(seconds: float) -> str:
         return counted(max(1, round(seconds / 60)), "minute")
     hours = seconds / 3600
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The speed of members like this machine that all hold one tier."""
+
+    tier: int
+    sequences_per_minute: int
+    """Sequences per minute of one member."""
+    seconds_per_round: float
+    seconds: float
+    """Seconds for all rounds."""
+
+
+def measured(schema: Schema, rules: Config, members: int, sequences: int, device: str) -> list[Pace]:
+    """The pace of each tier that the device's memory holds; `sequences` are those of all rounds together.
+
+    Raises UsageError for several devices, and what is wrong with the one that is named.
+    """
+    from aftermath.ranks.mesh import mesh_of
+    from aftermath.replica.passes import arithmetic_of
+    from aftermath.train.settings import TrainSettings
+    from aftermath.train.tier import speed_here
+
+    mesh = mesh_of(device, 0, 1)
+    if not mesh.alone:
+        raise UsageError("estimate --device measures one device, not several", "Name one of them, for example cuda:0")
+    settings = TrainSettings(run_id="estimate", device=device)
+    arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile)
+    found = []
+    for tier in range(schema.state.tiers):
+        if speed := speed_here(schema, tier, rules.max_seq_len, settings, arithmetic):
+            found.append(pace(rules, members, sequences, tier, speed))
+    return found
+
+
+def pace(rules: Config, members: int, sequences: int, tier: int, speed: int) -> Pace:
+    """What `speed`, in sequences a minute, comes to: a round is done by who has the largest part of it."""
+    share = math.ceil(rules.global_batch_size_end / members)
+    least = float(rules.min_round_time)
+    in_all = max(rules.total_steps * least, sequences / members * 60 / speed)
+    return Pace(tier, speed, max(least, share * 60 / speed), in_all)

@@ -66,7 +66,7 @@ def events(
     out: Annotated[Path | None, typer.Option(help="File to write: .csv is a table, anything else JSON lines.")] = None,
     json_output: JsonLines = False,
 ) -> Result:
-    """Print the events of members in the order of time, follow them, or export them to a file.
+    """Print, follow or export the events of members.
 
     Merges the events of several members by date. As text and without --kind, it leaves out kinds that only programs
     read. An exported row names the run, wallet, tier and client version, and this command reads exported lines again.

@@ -59,7 +59,7 @@ class Subject:
     bind_port: int = 0
     interface: str | None = None
     relay: str = "auto"
-    """As `p2p.relay` takes it."""
+    """A value of --iroh-relay."""
     metrics_port: int | None = None
     repair: bool = False
     """Whether a check may repair what it can (--fix)."""

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
-from aftermath.base.quiet import Quietly
+from aftermath.base.quiet import QuietInterrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.present import reporting, tell_given, tell_stored, writing
 from aftermath.cli.usage import ParserError, explained, kind_of, stored_as, unknown_command
@@ -36,6 +36,8 @@ class Entry:
 
     panel: str
     summary: str
+    module: str = ""
+    """The module of the command. By default it has the command's name."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ class Index:
     about: str
     epilog: str
     stored: Callable[[], Mapping[str, str]] = dict
-    """What the user has chosen for all commands, by the names that options have for it (`options.shared`)."""
+    """Return what the user stored for all commands, by the names of `options.shared`."""
 
     def find(self, name: str) -> Any:
-        """The `command.Command` of this name, from its module."""
+        """Import the module of a command and return its `command.Command`."""
         identifier = name.replace("-", "_").replace(" ", "_")
-        return getattr(import_module(f"{self.package}.{identifier}"), identifier)
+        module = self.entries[name].module or identifier
+        return getattr(import_module(f"{self.package}.{module}"), identifier)
 
     def kinds(self, name: str) -> Mapping[str, Any]:
         """The types of a command's options."""
@@ -68,8 +71,18 @@ class Index:
         """The commands of two words that begin with this one."""
         return {name: entry for name, entry in self.entries.items() if name.startswith(f"{word} ")}
 
+    @cached_property
+    def _built(self) -> dict[str, TyperCommand]:
+        """The commands that were called, by their names."""
+        return {}
+
     def load(self, name: str) -> TyperCommand:
-        """Import the command's module and build the command."""
+        """Import the command's module and build the command, once in a process."""
+        if name not in self._built:
+            self._built[name] = self._build(name)
+        return self._built[name]
+
+    def _build(self, name: str) -> TyperCommand:
         found = self.find(name)
         kinds = found.entry.__annotations__
         holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -98,7 +111,7 @@ class Index:
 
     def main(self) -> None:
         """Entry point of the console script."""
-        with Quietly():
+        with QuietInterrupts():
             self.app()
 
 

@@ -1,11 +1,7 @@
-"""`init`: the commented config file of a new run, and next to it what its model and tokens are made of.
+"""`init`: write the config file of a new run, and the file that says how to make its model and tokens.
 
-Decided
-- What no option says is asked for, on a terminal only; without one the recipe decides. A question is a word or two,
-  and says what may be answered when it is answered with `?`.
-- What would not pass `config validate` is not written. What the recipe as it comes is warned of already is nothing that
-  was chosen here, so it is not said.
-- What follows is told as the lines that lead from this file to a run that trains, in their order.
+On a terminal it asks for what no option says; elsewhere the recipe decides. It writes nothing that
+`config validate` would refuse.
 """
 
 from __future__ import annotations
@@ -84,7 +80,7 @@ def init(
         bool, typer.Option("--json", help="Print one JSON document instead of text; nothing is asked.")
     ] = False,
 ) -> Result:
-    """Write the commented config file of a new run, from questions or options.
+    """Write the commented config file of a new run.
 
     It begins with a recipe, which the options change; on a terminal it asks for what they do not say. Every key has a
     comment that says what it is. Where model and tokens are still to be made, a second file next to the first says of

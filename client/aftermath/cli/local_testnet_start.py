@@ -1,4 +1,4 @@
-"""`local-testnet start`: a run and its clients on this machine, by one command."""
+"""`local-testnet start`: start a run and its clients on this machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.testnet.options import Pictures
+from aftermath.testnet.options import DisplayOption
 
 if TYPE_CHECKING:
-    from aftermath.events.trackers import Wanted
-    from aftermath.testnet.display import Showing
+    from aftermath.events.trackers import TrackerOptions
+    from aftermath.testnet.display import DisplayMode
     from aftermath.testnet.plan import ClientExtras
 
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
 
 
 class BackendName(StrEnum):
-    """What keeps the run."""
+    """What keeps the run: a chain or a server."""
 
     SOLANA = "solana"
     CENTRALIZED = "centralized"
@@ -32,47 +32,49 @@ class BackendName(StrEnum):
 
 @dataclass(frozen=True)
 class Deployment:
-    """What keeps the run, and where."""
+    """What keeps the run, and where it writes."""
 
     backend: Annotated[
-        BackendName, typer.Option(help="solana: a local network with the real programs; centralized: a server.")
+        BackendName, typer.Option(help="solana: an embedded network with the real programs; centralized: a server.")
     ] = BackendName.SOLANA
     server_port: Annotated[
         int,
         typer.Option(
             min=0,
             max=65534,
-            help="Port of the server, or of the network's RPC, whose websocket is on the next one; 0 picks a free one.",
+            help="Port of the server, or of the network's RPC; its websocket takes the next one. 0 picks a free one.",
         ),
     ] = 21000
     dir: Annotated[
-        Path, typer.Option(help="Directory for everything that is written; emptied first, if a testnet made it.")
+        Path, typer.Option(help="Directory for all output. A directory that an earlier testnet made is emptied first.")
     ] = Path("runs/local-testnet")
     first_client_checkpoint: Annotated[
         str | None,
-        typer.Option(help="Directory or Hub repository of the checkpoint to begin with, instead of the config's."),
+        typer.Option(help="Directory or Hub repository of the first checkpoint, instead of the config's."),
     ] = None
     hf_token: Annotated[
         str | None,
         typer.Option(
-            help="Token for the Hub. Others on this machine can read arguments: better put it in HF_TOKEN.",
+            help="Token for the Hub. Other users can read arguments, so prefer HF_TOKEN.",
             show_default=False,
         ),
     ] = None
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the processes are told of it by their environment."""
+        """Return the environment variables for the processes."""
         return {"HF_TOKEN": self.hf_token} if self.hf_token else {}
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """What every client does."""
+    """Options of every client."""
 
     client_matformer_tiers: Annotated[
         str,
-        typer.Option(help="Tiers of the clients in order, as 0,1,2; the rest begin again.", rich_help_panel=CLIENTS),
+        typer.Option(
+            help="Tiers of the clients in order, as 0,1,2. Further clients repeat them.", rich_help_panel=CLIENTS
+        ),
     ] = "0"
     client_device: Annotated[
         str, typer.Option(help="--device of every client: auto, cpu, cuda:0.", rich_help_panel=CLIENTS)
@@ -80,7 +82,7 @@ class ClientOptions:
     write_distro_data: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for what clients send (train --write-gradients-dir), a folder for each.",
+            help="Directory for results (train --write-gradients-dir), a folder per client.",
             rich_help_panel=CLIENTS,
         ),
     ] = None
@@ -94,39 +96,35 @@ class ClientOptions:
         int | None,
         typer.Option(
             min=1,
-            help="After so many steps each, norms of what the optimizer does, as events.",
+            help="Steps between events with the norms of the optimizer. By default none.",
             rich_help_panel=CLIENTS,
         ),
     ] = None
     eval_tasks: Annotated[
         str | None,
-        typer.Option(
-            help="Tasks that the model is asked between rounds, with commas between them.", rich_help_panel=CLIENTS
-        ),
+        typer.Option(help="Tasks to evaluate between rounds, separated by commas.", rich_help_panel=CLIENTS),
     ] = None
     client_checkpoint_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for the checkpoints of clients of tier 0, a folder for each; else checkpoints in --dir.",
+            help="Directory for checkpoints of tier-0 clients, a folder per client. By default in --dir.",
             rich_help_panel=CLIENTS,
             show_default=False,
         ),
     ] = None
     client_keep_steps: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="How many checkpoints each of them keeps (train --keep-steps).", rich_help_panel=CLIENTS
-        ),
+        typer.Option(min=1, help="Checkpoints that each client keeps (train --keep-steps).", rich_help_panel=CLIENTS),
     ] = None
     wandb_project: Annotated[
         str | None,
         typer.Option(
-            help="Project of Weights & Biases that receives every client's figures (train --wandb-project).",
+            help="Weights & Biases project for every client's metrics (train --wandb-project).",
             rich_help_panel=CLIENTS,
         ),
     ] = None
     wandb_group: Annotated[
-        str | None, typer.Option(help="Group of their runs there; else the run's id.", rich_help_panel=CLIENTS)
+        str | None, typer.Option(help="Group in --wandb-project. By default the run's id.", rich_help_panel=CLIENTS)
     ] = None
     wandb_entity: Annotated[
         str | None, typer.Option(help="Account or team of --wandb-project.", rich_help_panel=CLIENTS)
@@ -134,13 +132,13 @@ class ClientOptions:
     trackio_project: Annotated[
         str | None,
         typer.Option(
-            help="Project of trackio that receives the same figures (train --trackio-project).",
+            help="trackio project for the same metrics (train --trackio-project).",
             rich_help_panel=CLIENTS,
         ),
     ] = None
 
-    def wishes(self, trackers: Wanted) -> ClientExtras:
-        """These as the plan of a testnet takes them."""
+    def wishes(self, trackers: TrackerOptions) -> ClientExtras:
+        """Return the options as a testnet plan takes them."""
         from aftermath.testnet.plan import ClientExtras
 
         return ClientExtras(
@@ -157,57 +155,62 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class KillOptions:
-    """Which clients die."""
+    """The clients to kill, and how often."""
 
     random_kill_num: Annotated[
         int,
-        typer.Option(min=0, help="Kill so many clients that train (kill -9); they come back.", rich_help_panel=FAULTS),
+        typer.Option(
+            min=0, help="Number of training clients to kill (kill -9) each time. They restart.", rich_help_panel=FAULTS
+        ),
     ] = 0
     random_kill_interval: Annotated[
         int,
-        typer.Option(min=1, help="Again every so many seconds, from the first step on.", rich_help_panel=FAULTS),
+        typer.Option(min=1, help="Seconds between kills, from the first step on.", rich_help_panel=FAULTS),
     ] = 120
     allowed_to_kill: Annotated[
         str | None,
-        typer.Option(help="Clients that may be killed, as 2,3 (the first is 1); else all.", rich_help_panel=FAULTS),
+        typer.Option(
+            help="Clients that may be killed, as 2,3 (the first is 1). By default all.", rich_help_panel=FAULTS
+        ),
     ] = None
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """How it is seen."""
+    """How the testnet is shown."""
 
     tui: Annotated[
-        Pictures,
+        DisplayOption,
         typer.Option(
             help="true: pictures in tmux panes, without tmux a screen of tabs; screen: that screen, with tmux too; "
             "false: lines, in panes where there is tmux.",
             rich_help_panel=SHOWN,
         ),
-    ] = Pictures.TRUE
+    ] = DisplayOption.TRUE
     log: Annotated[
         Verbosity,
-        typer.Option(help="How much is told in lines: debug is every event.", rich_help_panel=SHOWN),
+        typer.Option(help="Log level of the lines. debug prints every event.", rich_help_panel=SHOWN),
     ] = Verbosity.INFO
     headless: Annotated[
-        bool, typer.Option("--headless", help="Lines instead of panes, in a terminal too.", rich_help_panel=SHOWN)
+        bool,
+        typer.Option("--headless", help="Print lines instead of panes, also in a terminal.", rich_help_panel=SHOWN),
     ] = False
     headless_exit_after_secs: Annotated[
         int | None,
-        typer.Option(min=1, help="With --headless: end so many seconds after the start.", rich_help_panel=SHOWN),
+        typer.Option(min=1, help="With --headless: end after this many seconds.", rich_help_panel=SHOWN),
     ] = None
 
-    def showing(self) -> Showing:
-        """What that comes to, on this terminal."""
+    def showing(self) -> DisplayMode:
+        """Return what to show on this terminal."""
         import shutil
 
         from rich.console import Console
 
-        from aftermath.testnet.display import showing_of
+        from aftermath.testnet.display import display_mode
         from aftermath.ui.terminal.screen import can_show
 
         terminal = not self.headless and can_show(Console())
-        return showing_of(self.tui, terminal=terminal, tmux=shutil.which("tmux") is not None)
+        return display_mode(self.tui, terminal=terminal, tmux=shutil.which("tmux") is not None)
 
 
 @command(
@@ -215,11 +218,11 @@ class ShowOptions:
     example="aftermath-solana local-testnet start --num-clients 3 --config-path demo --client-matformer-tiers 0,1,2",
 )
 def local_testnet_start(
-    num_clients: Annotated[int, typer.Option(min=1, max=64, help="How many clients train.")],
+    num_clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients.")],
     config_path: Annotated[
         Path,
         typer.Option(
-            help="The run's config: a file, a directory with a config.toml, or one that comes with the package."
+            help="The run's config: a file, a directory with a config.toml, or the name of a packaged config."
         ),
     ],
     *,
@@ -228,46 +231,46 @@ def local_testnet_start(
     kills: KillOptions,
     show: ShowOptions,
     json_output: Annotated[
-        bool, typer.Option("--json", help="At the end one JSON document; lines go to stderr.", show_default=False)
+        bool,
+        typer.Option("--json", help="Print one JSON document at the end, and lines on stderr.", show_default=False),
     ] = False,
 ) -> Result:
-    """Start a run and its clients on this machine, and show them.
+    """Start a run and its clients on this machine.
 
-    Everything is the real thing: the programs on a local network, or a centralized server, and a process for each
-    client. They are shown in tmux panes, without tmux on a screen of tabs, and where there is no terminal what clients
-    tell comes as lines. It ends when the run is finished, with q on the screen, with Ctrl-C, and with Ctrl-B d in tmux;
-    nothing that it started outlives it.
+    Runs the real programs on a local network, or a centralized server, and a process per client. Shows them in tmux
+    panes, without tmux on a screen of tabs, and without a terminal as lines. Ends when the run is finished, with q on
+    the screen, with Ctrl-C, or with Ctrl-B d in tmux, and then ends all its processes.
     """
     from rich.console import Console
 
     from aftermath.base.errors import UsageError
     from aftermath.cli.variables import environment
-    from aftermath.events.trackers import Wanted
+    from aftermath.events.trackers import TrackerOptions
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.configs import chosen
-    from aftermath.testnet.display import Showing, shown
-    from aftermath.testnet.plan import TESTNET_NAMES, Kills, Plan, allowed_of, clients_of
+    from aftermath.testnet.display import DisplayMode, shown
+    from aftermath.testnet.plan import TESTNET_NAMES, ChaosSchedule, LocalTestnetPlan, allowed_of, clients_of
     from aftermath.testnet.run import Ending, Testnet
-    from aftermath.testnet.workdir import claimed
+    from aftermath.testnet.workdir import claimed_workdir
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")
-    trackers = Wanted.of(clients)
+    trackers = TrackerOptions.of(clients)
     trackers.check()
     config = chosen(config_path, deployment.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
     wishes, showing = clients.wishes(trackers), show.showing()
-    panes = showing is Showing.PANES
+    panes = showing is DisplayMode.PANES
     place, port = deployment.dir.expanduser().absolute(), deployment.server_port
-    plan = Plan(config, them, place, port, wishes, panes, panes and show.tui is Pictures.TRUE)
-    killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
+    plan = LocalTestnetPlan(config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE)
+    killed = ChaosSchedule(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
     console, asked = Console(stderr=json_output, quiet=panes), VERBOSITY.get()
     level = show.log if asked is Verbosity.INFO else asked
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     seen = shown(showing, plan, backend.keeper, console, level)
-    with claimed(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), seen as lines:
+    with claimed_workdir(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), seen as lines:
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
-    interrupted = summary.ending is Ending.LEFT and showing is Showing.LINES
+    interrupted = summary.ending is Ending.LEFT and showing is DisplayMode.LINES
     return Result(summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good))

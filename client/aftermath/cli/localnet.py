@@ -1,4 +1,4 @@
-"""`localnet`: a Solana network of one's own, with the programs on it."""
+"""`localnet`: run a local Solana network with the programs on it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class NetworkOptions:
     """Where the network listens, what it keeps, and what runs it."""
 
     port: Annotated[
-        int, typer.Option("--port", "--rpc-port", min=0, max=65534, help="RPC port; the websocket is on the next one.")
+        int, typer.Option("--port", "--rpc-port", min=0, max=65534, help="RPC port. The websocket takes the next one.")
     ] = 8899
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
+    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines connect.")] = "127.0.0.1"
     ledger: Annotated[
-        Path | None, typer.Option(help="Directory that keeps the network's state; without it, nothing is kept.")
+        Path | None, typer.Option(help="Directory for the network's state. By default nothing is kept.")
     ] = None
     reset: Annotated[bool, typer.Option("--reset", help="First delete the state in --ledger.")] = False
     engine: Annotated[
@@ -52,9 +52,7 @@ class NetworkOptions:
     ] = EngineName.EMBEDDED
     slot_ms: Annotated[
         int,
-        typer.Option(
-            "--slot-ms", min=13, max=10_000, help="Length of a slot in milliseconds; shorter ones save waiting."
-        ),
+        typer.Option("--slot-ms", min=13, max=10_000, help="Length of a slot in milliseconds."),
     ] = 400
 
 
@@ -62,12 +60,12 @@ class NetworkOptions:
 def localnet(
     options: NetworkOptions,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Say where the network is as one JSON document.", show_default=False)
+        bool, typer.Option("--json", help="Print the addresses as one JSON document.", show_default=False)
     ] = False,
 ) -> Result:
     """Run a local Solana network with the programs on it.
 
-    It says where it listens when it is ready, and runs until Ctrl-C. Wallets get test SOL from it when they need some.
+    Prints its addresses when it is ready, and runs until Ctrl-C. Gives wallets test SOL when they need some.
     """
     from solders.pubkey import Pubkey
 

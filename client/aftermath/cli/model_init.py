@@ -17,8 +17,7 @@ from aftermath.cli.command import command
 from aftermath.cli.present import Result, note
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
 from aftermath.model.documents import CARD_FILE, COMPANIONS, TOKENIZER_FILES, CheckpointError, read_limited
-from aftermath.model.presets import PRESETS
-from aftermath.model.sizes import LIMITS
+from aftermath.model.presets import LIMITS, PRESETS
 from aftermath.model.tokenizer_files import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,
@@ -60,7 +59,7 @@ class Kind(StrEnum):
 
 def _size(name: str, text: str) -> object:
     least, most = LIMITS[SIZES[name]]
-    default = f"; else {_SIZES[name]}" if name in _SIZES else ""
+    default = f". By default {_SIZES[name]}" if name in _SIZES else ""
     return typer.Option(min=least, max=most, help=f"{text}{default}.", rich_help_panel=SHAPE)
 
 
@@ -69,16 +68,16 @@ def model_init(
     out: Annotated[Path, typer.Option(help=NEW_DIRECTORY)],
     preset: Annotated[
         str | None,
-        typer.Option(help=f"A model by name; options of its shape change it. One of {', '.join(PRESETS)}."),
+        typer.Option(help=f"Named model; shape options override it. One of {', '.join(PRESETS)}."),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="tokenizer.json to carry, or a folder with one, for example what data tokenize wrote; the vocabulary "
-            "grows to hold its ids. Without it one token per byte."
+            help="tokenizer.json to include, or a folder with one, for example from data tokenize. The vocabulary "
+            "grows to hold its ids. By default one token per byte."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the initial weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
     tiers: Annotated[int, typer.Option(min=1, max=MAX_LEVELS, help="Tiers that the FFN width must allow.")] = 3,
     matformer_tiers: Annotated[
         Path | None,
@@ -89,17 +88,19 @@ def model_init(
     architecture: Annotated[
         Kind | None,
         typer.Option(
-            help="llama; nanogpt: relu^2, QK-norm, soft-cap, value embeddings, x0 and U-net skips; or deepseek: a V3 "
-            "with a dense first layer, then a shared and 8 routed experts. Else llama.",
+            help="llama, nanogpt (relu^2, QK-norm, soft-cap, value embeddings, x0 and U-net skips) or deepseek (V3 "
+            "with a dense first layer, then a shared and 8 routed experts). By default llama.",
             rich_help_panel=SHAPE,
         ),
     ] = None,
     hidden: Annotated[int | None, _size("hidden", "Hidden size")] = None,
     layers: Annotated[int | None, _size("layers", "Layers")] = None,
     heads: Annotated[int | None, _size("heads", "Query heads")] = None,
-    kv_heads: Annotated[int | None, _size("kv_heads", f"Key and value heads of a Llama; else {_KV_HEADS}")] = None,
+    kv_heads: Annotated[
+        int | None, _size("kv_heads", f"Key and value heads of a Llama. By default {_KV_HEADS}")
+    ] = None,
     intermediate: Annotated[int | None, _size("intermediate", "FFN width of the full model")] = None,
-    vocab: Annotated[int | None, _size("vocab", "Size of the vocabulary, at least that of the tokenizer")] = None,
+    vocab: Annotated[int | None, _size("vocab", "Vocabulary size, at least that of the tokenizer")] = None,
     context: Annotated[int | None, _size("context", "Longest text, in tokens")] = None,
     tied: Annotated[bool, typer.Option("--tied", help="Share input and output embeddings.", rich_help_panel=SHAPE)] = (
         False
@@ -107,7 +108,7 @@ def model_init(
 ) -> Result:
     """Write a new, untrained checkpoint with a tokenizer.
 
-    Equal options give equal bits on every machine. With --json also how many parameters every tier has.
+    Equal options give equal bits on every machine. With --json also prints the parameters of every tier.
     """
     from aftermath.model.architectures import config_of
     from aftermath.model.initial import init_weights
@@ -128,7 +129,7 @@ def model_init(
     write_checkpoint(place, weights, config, tier=0, companions=tokens.files, made_by="model init")
     if tokens.end is None:
         note(
-            f"warning: the files beside {tokenizer} name no end-of-text token, so eos_token_id is empty. "
+            f"warning: the files next to {tokenizer} name no end-of-text token, so eos_token_id is empty. "
             "fix: pass the tokenizer.json that data tokenize --end-token wrote"
         )
     by_tier = {tier: _parameters(config, tier) for tier in range(tiers)}
@@ -200,7 +201,7 @@ def _described(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[st
 
 
 def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
-    """A V3 in small: heads of the Llama's size beside their rotated part, experts of a quarter of the FFN's width."""
+    """Return a small V3: heads of the Llama's size plus their rotated part, experts of a quarter of the FFN's width."""
     head = max(2, sizes["hidden"] // sizes["heads"])
     return {
         "q_lora_rank": max(1, sizes["hidden"] // 2),
@@ -261,7 +262,7 @@ class Tokens:
     end: int | None
     """The id of the token that ends a text, if it has one."""
     files: dict[str, bytes]
-    """What goes beside the weights, by name."""
+    """The files that go next to the weights, by name."""
 
 
 def byte_tokens() -> Tokens:
@@ -274,12 +275,12 @@ def byte_tokens() -> Tokens:
 
 
 def tokens_of(path: Path) -> Tokens:
-    """Return the tokenizer of a `tokenizer.json`, with the files beside it. Raises CheckpointError if it is not one."""
+    """Return the tokenizer of a `tokenizer.json`, with its companion files. Raise CheckpointError if it is not one."""
     from aftermath.model.tokenizer import Tokenizer
 
-    data, beside = files_of(path.expanduser())
+    data, companions = files_of(path.expanduser())
     try:
-        tokenizer = Tokenizer(without_limits(data), str(path), beside)
+        tokenizer = Tokenizer(without_limits(data), str(path), companions)
         end = tokenizer.end_id
         name = tokenizer.token_of(end) if end is not None else None
         end = end if name is not None else None
@@ -288,9 +289,9 @@ def tokens_of(path: Path) -> Tokens:
         raise CheckpointError(what, "Name a tokenizer.json") from None
     files = {
         **_carried(path.expanduser()),
-        **{name: data for name, data in beside.items() if name == SPECIAL_TOKENS},
+        **{name: data for name, data in companions.items() if name == SPECIAL_TOKENS},
         TOKENIZER_FILE: without_limits(data),
-        TOKENIZER_CONFIG: with_end_token(beside.get(TOKENIZER_CONFIG), name),
+        TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), name),
     }
     begin = tokenizer.begin_id
     begin = begin if begin is not None and begin < tokenizer.vocab_size else None

@@ -83,7 +83,7 @@ async def udp(subject: Subject) -> Finding:
 
 async def relay(subject: Subject) -> Finding:
     """Check that the relay of `train` accepts this machine, and sees a UDP address that others could reach."""
-    from aftermath.p2p.iroh import taken_by
+    from aftermath.p2p.iroh import reachable_via_relay
     from aftermath.p2p.relay import AUTO, DISABLED, N0
 
     chosen = subject.relay
@@ -98,7 +98,7 @@ async def relay(subject: Subject) -> Finding:
         chosen = DISABLED if subject.chain.pool.is_local else N0
     if chosen == DISABLED:
         return fine("no relay is used: members have to reach each other directly", f"If they do not, {_NO_RELAY}")
-    found = await taken_by(chosen, subject.interface, RELAY_SECONDS)
+    found = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
     return judged(chosen, None if found is None else found.addresses, named=subject.relay != AUTO)
 
 

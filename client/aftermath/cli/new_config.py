@@ -25,14 +25,14 @@ from aftermath.rules.optimizers import EXCHANGED, ExchangedName
 from aftermath.testnet.configs import chosen, find
 
 FILES = dict[str, dict[str, Any]]
-"""What a file beside the config says of how model and tokens are made."""
+"""How to make a config's model and tokens, as its files table says it."""
 
 RECIPE = "solana-test/light-config.toml"
 RECIPES: dict[ExchangedName, str] = {
     "distro": "consilience-match-llama2-20m-fineweb-pretrain-dev/config.toml",
     "sparseloco": RECIPE,
 }
-"""Whose numbers are taken for an optimizer that the recipe to begin with has not."""
+"""The recipe whose numbers each optimizer starts with."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
 
 
 def _tokenizer_of(data: Path) -> Path | None:
-    """Return the tokenizer.json beside token files, which data tokenize writes, or None."""
+    """Return the tokenizer.json next to token files, or None."""
     found = (data if data.is_dir() else data.parent) / TOKENIZER_FILE
     return found if found.is_file() else None
 
 
 def optimizer_name(config: RunConfig) -> str | None:
-    """Which optimizer a config has, None for one that members exchange nothing with."""
+    """Return a config's optimizer, or None for one without exchange."""
     known = EXCHANGED.get(optimizer_of(config.llm.optimizer).kind)
     return known.option if known is not None else None
 
@@ -127,7 +127,7 @@ def lasting(rates: LearningRate, steps: int, wished: int) -> LearningRate:
 
 
 def _with_preset(files: FILES, preset: str, described: Mapping[str, Any]) -> FILES:
-    """The files of another model; tokens of a larger vocabulary than it has are made anew, of single bytes."""
+    """Return the files of another model. Tokens of a larger vocabulary become tokens of single bytes."""
     rest = {name: options for name, options in files.items() if name != "model"}
     if described["vocab_size"] == VOCAB_SIZE:
         rest = {"tokens": rest.get("tokens", {})}

@@ -1,11 +1,7 @@
-"""What usually follows a command that somebody has called: one line on stderr, `next: …`.
+"""Print the command that usually follows, as one line on stderr: `next: …`.
 
-Decided
-- One table says it, and a test that every command in it exists and takes these options.
-- The line names the cluster and the wallet where they were given as options, so that it can be copied; words in
-  capitals are for the reader to fill in. So do commands that fixes and notes suggest (`completed`).
-- With `--json` nothing is said, nor where AFTERMATH_QUIET is set: by the scripts and processes that know by themselves
-  what they do next.
+The line repeats the options for cluster and wallet, so that it can be copied. Nothing is printed with
+`--json` or AFTERMATH_QUIET.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("data tokenize", ""): "data inspect --data-path {output}",
     ("data fetch", ""): "data inspect --data-path {output}",
 }
-"""By the command and the case of its result (`Result.case`); words in braces are its own options, or `Result.made`."""
+"""Next commands by command and `Result.case`. Words in braces are its options, or in `Result.made`."""
 _WALLET = "wallet_private_key_path"
 _FLAGS = {
     "rpc": "--rpc",

@@ -15,7 +15,7 @@ FollowedRun = Annotated[
     str | None,
     shared(
         "--run-id",
-        text="A run that is followed from the start, so that its past is known.",
+        text="A run to follow from the start. The printed address opens its page.",
         check=checked_run_id,
         stored="run",
     ),
@@ -29,24 +29,26 @@ async def observe(
     events: Annotated[
         Path | None, typer.Option(help="Directory that train --events-dir wrote, or one above several.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     name: Annotated[
         list[str] | None,
-        typer.Option(help="Host name under which browsers open the page, where it is not --host; may be repeated."),
+        typer.Option(help="Host name by which browsers open the page, if it is not --host. Can be repeated."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = 8600,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port. 0 picks a free one.")] = 8600,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Say where the page is as one JSON document.", show_default=False)
+        bool, typer.Option("--json", help="Print the address as one JSON document.", show_default=False)
     ] = False,
 ) -> Result:
-    """Serve a web page of the cluster's runs: state, members, loss by tier, costs, live and back in time.
+    """Serve a web page of a cluster's runs.
 
-    It needs no wallet and changes nothing: whoever opens the page can look and no more. What the page shows of the
-    time before it was started comes from --events. It runs until Ctrl-C.
+    Shows state, members, loss by tier and costs, live and back in time. Needs no wallet and changes nothing. History
+    from before the start comes from --events. Runs until Ctrl-C.
     """
     import asyncio
     import contextlib
+    from urllib.parse import quote
 
+    from aftermath.base.signals import heard
     from aftermath.cli.connection import connect
     from aftermath.ui.web.observatory import Observatory
     from aftermath.ui.web.web_server import ObserverServer
@@ -61,7 +63,10 @@ async def observe(
                 ObserverServer(observatory, names=name or ()).listening(host, port) as chosen,
             ):
                 shown = f"[{host}]" if ":" in host else host
-                url = f"http://{shown}:{chosen}/"
+                page = f"run/{quote(run_id, safe='')}" if run_id else ""
+                url = f"http://{shown}:{chosen}/{page}"
                 show(Result({"url": url}, f"the observer is at {url}"), as_json=json_output)
-                await asyncio.Event().wait()
+                ended = asyncio.Event()
+                with heard(lambda _: ended.set()):  # also of a script's `&`, which ignores SIGINT
+                    await ended.wait()
     return Result(None, None)

@@ -1,10 +1,6 @@
-"""Names, environment variables and help of the options that several commands share.
+"""Options that several commands share: names, environment variables and help.
 
-Decided
-- Every option that names a place or a key can also come from the environment, under upstream's names; a wallet key is
-  never an argument, only a file's path or `RAW_WALLET_PRIVATE_KEY`.
-- The user's profile (`cli.profile`) comes after both. It stands in for what would be said each time; so an option
-  whose absence means all runs takes nothing from it.
+A wallet key is never an argument, because other users of the machine can read arguments.
 """
 
 from __future__ import annotations
@@ -26,8 +22,8 @@ WALLET = "Wallet"
 TRAINING = "Training"
 FILES = "Local files"
 READ: dict[str, str] = {}
-"""The variable of every shared option, by its flags."""
-RPC_TEXT = "Solana RPC endpoint: localnet, devnet, testnet, mainnet, or an address."
+"""The environment variable of every shared option, by flag."""
+RPC_TEXT = "Solana RPC endpoint: localnet, devnet, testnet, mainnet or an address."
 
 
 def shared(
@@ -40,8 +36,9 @@ def shared(
     parser: Callable[[str], object] | None = None,
     stored: str = "",
 ) -> object:
-    """An option that also reads the environment variable of its first flag in capitals, and after that what the user's
-    profile has `stored` under this name.
+    """Return an option that also reads the environment variable named like its first flag.
+
+    After that it reads what the user's profile has under `stored`.
     """
     variable = flags[0].removeprefix("--").replace("-", "_").upper()
     READ.update(dict.fromkeys(flags, variable))
@@ -60,7 +57,7 @@ def shared(
 
 
 def checked_run_id(run_id: str | None) -> str | None:
-    """A run's id as it is. Raises UsageError when it cannot be one."""
+    """Return a run's id. Raise UsageError if it is not a valid id."""
     from aftermath.chain.addresses import run_seed
 
     if run_id is not None:
@@ -83,7 +80,7 @@ def _checked_repository(name: str | None) -> str | None:
 
 
 def at_most(limit: int, text: str, also: Callable[[str | None], str | None] = lambda value: value) -> object:
-    """An option for a text of so many bytes, which the program has room for; `also` is asked about it, too."""
+    """Return an option for a text of at most `limit` bytes. `also` checks the value, too."""
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         size = len((value or "").encode(errors="replace"))
@@ -97,33 +94,37 @@ def at_most(limit: int, text: str, also: Callable[[str | None], str | None] = la
 RunId = Annotated[str, shared("--run-id", text="The run's name, at most 32 bytes.", check=checked_run_id, stored="run")]
 OneRun = Annotated[
     str | None,
-    shared("--run-id", text="The one run it is for; without it, all runs of the join authority.", check=checked_run_id),
+    shared(
+        "--run-id",
+        text="Run that the authorization is for. By default all runs of the join authority.",
+        check=checked_run_id,
+    ),
 ]
 SHOWN_NAME = at_most(64, "A name for people")
 DESCRIPTION = at_most(280, "A description for people")
 
 
 def checked_version(version: str | None) -> str | None:
-    """A version as it is. Raises UsageError for a word that says that none is meant."""
+    """Return a version. Raise UsageError for a word that means any version."""
     if version is not None and version.strip().lower() in ("any", "all", "none", "*"):
         raise UsageError(
-            f"--client-version {version} would let in clients that call their version so, and nobody else",
+            f"--client-version {version} would admit only clients whose version has that name",
             "Let any version join: --client-version ''",
         )
     return version
 
 
-CLIENT_VERSION = at_most(96, "The only client version that may join; empty lets any version join", checked_version)
+CLIENT_VERSION = at_most(96, "The only client version that may join; empty admits any", checked_version)
 Authorizer = Annotated[
-    str | None, shared("--authorizer", text="Key (grantee) whose authorization admits the wallet as a delegate.")
+    str | None, shared("--authorizer", text="Grantee whose authorization admits the wallet as a delegate.")
 ]
 
 RunOwner = Annotated[
     str | None,
     shared(
         "--owner",
-        text="Public key of the run's owner. The member refuses a run of another owner. It joins a run that this owner "
-        "closed and created again.",
+        text="Public key of the run's owner. The member refuses a run of another owner, and joins one that this owner "
+        "created again.",
     ),
 ]
 
@@ -131,13 +132,13 @@ MaxBond = Annotated[
     int,
     shared(
         "--max-bond",
-        text="Highest bond, in lamports, that the run may lock as long as the wallet is its member.",
+        text="Highest bond in lamports that the run may lock while the wallet is a member.",
         panel=WALLET,
         least=0,
     ),
 ]
 
-_TIER = "Tier this member holds: tier k keeps 1/2^k of every FFN."
+_TIER = "Tier that this member holds. Tier k keeps 1/2^k of every FFN."
 Tier = Annotated[int, shared("--matformer-tier", text=_TIER, panel=TRAINING, least=0, most=MAX_LEVELS - 1)]
 
 
@@ -155,7 +156,7 @@ MemberTier = Annotated[
     int,
     shared(
         "--matformer-tier",
-        text=f"{_TIER} 0 to {MAX_LEVELS - 1}, or auto: the largest that memory holds and that is fast enough here.",
+        text=f"{_TIER} 0 to {MAX_LEVELS - 1}, or auto: the largest that fits into memory and is fast enough.",
         panel=TRAINING,
         parser=tier_named,
     ),
@@ -164,7 +165,7 @@ Device = Annotated[
     str,
     shared(
         "--device",
-        text="auto, cpu, mps, cuda or cuda:X,Y: of several devices each is a rank of this member.",
+        text="auto, cpu, mps, cuda or cuda:X,Y. Each of several devices is a rank of this member.",
         panel=TRAINING,
     ),
 ]
@@ -176,7 +177,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what would be sent and what it would cost, have it simulated, and send nothing.",
+        help="Simulate the transactions, print them and their cost, and send nothing.",
         show_default=False,
     ),
 ]
@@ -184,13 +185,13 @@ DryRun = Annotated[
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which cluster to talk to, and which coordinator on it."""
+    """A cluster, and the coordinator program on it."""
 
     rpc: Annotated[str, shared("--rpc", text=RPC_TEXT, panel=CLUSTER, stored="rpc")] = defaults.RPC
     ws_rpc: Annotated[
         str | None,
         shared(
-            "--ws-rpc", text="Websocket endpoint; by default the RPC's port plus one.", panel=CLUSTER, stored="ws-rpc"
+            "--ws-rpc", text="Websocket endpoint. By default the RPC's port plus one.", panel=CLUSTER, stored="ws-rpc"
         ),
     ] = None
     rpc_2: Annotated[str | None, shared("--rpc-2", text="First fallback RPC endpoint.", panel=CLUSTER)] = None
@@ -201,7 +202,11 @@ class ClusterOptions:
     )
     coordinator_program_id: Annotated[
         str | None,
-        shared("--coordinator-program-id", text="Coordinator program, if not the packaged one.", panel=CLUSTER),
+        shared(
+            "--coordinator-program-id",
+            text="Address of the coordinator program. By default the packaged one.",
+            panel=CLUSTER,
+        ),
     ] = None
 
 
@@ -214,7 +219,7 @@ class WalletOptions:
         shared(
             "--wallet-private-key-path",
             "-w",
-            text="Wallet in the Solana CLI's JSON form; else RAW_WALLET_PRIVATE_KEY, else the Solana CLI's own wallet.",
+            text="Wallet file, as the Solana CLI writes it. By default RAW_WALLET_PRIVATE_KEY, else the CLI's own.",
             panel=WALLET,
             stored="wallet",
         ),
@@ -229,7 +234,7 @@ class SigningOptions(WalletOptions, ClusterOptions):
         int,
         shared(
             "--max-priority-fee",
-            text="Highest priority fee, in micro-lamports per compute unit.",
+            text="Highest priority fee in micro-lamports per compute unit.",
             panel=WALLET,
             least=0,
         ),
@@ -239,14 +244,14 @@ class SigningOptions(WalletOptions, ClusterOptions):
 
 @dataclass(frozen=True)
 class AccessOptions:
-    """Where this machine has what a run names as local files, and what else a run may reach."""
+    """Local copies of files that a run names, and what else a run may reach."""
 
     data_path: Annotated[
         Path | None,
         shared(
             "--data-path",
             panel=FILES,
-            text="Where this machine has the run's data, if the run names local files. Their hash is checked.",
+            text="Path of the run's data on this machine, if the run names local files. The hash must match.",
         ),
     ] = None
     model_path: Annotated[
@@ -254,7 +259,7 @@ class AccessOptions:
         shared(
             "--model-path",
             panel=FILES,
-            text="Where this machine has the run's model, if the run names a local directory.",
+            text="Path of the run's model on this machine, if the run names a local directory.",
         ),
     ] = None
     data_root: Annotated[
@@ -262,7 +267,7 @@ class AccessOptions:
         shared(
             "--data-root",
             panel=FILES,
-            text="Directory below which local paths that the run names are looked for, and nowhere else.",
+            text="Directory that must contain all local paths that the run names.",
         ),
     ] = None
     allow_private_network: Annotated[
@@ -270,9 +275,8 @@ class AccessOptions:
         shared(
             "--allow-private-network",
             panel=FILES,
-            text="Allow the run's data to be read from this machine and private networks. By default only public "
-            "addresses are allowed, unless the run is on a local network: its RPC nodes are on this machine, and they "
-            "do not serve devnet, testnet or mainnet.",
+            text="Allow the run's data to come from this machine and private networks. By default only on a local "
+            "network, whose RPC nodes are on this machine and serve none of the public clusters.",
         ),
     ] = False
     hub_token_for: Annotated[
@@ -280,13 +284,12 @@ class AccessOptions:
         shared(
             "--hub-token-for",
             panel=FILES,
-            text="Hub repository of the run, as OWNER/NAME, that is read with this machine's token (HF_TOKEN). All "
-            "others are read without a token.",
+            text="Hub repository of the run (OWNER/NAME) to read with HF_TOKEN. Others are read without a token.",
             check=_checked_repository,
         ),
     ] = None
 
     @property
     def token_repositories(self) -> tuple[str, ...]:
-        """The repositories that are read with a token."""
+        """Return the repositories to read with a token."""
         return (self.hub_token_for,) if self.hub_token_for else ()

@@ -1,8 +1,4 @@
-"""Where the pages have more to say of an error, by its code.
-
-Decided: a section and not a page, since nobody reads a page for an error; codes without one have no line of it. Pages
-are named as in a checkout; who is told of one is told of the file that is there, in the package or beside it.
-"""
+"""The section of the docs that explains an error, by the error's code."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 DOCS = _PACKAGE / "docs" if (_PACKAGE / "docs").is_dir() else _PACKAGE.parents[1] / "docs"
-"""Where the pages are: in an installed package, and in a checkout beside it."""
+"""The docs: in an installed package, and in a checkout next to it."""
 
 _PAGE = re.compile(r"(?<![\w/.-])docs/([a-z-]+\.md)\b")
 _OPERATIONS = "docs/operations.md"
@@ -22,7 +18,7 @@ PAGES = {
     "bond-too-low": f"{_OPERATIONS}#what-it-costs",
     "checkpoint": f"{_OPERATIONS}#checkpoints",
     "client-version-mismatch": f"{_OPERATIONS}#upgrading",
-    "config": f"{_OPERATIONS}#a-run-from-its-owners-side",
+    "config": f"{_OPERATIONS}#what-an-owner-decides",
     "data": "docs/models.md#token-files",
     "data-away": "docs/models.md#a-data-server",
     "insufficient-funds": f"{_OPERATIONS}#what-it-costs",
@@ -30,7 +26,7 @@ PAGES = {
     "no-events": f"{_OPERATIONS}#watching",
     "not-admitted": f"{_OPERATIONS}#keep-a-run",
     "observe": f"{_OPERATIONS}#who-may-look",
-    "profile": f"{_OPERATIONS}#what-is-typed-each-time",
+    "profile": f"{_OPERATIONS}#stored-defaults",
     "program-not-deployed": f"{_OPERATIONS}#before-the-first-run-on-a-cluster",
     "rank-lost": f"{_OPERATIONS}#when-a-rank-dies",
     "server": f"{_OPERATIONS}#keep-a-run",
@@ -45,7 +41,7 @@ PAGES = {
 
 
 def placed(text: str) -> str:
-    """The text with the pages that it names as the files of this installation, from here where they are below."""
+    """Return a text with the pages that it names as paths on this machine."""
     return _PAGE.sub(lambda page: _place(DOCS / page[1]), text)
 
 

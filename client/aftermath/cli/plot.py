@@ -16,7 +16,7 @@ from aftermath.cli.events import OnlyRun, Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
 
 if TYPE_CHECKING:
-    from aftermath.events.history import History
+    from aftermath.events.history import EventHistory
     from aftermath.events.plot import Curve
     from aftermath.events.reader import EventReader
 
@@ -29,18 +29,14 @@ def plot(
     run: OnlyRun = None,
     out: Annotated[
         Path,
-        typer.Option(
-            help="Picture to write, .png or .svg, or its numbers as .csv or .json; - writes a PNG to standard output."
-        ),
+        typer.Option(help="Picture (.png, .svg) or numbers (.csv, .json) to write. - writes a PNG to standard output."),
     ] = Path("loss.png"),
 ) -> Result:
-    """Draw a run's history from its members' events, or compare trainings of train-local.
+    """Plot a run's history from its members' events, or compare local trainings.
 
-    For a run, name directories of members' events. The picture shows loss by tier, bytes sent, epochs, and members that
-    left or came back. One member's events are enough. With the events of all members, the loss covers all shares. Where
-    the events are of several runs, --run names one of them.
-
-    For trainings, name their --out directories. One picture shows all losses with a legend.
+    For a run, pass directories of members' events; one member's are enough. The picture shows loss by tier, bytes sent,
+    epochs, and members that left or came back. For local trainings, pass their --out directories. One picture shows all
+    losses.
     """
     from aftermath.events.reader import NoEvents
     from aftermath.lab.trainings import trainings_in
@@ -113,12 +109,12 @@ def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
     return True
 
 
-def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -> tuple[str, History]:
+def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -> tuple[str, EventHistory]:
     """Return the run id and the history of the one run that was trained. Raises CommandError for several, NoEvents."""
-    from aftermath.events.history import History
+    from aftermath.events.history import EventHistory
     from aftermath.events.reader import NoEvents, RunFilter, RunName
 
-    histories: dict[RunName, History] = defaultdict(History)
+    histories: dict[RunName, EventHistory] = defaultdict(EventHistory)
     for told in RunFilter(wanted)(reader.read()):
         histories[RunName.of(told.about)].take(told)
     say_notes(reader)

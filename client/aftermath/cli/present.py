@@ -1,12 +1,7 @@
-"""How results and errors look to a person and to a script.
+"""Show results and errors to a person or a script.
 
-Decided: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence, its fix
-and the section of the pages about it on stderr (one JSON object with `--json`, that has its code too), and the exit
-code says who has to mend it: 2 for the command line, 10 for a client of another version than the run takes, so that
-whoever starts it again can install that one first, and 1 for everything else. Nobody sees a traceback: the unexpected
-one goes to a file only its owner can read, and the message names that file. What draws is imported when there is
-something to draw, which a help page is not. Where a recipe calls a command, whoever called it types no options: the
-recipe says in AFTERMATH_RECIPE what names the cluster, and a fix names variables for the others.
+A result is rich text, or one JSON document on stdout. An error is a sentence, its fix and a section of
+the docs on stderr; an unexpected one writes its traceback to a private file.
 """
 
 from __future__ import annotations
@@ -55,7 +50,7 @@ _ABOUT_CHOICES = frozenset(
         *("unavailable", "wrong-cluster", "program-not-deployed"),
     }
 )
-"""Errors that another cluster, wallet or run may settle. Only these say what came from the profile."""
+"""Errors that another cluster, wallet or run may avoid. Only these say what came from the profile."""
 PIPE_WIDTH = 200
 RECIPE = "AFTERMATH_RECIPE"
 
@@ -205,7 +200,7 @@ def facts(pairs: Mapping[str, object]) -> Table:
 
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """A table with a header. Where a terminal is too narrow, cells go on in a next line: names and keys are copied."""
+    """Return a table with a header. Cells fold in a narrow terminal, so that names and keys can be copied."""
     from rich.table import Column, Table
 
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False, header_style="bold")
@@ -290,7 +285,7 @@ def _with_origin(error: AftermathError) -> str:
 
 
 def _as_typed(fix: str) -> str:
-    """The fix in words that whoever called this can type: as it is, or without options where a recipe did."""
+    """Return the fix as the user can type it. Under a Make recipe it names variables instead of options."""
     cluster = os.environ.get(RECIPE)
     if not cluster:
         return fix

@@ -1,10 +1,7 @@
-"""What a user has chosen once for all commands: a cluster, a wallet's file and a run.
+"""The user's profile: a cluster, a wallet's file and a run for all commands.
 
-Decided
-- It is a TOML file of texts in the user's directory of configuration, which its owner alone reads (an address may hold
-  an API key). The wallet is a path, never a secret. AFTERMATH_PROFILE names another file; empty, there is none.
-- A flag comes before an environment variable, that before the profile, and this before the default. A websocket of the
-  profile is of its own node: it does not go with another one. RAW_WALLET_PRIVATE_KEY is a variable, so it comes first.
+A TOML file that only its owner can read, because an address may contain an API key. A flag comes first,
+then the environment variable, the profile and the default. AFTERMATH_PROFILE names another file.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ def read_profile() -> dict[str, str]:
         return {}
     from aftermath.base.bounded import Malformed, toml_value
 
-    fix = f"Correct {path}, or remove it and store anew: aftermath-solana config set"
+    fix = f"Correct {path}, or remove it and store it again: aftermath-solana config set"
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_PROFILE_BYTES + 1)

@@ -190,7 +190,9 @@ def _halted(view: View) -> Refused:
     if model.configured:
         return Refused("RunHalted", waits, "Start train now: it joins once that is done")
     # train ends now, because it would not know what to train
-    return Refused("RunHalted", waits, f"watch --run-id {shlex.quote(run.run_id)} shows when that is done")
+    return Refused(
+        "RunHalted", waits, f"See when that is done: aftermath-solana watch --run-id {shlex.quote(run.run_id)}"
+    )
 
 
 def ban(subject: Subject) -> Finding | None:

@@ -1,4 +1,4 @@
-"""What the scripts beside the package share with the commands: how results and errors look, and the exit codes."""
+"""What scripts outside the package share with the commands: results, errors and exit codes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`train`: take part in a run. Its options are the fields of `TrainSettings`, and what it does not share with other
-commands is described there.
-"""
+"""`train`: join a run and train. Its options are the fields of `TrainSettings`."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
 
 ENVIRONMENT_ONLY = {"hub_token": "HF_TOKEN"}
-"""Secrets never travel in arguments, which every user of the machine can read."""
+"""Secrets are no arguments, which every user of the machine can read."""
 
 
 def _sequences(given: object) -> int:
@@ -48,7 +46,7 @@ def _sequences(given: object) -> int:
 
 
 PARSERS = {"micro_batch_size": _sequences, "iroh_relay": relay_named}
-"""What reads an option that is a number or a word, and says in its docstring what that may be."""
+"""Parsers of options that are a number or a word. Errors quote their docstrings."""
 
 SHARED = (
     get_type_hints(SigningOptions, include_extras=True)
@@ -62,7 +60,7 @@ SHARED = (
         "matformer_tier": MemberTier,
     }
 )
-"""Settings that other commands have as options too: they are described there."""
+"""Settings that other commands have as options too."""
 
 SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
@@ -97,7 +95,7 @@ def _flags(setting: Setting) -> tuple[str, ...]:
 
 
 def settings_options() -> list[inspect.Parameter]:
-    """One option per field of `TrainSettings`, with its limits; its environment variable is its name in capitals."""
+    """Return one option per field of `TrainSettings`. Its environment variable is its name in capitals."""
     options = []
     for setting in settings_of(TrainSettings):
         name = setting.name
@@ -110,7 +108,7 @@ def settings_options() -> list[inspect.Parameter]:
 
 
 def build_settings(**given: Any) -> TrainSettings:
-    """Settings from parsed options, which are within their limits, and the environment's secrets."""
+    """Return settings from parsed options and the environment's secrets."""
     secrets = {name: os.environ[variable] for name, variable in ENVIRONMENT_ONLY.items() if os.environ.get(variable)}
     return TrainSettings(**given | secrets)
 
@@ -123,19 +121,18 @@ def build_settings(**given: Any) -> TrainSettings:
 def train(
     settings: TrainSettings,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Events as JSON lines (--logs json), and an error as JSON.")
+        bool, typer.Option("--json", help="Print events as JSON lines (--logs json), and an error as JSON.")
     ] = False,
     dry_run: DryRun = False,
 ) -> NoReturn:
     """Join a run and train until it ends.
 
-    Trains this member's share of every round with the tier of the model that fits its memory, and exchanges results
-    with the other members. Ctrl-C leaves the run on chain and exits 0. On several devices of this machine the member
-    has a process on each: --device cuda:0,1,2,3, or to try it out --device cpu --data-parallelism 2. Exits 11 if the
-    run does not admit the wallet: starting it again does not help then.
+    Trains this member's share of every round, and exchanges results with the other members. Ctrl-C leaves the run on
+    chain and exits 0. With several devices the member has a process on each: --device cuda:0,1,2,3. Exits 11 if the run
+    does not admit the wallet; a restart does not help then.
 
-    train --run-id demo --dry-run looks at what can-join looks at, and says what the join would cost: rent, bond and
-    fee, and what of it comes back. It joins nothing, makes no directory, takes no test SOL, and ends as can-join does.
+    --dry-run runs the checks of can-join and prints what the join would cost and what comes back. It joins nothing,
+    makes no directory, requests no test SOL, and exits as can-join does.
     """
     if dry_run:
         from aftermath.cli.join_dry_run import rehearsed
@@ -157,4 +154,4 @@ def take_part(settings: TrainSettings, run_member: Callable[[TrainSettings], Non
         code = ending.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a computation may still hold its thread; nothing of it is wanted any more
+    os._exit(code)  # a computation may still hold its thread; nobody needs its result

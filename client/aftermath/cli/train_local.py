@@ -52,13 +52,15 @@ def lab_options() -> list[inspect.Parameter]:
 )
 def train_local(
     settings: LabSettings,
-    json_output: Annotated[bool, typer.Option("--json", help="Events as JSON lines, and an error as JSON.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print events as JSON lines, and an error as JSON.")
+    ] = False,
 ) -> Result:
     """Train on this machine alone, without chain or network.
 
-    One machine with AdamW or Muon, or with DisTrO or SparseLoCo the replicas of as many members as you like, as a run
-    would train them. With --out it can be stopped at any time: the same command goes on. Ctrl-C then ends it after the
-    step under way and saves that.
+    Trains one replica with AdamW or Muon, or the replicas of several members with DisTrO or SparseLoCo, as a run would.
+    With --out you can stop it at any time: Ctrl-C ends it after the current step and saves, and the same command
+    continues.
     """
     if "torch" not in sys.modules:
         from aftermath.events.text import LOADING  # with rich, which help does not wait for
@@ -105,7 +107,7 @@ def train_local(
         with _ending_after_the_step(course.stop):
             course.run()
     except KeyboardInterrupt:
-        note(f"the same command goes on from the last state saved in {out}")
+        note(f"the same command continues from the last state saved in {out}")
         raise
     return Result(None, None)
 

@@ -40,11 +40,11 @@ class ShownOptions:
     description: Annotated[str | None, DESCRIPTION] = None
     num_parameters: Annotated[
         int | None,
-        typer.Option(min=0, max=U64_MAX, help="Shown to people; by default what the checkpoint's config gives."),
+        typer.Option(min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."),
     ] = None
     vocab_size: Annotated[
         int | None,
-        typer.Option(min=0, max=U64_MAX, help="Shown to people; by default what the checkpoint's config gives."),
+        typer.Option(min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."),
     ] = None
 
 
@@ -58,13 +58,13 @@ async def update_config(
     *,
     config_path: Annotated[Path | None, typer.Option(help="The run's config.toml.")] = None,
     restart_from_step: Annotated[
-        int | None, typer.Option(min=1, max=U32_MAX, help="Continue at this step, and at the data that comes then.")
+        int | None, typer.Option(min=1, max=U32_MAX, help="Continue at this step and its data.")
     ] = None,
     switch_to_hub: Annotated[
         bool,
         typer.Option(
             "--switch-to-hub",
-            help="Start the next epoch from the durable checkpoint, the file's if one is given, not from peers.",
+            help="Start the next epoch from the durable checkpoint (the file's, if given) instead of from peers.",
         ),
     ] = False,
     shown: ShownOptions,
@@ -73,18 +73,18 @@ async def update_config(
 ) -> Result:
     """Set or change a run's configuration.
 
-    The run must be halted: pause it first. What is not given stays as it is. What changes is shown, key by key, before
-    it is sent; where nothing does, nothing is sent.
+    The run must be halted: pause it first. Options that you leave out keep their values. Shows every changed key before
+    it sends them. Sends nothing if nothing changes.
     """
     from solders.pubkey import Pubkey
 
     from aftermath import __version__
-    from aftermath.chain.admission import trouble_with_version
+    from aftermath.chain.admission import warning_about_version
     from aftermath.chain.refusals import as_told
     from aftermath.cli.authorization import open_to_all
     from aftermath.cli.connection import sign_in
     from aftermath.owner.change import Change
-    from aftermath.owner.troubles import troubles
+    from aftermath.owner.warnings import warnings_of
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
@@ -101,8 +101,8 @@ async def update_config(
             _check_open(change, run_id, model)
         sent = await _send(chain, change, run, model, as_json=json_output)
         run, model, _ = await chain.coordinator.snapshot(run_id)
-    warnings = troubles(run, model, shape, trouble) if shape else []
-    if unmeant := trouble_with_version(client_version or "", __version__):
+    warnings = warnings_of(run, model, shape, trouble) if shape else []
+    if unmeant := warning_about_version(client_version or "", __version__):
         warnings.append(unmeant)
     _warn(kept, warnings)
     data = _data(run, model, shape) | {"warnings": warnings} | sent

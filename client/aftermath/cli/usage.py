@@ -1,8 +1,6 @@
-"""What is wrong with a command line, in the words and the form of every other error.
+"""Word a mistake in the command line like every other error.
 
-Decided: the parser's own sentences are replaced, because they name Python's types and look different in every
-version of it; a value that came from the environment or from the user's profile is called as it is there, which is
-where it must be mended.
+The parser's own sentences name Python's types and differ between its versions.
 """
 
 from __future__ import annotations

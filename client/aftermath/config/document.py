@@ -127,7 +127,8 @@ class RunRules(Table):
         "much they agree (`train --max-bond`).",
     )
     waiting_for_members_extra_time: Annotated[U8, Means("seconds", least=1)] = Field(
-        default=10, description="How long the run waits for more once `init_min_clients` are there."
+        default=10,
+        description="How long the run waits for more members once `init_min_clients` are there. 0 is not allowed.",
     )
 
 

@@ -1,4 +1,5 @@
-"""The main job, whole, on one machine: a chain, a run and three unequal members, driven through the real commands.
+"""The demonstration: a chain, a run and three unequal members on one machine.
 
-Owns no rule of the run: it starts processes, reads their events, kills one and brings it back, and reports what it saw.
+It starts the real commands as processes, reads their events, kills one member, brings it back, and
+reports.
 """

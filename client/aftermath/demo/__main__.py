@@ -1,4 +1,4 @@
-"""`make demo`: three unequal computers train one model through Solana; one of them dies on the way and comes back."""
+"""`make demo`: three unequal computers train one model through Solana; one dies and comes back."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from aftermath.demo.commands import (
     write_config,
 )
 from aftermath.demo.report import write_report
-from aftermath.demo.screen import Screen
+from aftermath.demo.screen import DemoScreen
 from aftermath.testnet.chain import await_chain
-from aftermath.testnet.member_progress import MemberStory, Story
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.processes import Process, stop_all
-from aftermath.testnet.workdir import claimed
+from aftermath.testnet.workdir import claimed_workdir
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 5
@@ -43,13 +43,16 @@ DEAD_SECONDS = 6.0  # how long the killed member stays away
 
 
 class Demo:
-    """One performance."""
+    """One run of the demonstration."""
 
     def __init__(self, places: Places, engine: str, model: str, device: str, console: Console) -> None:
-        self.places, self.engine, self.model, self.console = places, engine, model, console
+        self.places = places
+        self.engine = engine
+        self.model = model
+        self.console = console
         self.device = device
         self.started = time.monotonic()
-        self.story = Story([MemberStory(member_name(tier), tier) for tier in TIERS])
+        self.story = RunProgress([MemberProgress(member_name(tier), tier) for tier in TIERS])
         self.processes: dict[str, Process] = {}
         self.commands: Commands | None = None
 
@@ -57,9 +60,9 @@ class Demo:
         return time.monotonic() - self.started
 
     def perform(self) -> int:
-        """Run it all; 0 if it went as it should."""
-        # What waits for nothing runs at once, to use all cores: the network starts while files are made, and members
-        # load PyTorch while the owner resumes the run.
+        """Run everything. Return 0 on success."""
+        # What waits for nothing runs at once, to use all cores: the network starts while files are
+        # made, and members load PyTorch while the owner resumes the run.
         self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
         self.console.print(
             f"Tokenising the standard library and making a model in {self.places.root} ...", soft_wrap=True
@@ -76,25 +79,26 @@ class Demo:
         self.watch()
         return write_report(self.story, self.commands, self.engine, self.elapsed(), self.console)
 
-    def start(self, member: MemberStory) -> None:
+    def start(self, member: MemberProgress) -> None:
         assert self.commands is not None
         own = {**self.commands.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = self.commands.train(member.name, member.tier)
         self.processes[member.name] = Process(member.name, command, self.places.log(member.name), own)
 
-    # --- watching -----------------------------------------------------------------------------------------------
+    # --- watching ---
 
     def watch(self) -> None:
-        """Show the run until it is finished; kill one member on the way and bring it back."""
+        """Show the run until it finishes. Kill one member on the way and restart it."""
         victim = self.story.members[KILLED]
         killed_at: float | None = None
         revived = False
-        with Screen(self.console, f"aftermath on {self.engine}") as screen:
+        with DemoScreen(self.console, f"aftermath on {self.engine}") as screen:
             while any(self.processes[m.name].running for m in self.story.members) or (killed_at and not revived):
                 self.read()
                 if killed_at is None and self.time_to_kill():
                     self.processes[victim.name].kill()
-                    killed_at, victim.state = self.elapsed(), "killed"
+                    killed_at = self.elapsed()
+                    victim.state = "killed"
                 elif killed_at is not None and not revived and self.elapsed() > killed_at + DEAD_SECONDS:
                     self.start(victim)
                     victim.state = "starting"
@@ -111,11 +115,13 @@ class Demo:
         self.story.read(self.elapsed())
 
     def time_to_kill(self) -> bool:
-        """Early in the first epoch, so that the member is back for the second, and on a busy machine for the third."""
+        """Return whether to kill now: early in the first epoch, so that the member is back for the
+        second or third.
+        """
         return self.story.steps >= KILL_AT_STEP
 
     def check(self, absent: str | None) -> None:
-        """Nobody but the killed member may end with an error."""
+        """Raise DemoFailed if any member but the killed one ended with an error."""
         self.processes["localnet"].expect_running()
         for member in self.story.members:
             process = self.processes[member.name]
@@ -125,7 +131,7 @@ class Demo:
             raise DemoFailed(f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.places.root / 'logs'}")
 
     def caption(self, killed_at: float | None, revived: bool) -> str:
-        """What happens now to the member that dies, and what comes next."""
+        """Return what is happening to the killed member, and what comes next."""
         victim = self.story.members[KILLED]
         if killed_at is None:
             return f"{victim.name} will be killed at step {KILL_AT_STEP}, and come back"
@@ -152,7 +158,7 @@ def main() -> int:
 
 
 def _chosen() -> argparse.Namespace:
-    """What the command line asks for. Raises UsageError."""
+    """Parse the command line. Raises UsageError."""
     parser = Arguments("python -m aftermath.demo", __doc__, result=False)
     parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
     parser.add_argument("--model", choices=MODELS, default="llama", help="of which architecture the model is")
@@ -170,7 +176,7 @@ def _perform(chosen: argparse.Namespace) -> int:
     console = Console()
     try:
         with (
-            claimed(root, "demo", "make demo DIR=...", DEMO_NAMES),
+            claimed_workdir(root, "demo", "make demo DIR=...", DEMO_NAMES),
             contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, chosen.device, console)) as demo,
         ):
             return demo.perform()

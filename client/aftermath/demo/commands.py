@@ -1,8 +1,7 @@
-"""What the demo does: its sizes, its places on disk, and the command lines it runs.
+"""The demo's sizes, its files, and the `aftermath-solana` commands that it runs.
 
-Decided: everything is a real command of `aftermath-solana`, started as a process; the corpus is the Python standard
-library's own source, which every machine has; tiers 0, 1 and 2 train one model of about a million parameters,
-a Llama unless another is asked for.
+The corpus is the standard library's source, which every machine has. Tiers 0, 1 and 2 train one
+model of about a million parameters, a Llama by default.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from pathlib import Path
 
 from aftermath.cli.variables import environment
 from aftermath.config.recipe import recipe_of
-from aftermath.testnet.chain import SOLANA, Chain, launch_chain
+from aftermath.testnet.chain import SOLANA, LocalNetwork, launch_chain
 from aftermath.testnet.configs import SHIPPED
-from aftermath.testnet.processes import Process, StageError, at_once, call
+from aftermath.testnet.processes import Process, ProcessError, at_once, call
 
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
@@ -29,7 +28,7 @@ TRAIN_THREADS = 1
 
 
 def model_config(vocab_size: int, *, tied: bool = False) -> dict[str, object]:
-    """The config.json of the demo's model, as far as it is not what every Llama has."""
+    """Return the parts of the model's config.json that differ from Llama's defaults."""
     return {
         "vocab_size": vocab_size,
         "hidden_size": MODEL["hidden"],
@@ -42,7 +41,7 @@ def model_config(vocab_size: int, *, tied: bool = False) -> dict[str, object]:
     }
 
 
-class DemoFailed(StageError):
+class DemoFailed(ProcessError):
     """The demo cannot continue. The message says what happened and where to look."""
 
 
@@ -52,7 +51,7 @@ DEMO_NAMES = r"config\.toml|checkpoints|data|demo-report\.json|events|keys|ledge
 
 @dataclass(frozen=True)
 class Places:
-    """Where the demo keeps its files."""
+    """The demo's files."""
 
     root: Path
 
@@ -96,20 +95,20 @@ class Places:
 
 @dataclass(frozen=True)
 class Commands:
-    """The command lines, for one chain."""
+    """The command lines for one chain."""
 
     places: Places
-    chain: Chain
+    chain: LocalNetwork
     environment: Mapping[str, str]
     device: str = "cpu"
-    """Of the member of tier 0; the others train on the CPU."""
+    """Device of the tier-0 member. The others train on the CPU."""
 
     def owner(self, command: str, *arguments: str) -> list[str]:
         wallet = str(self.places.wallet("owner"))
         return self.chain.command(command, "--run-id", RUN_ID, "-w", wallet, *arguments)
 
     def train(self, name: str, tier: int) -> list[str]:
-        """The command that a compute provider types."""
+        """Return the command that a compute provider types."""
         archive = ["--checkpoint-dir", str(self.places.checkpoints)] if tier == 0 else []
         return [
             *self.chain.command("train", "--run-id", RUN_ID, "-w", str(self.places.wallet(name))),
@@ -124,13 +123,14 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def member_name(tier: int) -> str:
-    """What the demo calls the member that holds a tier."""
+    """Return the name of the member that holds a tier."""
     return f"member-{tier}"
 
 
 def prepare_files(places: Places, model: str = "llama") -> None:
-    """Tokenise the corpus and make the model everybody starts from."""
-    scripts, log = REPOSITORY / "scripts", places.log("setup")
+    """Tokenise the corpus and create the initial model."""
+    scripts = REPOSITORY / "scripts"
+    log = places.log("setup")
     corpus = [str(scripts / "tokenise.py"), "--output", str(places.data), "--budget-bytes", str(CORPUS_BYTES)]
     given = {name: size for name, size in MODEL.items() if model == "llama" or name != "kv-heads"}
     sizes = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -139,7 +139,7 @@ def prepare_files(places: Places, model: str = "llama") -> None:
 
 
 def write_config(places: Places, template: Path, model: str = "llama") -> None:
-    """The run's config with this machine's paths and the model's architecture in it."""
+    """Write the run's config with this machine's paths and the model's architecture."""
     text = template.read_text()
     changes = (
         ("runs/demo/tokens", str(places.data)),
@@ -161,8 +161,11 @@ def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, C
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:
-    """Make keys for everybody, then create and configure the run as its owner does. It is still paused."""
-    places, log = commands.places, commands.places.log("owner")
+    """Create all keys, then create and configure the run as its owner does. The run stays
+    paused.
+    """
+    places = commands.places
+    log = commands.places.log("owner")
     create = [*SOLANA, "show-identity", "--create", "-w"]
     keys = ([*create, str(places.wallet(name))] for name in ("owner", *members))
     at_once(keys, places.log("keys"), commands.environment)
@@ -172,5 +175,5 @@ def create_run(commands: Commands, members: Sequence[str]) -> None:
 
 
 def resume_run(commands: Commands) -> None:
-    """Let the run begin, as its owner does."""
+    """Start the run, as its owner does."""
     call(commands.owner("set-paused", "resume"), commands.places.log("owner"), commands.environment)

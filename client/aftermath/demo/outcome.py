@@ -1,10 +1,7 @@
-"""What the trained model can do: every tier's loss on text that nobody trained on, a text of its own, and how often the
-whole model knows which piece of source comes next.
+"""Measure the trained model: held-out loss, generated text and answered questions for each tier.
 
-Decided
-- Held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and the run
-  ends long before them.
-- How legible a text is, is told by its words: how many of those with three letters or more the data has too, and often.
+The held-out sequences are the last ones in the run's data order, which the run never reaches.
+Generated text is judged by how many of its words the data often contains.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.data.tokens import TokenFiles
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
-from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted
+from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest
 from aftermath.evals.likelihood import asked_of
 from aftermath.evals.suite import evaluated
 from aftermath.lab.held_out import loss_on
@@ -44,11 +41,11 @@ QUESTIONS = 50  # a second's work
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one tier of the run's last checkpoint does."""
+class TierOutcome:
+    """What one tier of the last checkpoint achieves."""
 
     step: int
-    """Of the checkpoint."""
+    """The checkpoint's step."""
     tier: int
     held_out: float
     """Nats per token."""
@@ -59,15 +56,19 @@ class Outcome:
     """The part of `QUESTIONS` that were answered rightly, if it was asked."""
 
 
-def outcomes(places: Places) -> Iterator[Outcome]:
-    """Every tier of the newest checkpoint, tier 0 first. Raises DemoFailed if there is no checkpoint."""
+def outcomes(places: Places) -> Iterator[TierOutcome]:
+    """Yield every tier of the newest checkpoint, tier 0 first. Raises DemoFailed without a
+    checkpoint.
+    """
     torch.set_num_threads(1)
     kept = saved_steps(places.checkpoints, RUN_ID)
     if not kept:
         raise DemoFailed(f"no checkpoint was written to {places.checkpoints}")
     newest = kept[-1]
-    config, tokenizer = load_model_config(newest), load_tokenizer(newest)
-    sequences, known = held_out(places, config.vocab_size), words_of(data_of(places, config.vocab_size), tokenizer)
+    config = load_model_config(newest)
+    tokenizer = load_tokenizer(newest)
+    sequences = held_out(places, config.vocab_size)
+    known = words_of(data_of(places, config.vocab_size), tokenizer)
     for tier in TIERS:
         model = config.build(tier, load(newest, tier, "universal"))
         said = generate(
@@ -80,30 +81,31 @@ def outcomes(places: Places) -> Iterator[Outcome]:
         text = tokenizer.decode(said.ids)
         words = words_in(text)
         real = sum(word in known for word in words)
-        yield Outcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered)
+        yield TierOutcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered)
 
 
 def words_in(text: str) -> list[str]:
-    """Runs of three letters or more, in small letters."""
+    """Return the runs of three or more letters, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
-    """The words that these data have often."""
+    """Return the words that occur often in this data."""
     tokens = data.read(range(data.sequences)).reshape(-1).tolist()
     return {word for word, count in Counter(words_in(tokenizer.decode(tokens))).items() if count >= OFTEN}
 
 
 def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
-    """How many of `QUESTIONS` the model answers rightly, of 1."""
-    wish = Wanted((SOURCE_CHOICE,), docs=QUESTIONS)
+    """Return the fraction of `QUESTIONS` that the model answers correctly."""
+    wish = EvalRequest((SOURCE_CHOICE,), docs=QUESTIONS)
     (score,) = evaluated(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
     return score.value
 
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:
-    """Sequences int64 [n, seq_len] that the run does not reach."""
-    run, data = load_config(places.config).to_chain(), data_of(places, vocab_size)
+    """Return sequences, int64 [n, seq_len], that the run does not reach."""
+    run = load_config(places.config).to_chain()
+    data = data_of(places, vocab_size)
     first = data.sequences - HELD_OUT_SEQUENCES
     if first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]:  # lost results: trained again
         raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
@@ -111,7 +113,7 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
 
 
 def data_of(places: Places, vocab_size: int) -> TokenFiles:
-    """The run's data, in its order."""
+    """Return the run's data in its order."""
     run = load_config(places.config).to_chain()
     location = run["model"]["data_location"]
     return open_tokens(

@@ -1,4 +1,4 @@
-"""The lines that the demonstration prints at its end, made from its report."""
+"""The demo's report: costs read from the chain, a plot, a table, and demo-report.json."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed,
 from aftermath.events.plot import run_plot
 from aftermath.programs import COORDINATOR_ID
 from aftermath.testnet.chain import ask
-from aftermath.testnet.member_progress import MemberStory, Story
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
 
 if TYPE_CHECKING:
-    from aftermath.demo.outcome import Outcome
+    from aftermath.demo.outcome import TierOutcome
 
 
 _LAMPORTS_PER_SOL = 1_000_000_000
 
 
-def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> list[str]:
-    """Return the lines. Steps of the demonstration that failed are reported elsewhere."""
+def closing(report: Mapping[str, Any], places: Places, killed: MemberProgress) -> list[str]:
+    """Return the closing lines. `shortcomings` reports failed steps."""
     held_out = ", ".join(f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items())
     lines = [
         f"{len(report['tiers'])} members trained {report['rounds']} steps in {report['wall_seconds']:.0f} s. "
@@ -56,14 +56,14 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True)
-class Costs:
+class RunCosts:
     """All transactions that touched the run's account."""
 
     transactions: int
     lamports: int
 
 
-def costs_of(rpc: str, account: str) -> Costs:
+def costs_of(rpc: str, account: str) -> RunCosts:
     """Count the account's transactions and add up their fees."""
     signatures: list[str] = []
     before: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def costs_of(rpc: str, account: str) -> Costs:
         config = {"encoding": "json", "commitment": "confirmed", "maxSupportedTransactionVersion": 0}
         found: Any = ask(rpc, "getTransaction", signature, config)
         fees += found["meta"]["fee"] if found else 0
-    return Costs(len(signatures), fees)
+    return RunCosts(len(signatures), fees)
 
 
 LOSS_MUST_FALL = 1.0  # nats
@@ -86,8 +86,8 @@ ROUNDS_AT_LEAST = 40
 LAST_ROUNDS = 10  # one round is a few dozen sequences, too few to say how good the model is
 
 
-def write_report(story: Story, commands: Commands, engine: str, seconds: float, console: Console) -> int:
-    """Write everything, print the essentials; 0 if the run did what it promises, else 1."""
+def write_report(story: RunProgress, commands: Commands, engine: str, seconds: float, console: Console) -> int:
+    """Write the report and print its essentials. Return 0 if the run kept its promises, else 1."""
     from aftermath.demo.outcome import PROMPT, outcomes  # torch takes seconds to load: not while members start
 
     places = commands.places
@@ -110,8 +110,8 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     return 1 if wrong else 0
 
 
-def findings(story: Story, costs: Costs, reached: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """demo-report.json."""
+def findings(story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome], seconds: float) -> dict[str, Any]:
+    """Return the contents of demo-report.json."""
     curve = story.history.loss_curve()
     if not curve or story.first_loss_at is None:
         raise DemoFailed("no member ever reported a loss")
@@ -141,8 +141,8 @@ def findings(story: Story, costs: Costs, reached: Sequence[Outcome], seconds: fl
     }
 
 
-def shortcomings(story: Story, report: dict[str, Any]) -> list[str]:
-    """Whatever the demo promises and did not do."""
+def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
+    """Return what the demo promises and did not do."""
     wrong = list(story.replica_checks()[1])
     if not report["replicas_identical"] and not wrong:
         wrong.append("No two members ever held the same level after the same step, so nothing was compared.")
@@ -157,8 +157,8 @@ def shortcomings(story: Story, report: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def table_of(story: Story, costs: Costs) -> Table:
-    """Rounds, transactions, fees and bytes per member."""
+def table_of(story: RunProgress, costs: RunCosts) -> Table:
+    """Return a table of rounds, transactions, fees and bytes per member."""
     table = Table(title="what it took", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("member", "tier", "rounds", "txs", "lamports", "sent", "received", "per round"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -1,6 +1,6 @@
-"""The demo's live picture: one row per member, how far the run is, its loss, what happens now.
+"""The demo's live display: a row per member, the run's progress, its loss, and what is happening.
 
-Where nothing can be drawn over (a pipe, a dumb terminal) it is a line now and then.
+Where the terminal cannot be redrawn (a pipe, a dumb terminal), it prints a line from time to time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.events.console import redraws
-from aftermath.events.plot import course
-from aftermath.testnet.member_progress import Story
+from aftermath.events.plot import loss_line
+from aftermath.events.printable import printable
+from aftermath.testnet.member_progress import RunProgress
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no picture
 _FRAME = 4  # columns of the panel's border and padding
 
 
-class Screen:
-    """Shows a story live. Use it as a context manager."""
+class DemoScreen:
+    """Show the run's progress live. Use it as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
-        self._console, self._title = console, title
+        self._console = console
+        self._title = title
         self._live = Live(console=console, refresh_per_second=4) if redraws(console) else None
         self._line_at = 0.0
+        self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._live:
@@ -42,17 +45,27 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def show(self, story: Story, now: str, elapsed: float) -> None:
-        """Bring the picture up to date, or say a line if it is time for one. `elapsed` is in seconds."""
+    def show(self, story: RunProgress, now: str, elapsed: float) -> None:
+        """Print new warnings, then redraw, or print a line if one is due. `elapsed` is in seconds."""
+        self._warn(story)
         if self._live:
             self._live.update(picture(story, self._title, now, elapsed, self._console.width))
         elif elapsed >= self._line_at:
             self._line_at = elapsed + LINE_EVERY
             self._console.print(line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False)
 
+    def _warn(self, story: RunProgress) -> None:
+        """Print each warning once, although several members may give it."""
+        for member in story.members:
+            for message in member.warnings:
+                if message not in self._warned:
+                    self._warned.add(message)
+                    warning = f"warning: {member.name}: {printable(message, keep=chr(10))}"
+                    self._console.print(warning, soft_wrap=True, highlight=False, markup=False, style="yellow")
 
-def line(story: Story, now: str, elapsed: float) -> str:
-    """The story in one line."""
+
+def line(story: RunProgress, now: str, elapsed: float) -> str:
+    """Return the progress as one line."""
     curve = story.history.loss_curve()
     loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
     run = story.progress.words()
@@ -60,8 +73,8 @@ def line(story: Story, now: str, elapsed: float) -> str:
     return f"{elapsed:6.1f} s  {run}  {loss}  {states}; {now}"
 
 
-def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> RenderableType:
-    """Return what to show now, in `width` columns."""
+def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int) -> RenderableType:
+    """Return what to draw, in `width` columns."""
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
         right = column in ("tier", "step", "loss", "tok/s", "sent")
@@ -79,6 +92,6 @@ def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> R
             member.sources[-1].split()[-1] if member.sources else "",
         )
     curve = story.history.loss_curve()
-    lines = (Text(story.progress.words()), Text(course(curve, width - _FRAME)), Text(now, style="bold"))
+    lines = (Text(story.progress.words()), Text(loss_line(curve, width - _FRAME)), Text(now, style="bold"))
     panel = Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")
     return Group(panel, Text())  # the terminal echoes ^C on the last line; at the picture's end it would shift it

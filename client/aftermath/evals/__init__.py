@@ -1,1 +1,3 @@
-"""What a model can do: named tasks, answered one small question at a time, so that a member can between its rounds."""
+"""Evaluate a model on named tasks, one small question at a time, so that members can evaluate
+between rounds.
+"""

@@ -1,4 +1,4 @@
-"""What is to be evaluated. No torch here: settings and help take their words from it."""
+"""The tasks to evaluate and their settings. Imports no torch, because help reads it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DOCS = 100
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Tasks, and how they are asked."""
+class EvalRequest:
+    """Tasks and their settings."""
 
     tasks: tuple[str, ...]
     fewshot: int = 0
@@ -23,11 +23,13 @@ class Wanted:
     """Questions of each task at most."""
 
 
-def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> Wanted:
-    """What options say; nothing of a task is looked for. Raises UsageError."""
+def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> EvalRequest:
+    """Return the request that the options describe, without looking for the tasks. Raises
+    UsageError.
+    """
     names = tuple(dict.fromkeys(name for name in tasks.replace(",", " ").split()))
     if not names:
         raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
     if fewshot and SOURCE_CHOICE in names:
         raise UsageError(f"{SOURCE_CHOICE} has no examples to show", "Leave their number out, or name another task")
-    return Wanted(names, fewshot or 0, seed or 0, docs or DOCS)
+    return EvalRequest(names, fewshot or 0, seed or 0, docs or DOCS)

@@ -1,7 +1,7 @@
-"""The LM Evaluation Harness (EleutherAI), asking our models: likelihoods of tokens, and greedy text.
+"""Evaluate our models with EleutherAI's LM Evaluation Harness.
 
-Decided: it is an extra (`pip install 'aftermath[eval]'`), imported when a task of it is named. A task is named as the
-harness names it, or by a YAML file of one's own. What its data need from the network is fetched when the task starts.
+The harness is an extra (`pip install 'aftermath[eval]'`), imported when one of its tasks is named.
+A task is a harness name or a YAML file. Its data is downloaded when the task starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aftermath.evals.likelihood import Ask, likelihood, written
 from aftermath.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from aftermath.evals.eval_options import Wanted
+    from aftermath.evals.eval_options import EvalRequest
     from aftermath.evals.suite import Score
 
 _MOST_TOKENS = 256
@@ -27,7 +27,7 @@ _FIX = "pip install 'aftermath[eval]'; the task source-choice needs nothing"
 
 
 def check(names: Sequence[str]) -> None:
-    """Raises Unsuitable without the harness, UsageError for a task that it does not know."""
+    """Raise Unsuitable if the harness is missing, and UsageError for an unknown task."""
     called = {name: _called(name) for name in names}
     known = set(_manager(names).all_tasks)
     for name in names:
@@ -38,8 +38,10 @@ def check(names: Sequence[str]) -> None:
             )
 
 
-def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: Wanted) -> list[Score]:
-    """The figures of one task or group. Raises Unsuitable if its data cannot be had."""
+def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalRequest) -> list[Score]:
+    """Return the scores of one task or group. Raises Unsuitable if its data cannot be
+    downloaded.
+    """
     from lm_eval import evaluator
 
     from aftermath.evals.suite import Score
@@ -78,7 +80,7 @@ def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: Wanted)
 
 
 def _called(name: str) -> str:
-    """A YAML file's task."""
+    """Return a task's name. For a YAML file, read it from the file."""
     if not name.endswith(_FILES):
         return name
     import yaml
@@ -109,7 +111,7 @@ def _manager(names: Sequence[str]) -> Any:
 
 
 def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
-    """Our model as the harness sees one."""
+    """Return our model behind the harness's model interface."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -118,7 +120,8 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
         def eot_token_id(self) -> int:
             return _end_token(ask, tokenizer)
 
-        # As lm_eval's model for Hugging Face (HFLM): the token that begins a text, else the one that ends it.
+        # As lm_eval's model for Hugging Face (HFLM): the token that begins a text, else the one
+        # that ends it.
         @property
         def prefix_token_id(self) -> int:
             return tokenizer.begin_id if tokenizer.begin_id is not None else self.eot_token_id
@@ -175,7 +178,9 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
 
 
 def _end_token(ask: Ask, tokenizer: Tokenizer) -> int:
-    """Return the token that ends a text: the tokenizer's, else the model's, else 0, since the harness needs one."""
+    """Return the token that ends a text: the tokenizer's, else the model's, else 0, since the
+    harness needs one.
+    """
     if tokenizer.end_id is not None:
         return tokenizer.end_id
     ends = ask(lambda model: model.config.end_tokens)

@@ -1,9 +1,7 @@
-"""What a model gives a text: how likely it is after another, and what it would have written itself.
+"""Score and generate text with a model, one forward pass at a time through `Ask`.
 
-Decided: everything is asked of the model one pass at a time, through `Ask`. At rest that is a call; a member answers
-between its rounds.
-
-Shapes in comments: T tokens, V vocabulary.
+At rest, `Ask` is a call. In a run, the member answers between its rounds. Shapes in comments: T
+tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Has a function run on the model, and returns what it does. Raises whatever ends the asking."""
+    """Run a function on the model and return its result. Raises whatever ends the evaluation."""
 
     def __call__(self, question: Callable[[LanguageModel], T], /) -> T: ...
 
 
 def asked_of(model: LanguageModel) -> Ask:
-    """Of a model that is there for nothing else."""
+    """Return an `Ask` for a model that nothing else uses."""
 
     def ask(question: Callable[[LanguageModel], T]) -> T:
         return question(model)
@@ -36,9 +34,9 @@ def asked_of(model: LanguageModel) -> Ask:
 
 @torch.no_grad()
 def likelihood(model: LanguageModel, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
-    """(log-likelihood in nats, whether it is what the model would have taken at every token) of a continuation.
+    """Return a continuation's log-likelihood in nats, and whether greedy decoding would give it.
 
-    Of a text longer than the model's window the end counts. Raises ValueError without a context.
+    A text longer than the model's window is cut at the front. Raises ValueError without a context.
     """
     if not context:
         raise ValueError("a continuation needs at least one token before it")
@@ -53,7 +51,7 @@ def likelihood(model: LanguageModel, context: Sequence[int], continuation: Seque
 
 
 def written(ask: Ask, context: Sequence[int], most: int, ends: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Return the likeliest tokens after a context, at most `most`, until `ends` is true or the text
+    """Generate greedily after a context, at most `most` tokens, until `ends` is true or the text
     ends.
     """
     made: list[int] = []

@@ -1,10 +1,7 @@
-"""`source-choice`: which of four pieces of Python source continues another? A task that needs no network.
+"""Run evaluation tasks by name: our own `source-choice`, and those of the LM Evaluation Harness.
 
-Decided
-- Text is that of Python's standard library, the files that the demonstration and the laboratory hold out, so that a
-  model trained on their other side has not seen it. Another version of Python has another text.
-- The right answer is what stands there; the wrong ones are as long, from other held-out files. Guessing is right in one
-  of four. Answers are compared by their likelihood per byte.
+`source-choice` asks which of four pieces of Python source continues another, and needs no network.
+Its text is the held-out part of the standard library, so it depends on the Python version.
 """
 
 from __future__ import annotations
@@ -17,37 +14,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.data.tokenise import hold_out, standard_library, standard_library_root
-from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted
+from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest
 from aftermath.evals.likelihood import Ask, likelihood
 from aftermath.model.tokenizer import Tokenizer
 
-_CORPUS_BYTES, _HELD_OUT_PERCENT = 16_000_000, 20
-_CONTEXT, _ANSWER, _ANSWERS = 160, 40, 4  # characters; answers
+_CORPUS_BYTES = 16_000_000
+_HELD_OUT_PERCENT = 20
+# characters; answers
+_CONTEXT = 160
+_ANSWER = 40
+_ANSWERS = 4
 
 
 @dataclass(frozen=True)
-class Question:
-    """A piece of text, and pieces that may follow."""
+class SourceQuestion:
+    """A piece of source text and its possible continuations."""
 
     context: str
     answers: tuple[str, ...]
     right: int
 
 
-def questions(count: int, seed: int) -> Iterator[Question]:
+def questions(count: int, seed: int) -> Iterator[SourceQuestion]:
     """Yield `count` questions, the same ones for the same seed and Python."""
-    texts, draw = _texts(), random.Random(seed)
+    texts = _texts()
+    draw = random.Random(seed)
     for _ in range(count):
         chosen = draw.sample(range(len(texts)), _ANSWERS)
         places = [draw.randrange(len(texts[one]) - _CONTEXT - _ANSWER) for one in chosen]
         pieces = [texts[one][place : place + _CONTEXT + _ANSWER] for one, place in zip(chosen, places, strict=True)]
         order = draw.sample(range(_ANSWERS), _ANSWERS)
         answers = tuple(pieces[number][_CONTEXT:] for number in order)
-        yield Question(pieces[0][:_CONTEXT], answers, order.index(0))
+        yield SourceQuestion(pieces[0][:_CONTEXT], answers, order.index(0))
 
 
-def is_right(ask: Ask, tokenizer: Tokenizer, question: Question) -> bool:
-    """Whether the model gives the right answer the most per byte."""
+def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
+    """Return whether the model gives the right answer the highest likelihood per byte."""
     context = tokenizer.encode(question.context)
     given = []
     for answer in question.answers:
@@ -60,7 +62,9 @@ def is_right(ask: Ask, tokenizer: Tokenizer, question: Question) -> bool:
 
 @functools.cache
 def _texts() -> tuple[str, ...]:
-    """What is asked about: some MB, kept, since finding it takes a third of a second."""
+    """Return the held-out source files. Cached, because reading some MB takes a third of a
+    second.
+    """
     _, files = hold_out(standard_library(_CORPUS_BYTES), standard_library_root(), _HELD_OUT_PERCENT)
     return tuple(text for file in files if len(text := _read(file)) > 4 * (_CONTEXT + _ANSWER))
 
@@ -71,26 +75,28 @@ def _read(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of a task."""
+    """One metric of a task."""
 
     task: str
     metric: str
     value: float
     error: float | None
-    """Its standard error, where the task has one."""
+    """Standard error, if the task has one."""
     docs: int
 
 
-def check_known(wish: Wanted) -> None:
-    """Raises UsageError for tasks that there are not, Unsuitable without the harness for one of its own."""
+def check_known(wish: EvalRequest) -> None:
+    """Raise UsageError for an unknown task, and Unsuitable if it needs the harness and that is
+    missing.
+    """
     if others := [name for name in wish.tasks if name != SOURCE_CHOICE]:
         from aftermath.evals.harness import check
 
         check(others)
 
 
-def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: Wanted) -> list[Score]:
-    """The figures of all tasks, in their order. Raises Unsuitable for a task that cannot be had."""
+def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: EvalRequest) -> list[Score]:
+    """Return the scores of all tasks, in order. Raises Unsuitable for a task that cannot be run."""
     found = []
     for name in wish.tasks:
         if name == SOURCE_CHOICE:
@@ -102,14 +108,14 @@ def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: Wanted) -> list
     return found
 
 
-def _of_our_own(ask: Ask, tokenizer: Tokenizer, wish: Wanted) -> Score:
+def _of_our_own(ask: Ask, tokenizer: Tokenizer, wish: EvalRequest) -> Score:
     right = [is_right(ask, tokenizer, question) for question in questions(wish.docs, wish.seed)]
     part = sum(right) / len(right)
     return Score(SOURCE_CHOICE, "acc", part, math.sqrt(part * (1 - part) / len(right)), len(right))
 
 
 def lines(scores: Sequence[Score]) -> str:
-    """A line for each figure."""
+    """Return one line per score."""
     return "\n".join(
         f"{one.task}  {one.metric} {one.value:.4f}"
         + (f" ± {one.error:.4f}" if one.error is not None else "")

@@ -1,7 +1,7 @@
-"""A member's progress as lines of text: on a terminal, in a pipe or in a log.
+"""Print a member's events, and what modules log, as lines of text.
 
-A terminal shows the seconds since the start, and the date in the first line. Everything else is a log: each line has
-the time in UTC and a level word, so that a log of weeks can be searched.
+A terminal shows seconds since the start, with the date in the first line. Everything else is a log:
+each line has the time in UTC and a level, so that a log of weeks can be searched.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from aftermath.events.text import Sentences
 
 
 def redraws(console: Console) -> bool:
-    """Whether a picture can be drawn over there; a pipe cannot, even where FORCE_COLOR makes rich take it for more."""
+    """Return whether the console can redraw. A pipe cannot, even if FORCE_COLOR makes rich believe
+    so.
+    """
     return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
 
 
 class ConsoleLines:
-    """One line of text for each event a person wants to read, or if `quiet` for each warning and error.
+    """Print one line for each event of interest, or if `quiet` for each warning and error.
 
-    An error ends the process, which prints it on standard error. So it is a line here only if the output is a log that
-    does not also get standard error.
+    An error ends the process, which prints it on standard error. So it is printed here only if the
+    output is a log that does not also get standard error.
     """
 
     def __init__(self, console: Console, wall: Wall, *, quiet: bool = False, has_own_output: bool = True) -> None:
-        self._console, self._wall, self._quiet = console, wall, quiet
+        self._console = console
+        self._wall = wall
+        self._quiet = quiet
         self._sentences = Sentences()
         self._is_log = not console.file.isatty()
         self._says_errors = self._is_log and has_own_output
@@ -49,7 +53,7 @@ class ConsoleLines:
         if self._is_log:
             begin = f"{stamp(self._wall())} {level_of(event):<8}"
         else:
-            date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, event_types.Started) else ""
+            date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, event_types.MemberStarted) else ""
             begin = f"[dim]{event.t:9.2f}s[/dim]  {date}"
         self._console.print(f"{begin}{sentence}", highlight=False, emoji=False)
 
@@ -60,7 +64,7 @@ def stamp(at: datetime) -> str:
 
 
 class LogLines(logging.Handler):
-    """Prints records on stderr, one a line: debug records with the module that logged them."""
+    """Print log records on stderr, one per line. Debug records name their module."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, without the characters that move a cursor."""
@@ -72,7 +76,9 @@ class LogLines(logging.Handler):
 
 
 def show_logs() -> None:
-    """Print warnings of all modules, and with -v all that ours log, unless the process shows logs already."""
+    """Print warnings of all modules, and with -v all our records, unless logging is already
+    set up.
+    """
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(LogLines())
@@ -80,7 +86,9 @@ def show_logs() -> None:
 
 
 def show_debug_logs(logger: logging.Logger) -> None:
-    """With -v, print what `logger` gets below warnings, which an event shows. Its records go no further."""
+    """With -v, print records of `logger` below warnings, which events show. They propagate no
+    further.
+    """
     if VERBOSITY.get() is Verbosity.DEBUG:
         lines = LogLines()
         lines.addFilter(lambda record: record.levelno < logging.WARNING)

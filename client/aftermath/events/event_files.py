@@ -1,14 +1,8 @@
-"""A member's directory of events: append-only files, a new one for every epoch of the run.
+"""Write a member's events to a directory: append-only files, a new one for every epoch.
 
-Decided
-- The files of a process are `DATE-PID-PART-start.jsonl` and then `DATE-PID-PART-epoch-N.jsonl`; so names sort as things
-  happened, and another process never writes into a file that is there.
-- Every file begins with `started`, so that each alone says of what run, wallet, tier and client it is. The first one
-  says whose run it is with `run_found`, as soon as the member knows; later files say so in `started`.
-- An event is one write, at the end of the file. A killed process leaves half of its last line at most; nothing that was
-  told before is lost with it. Nothing is forced to disk: a power failure may take the last seconds.
-- A full disk costs events and nothing else. With the next epoch it is tried again, and that file says how many are
-  missing.
+Names are `DATE-PID-PART-start.jsonl` and then `DATE-PID-PART-epoch-N.jsonl`, so they sort by time.
+No process writes into another one's file. Every file begins with `started`, which names run,
+wallet, tier and client.
 """
 
 from __future__ import annotations
@@ -20,28 +14,34 @@ from pathlib import Path
 
 import msgspec
 
-from aftermath.events.event_types import Event, RunFound, Started, State
-from aftermath.events.stream import Resting, Wall, line_of
+from aftermath.events.event_types import Event, MemberStarted, RunFound, StateChanged
+from aftermath.events.stream import SinkPaused, Wall, line_of
 
 SUFFIX = ".jsonl"
 _NAME = re.compile(r"(?P<process>.+)-\d{5,}-(?:start|epoch-\d+)" + re.escape(SUFFIX))
 
 
 def process_of(path: Path) -> str:
-    """What the files of one process have in common; for a file of another name, that name."""
+    """Return the common prefix of one process's files. For another file, return its name."""
     found = _NAME.fullmatch(path.name)
     return found["process"] if found else path.name
 
 
 class EpochFiles:
-    """The sink that writes them. Raises OSError if the first file cannot be made."""
+    """The sink that writes event files. Raises OSError if the first file cannot be created.
+
+    Each event is one append, so a killed process leaves at most half a line. Nothing is forced to
+    disk: a power failure may lose the last seconds. A full disk costs events only. The next epoch
+    tries again, and its file counts the lost ones.
+    """
 
     def __init__(self, directory: Path, wall: Wall) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._wall = directory, wall
+        self._directory = directory
+        self._wall = wall
         self._process = f"{wall():%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         self._writing = threading.Lock()  # events come from several threads
-        self._about: Started | None = None
+        self._about: MemberStarted | None = None
         self._epoch: int | None = None
         self._part = self._lost = 0
         self._descriptor: int | None = None
@@ -56,24 +56,24 @@ class EpochFiles:
                 self._close()
                 first, self._lost = self._lost == 0, self._lost + 1
                 if first:
-                    raise Resting(
+                    raise SinkPaused(
                         f"events are not kept in {self._directory} any more: {error.strerror or error}; "
                         "this is tried again in the next epoch"
                     ) from None
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, MemberStarted):
             self._about = event
         if isinstance(event, RunFound) and self._about is not None:
             self._about = self._about.of_run(event)
-        if isinstance(event, State) and event.epoch != self._epoch:
+        if isinstance(event, StateChanged) and event.epoch != self._epoch:
             self._turn_to(event)
         if self._descriptor is None:
             self._lost += 1
         else:
             self._append(event)
 
-    def _turn_to(self, event: State) -> None:
+    def _turn_to(self, event: StateChanged) -> None:
         self._close()
         self._epoch, self._part = event.epoch, self._part + 1
         path = self._open(f"epoch-{event.epoch}")

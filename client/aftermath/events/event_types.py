@@ -1,10 +1,8 @@
-"""What a member can tell: one kind of event each, with all that is said in it.
+"""The types of events that a member emits, one class each.
 
-Decided
-- A kind is a class; as JSON it is a flat object with `kind` and `t`, seconds of the member's clock, which the stream
-  sets when the event leaves. Hashes are hex.
-- Views tell events apart by their class, so that a misspelt kind or field is an error of the type checker.
-- What is not finite is null in JSON, and None here.
+In JSON, an event is a flat object with `kind` and `t`, seconds of the member's clock. Hashes are
+hex, and numbers that are not finite are null. Consumers match on the class, so the type checker
+finds a misspelt kind or field. Kinds are a public format: a class with another name sets `tag`.
 """
 
 from __future__ import annotations
@@ -20,18 +18,19 @@ def _kind(name: str) -> str:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_kind, omit_defaults=True):
-    """Something that happened, as views and logs are told of it."""
+    """An event. The stream sets `t` when it emits it."""
 
     t: float = -1.0
 
 
-# --- coming and going -------------------------------------------------------------------------------------------------
+# --- coming and going ---
 
 
-class Started(Event, frozen=True, kw_only=True):
-    """The first event of a process: what all that follows is about. It heads every file of the process: in those after
-    the first, `part` counts them, and `lost` is how many earlier events were not written. These files repeat the
-    fields of `run_found` here; the first file has a `run_found` event instead.
+class MemberStarted(Event, frozen=True, kw_only=True, tag="started"):
+    """The first event of a process and of each of its files.
+
+    In later files, `part` counts the files and `lost` the earlier events that were not written.
+    They repeat the fields of `run_found`; the first file has a `run_found` event instead.
     """
 
     run_id: str
@@ -46,14 +45,16 @@ class Started(Event, frozen=True, kw_only=True):
     created: int = 0
     identity: str = ""
 
-    def of_run(self, found: RunFound) -> Started:
+    def of_run(self, found: RunFound) -> MemberStarted:
         """Return this event with the run that was found."""
         return msgspec.structs.replace(self, owner=found.owner, created=found.created, identity=found.identity)
 
 
 class RunFound(Event, frozen=True, kw_only=True):
-    """The run exists and would admit the member. `owner` is the public key of its owner, and `created` the slot of its
-    creation. `identity` has 16 hex digits, which tell it from all other runs of the same id.
+    """The run exists and would admit the member.
+
+    `owner` is its owner's public key, `created` the slot of its creation. `identity` has 16 hex
+    digits and tells it from other runs of the same id.
     """
 
     owner: str
@@ -62,36 +63,38 @@ class RunFound(Event, frozen=True, kw_only=True):
 
 
 class Loading(Event, frozen=True, kw_only=True):
-    """PyTorch is being loaded, which takes seconds."""
+    """PyTorch is loading, which takes seconds."""
 
 
 class Compiling(Event, frozen=True, kw_only=True):
-    """Kernels are compiled for this machine's processor or GPU, or another process that does it is waited for."""
+    """Kernels are being compiled for this machine, here or by another process."""
 
 
 class Kernels(Event, frozen=True, kw_only=True):
-    """By what results are encoded and applied on a CPU: compiled kernels, or torch because of what is `missing`."""
+    """Results are encoded and applied on a CPU by compiled kernels, or by torch because of what is
+    `missing`.
+    """
 
     missing: str | None
 
 
 class Measuring(Event, frozen=True, kw_only=True):
-    """The member makes a model and then measures how fast it trains, for `limit` seconds at most."""
+    """The member builds a model and measures its training speed, for at most `limit` seconds."""
 
     tier: int
     parameters: int
     limit: float
 
 
-class Measured(Event, frozen=True, kw_only=True):
-    """`weight` is in sequences a minute."""
+class SpeedMeasured(Event, frozen=True, kw_only=True, tag="measured"):
+    """The member's speed. `weight` is in sequences per minute."""
 
     weight: int
     seconds: float
 
 
 class Joined(Event, frozen=True, kw_only=True):
-    """The member has a place, or asked for one again."""
+    """The member joined, or asked to join again."""
 
     seat: int | None
     tier: int
@@ -100,28 +103,30 @@ class Joined(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """An epoch runs without the member, which waits for `epoch`. `leaves`: no epoch follows, so the member leaves."""
+    """An epoch runs without the member, which waits for `epoch`. With `leaves`, no epoch follows
+    and it leaves.
+    """
 
     epoch: int
     leaves: bool = False
 
 
 class Leaving(Event, frozen=True, kw_only=True):
-    """A signal was heard: the member stops. `saves`: it saves the model first."""
+    """The member received a signal and stops. With `saves`, it saves the model first."""
 
     saves: bool = False
 
 
 class Left(Event, frozen=True, kw_only=True):
-    """The place was given up; `finished`: that of a run that is finished."""
+    """The member left the run. `finished`: the run is finished."""
 
     finished: bool
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """The last member with part of the model was stopped, and saved the model at `path` after `step` steps.
+    """The last member with part of the model stopped and saved it at `path` after `step` steps.
 
-    `goes_on`: the run continues from the saved model when the member starts again.
+    `goes_on`: the run continues from that model when the member starts again.
     """
 
     step: int
@@ -129,9 +134,11 @@ class Stopped(Event, frozen=True, kw_only=True):
     goes_on: bool
 
 
-class Finished(Event, frozen=True, kw_only=True):
-    """The run finished after `step` steps. `checkpoint` is the newest checkpoint that the chain names, or None, and
-    `checkpoint_step` the steps trained in it.
+class RunFinished(Event, frozen=True, kw_only=True, tag="finished"):
+    """The run finished after `step` steps.
+
+    `checkpoint` is the newest checkpoint on chain, or None, and `checkpoint_step` its number of
+    steps.
     """
 
     step: int
@@ -140,23 +147,25 @@ class Finished(Event, frozen=True, kw_only=True):
 
 
 class Error(Event, frozen=True, kw_only=True):
-    """What ends the process."""
+    """The error that ended the process."""
 
     message: str
 
 
 class Warning(Event, frozen=True, kw_only=True):
-    """Something a person should know; `until` is the kind of event that makes it outdated."""
+    """Something the user should know. The next event of kind `until` makes it outdated."""
 
     message: str
     until: str | None = None
 
 
-# --- an epoch -------------------------------------------------------------------------------------------------------
+# --- an epoch ---
 
 
-class State(Event, frozen=True, kw_only=True):
-    """The run changed state. `since`: chain time in seconds when it did. `last`: no epoch follows this one."""
+class StateChanged(Event, frozen=True, kw_only=True, tag="state"):
+    """The run changed state at chain time `since`, in seconds. With `last`, no epoch follows this
+    one.
+    """
 
     epoch: int
     state: str
@@ -166,39 +175,39 @@ class State(Event, frozen=True, kw_only=True):
     last: bool = False
 
 
-class Model(Event, frozen=True, kw_only=True):
-    """The model is here."""
+class ModelReady(Event, frozen=True, kw_only=True, tag="model"):
+    """The member has the model."""
 
     source: str
     step: int
 
 
-class Remembered(Event, frozen=True, kw_only=True):
-    """The optimizer continues from its state before the member was stopped."""
+class OptimizerRestored(Event, frozen=True, kw_only=True, tag="remembered"):
+    """The optimizer continues from its state before the member stopped."""
 
     epoch: int
 
 
-class Cooldown(Event, frozen=True, kw_only=True):
-    """The epoch's rounds are over; the hashes are those of the levels held."""
+class CooldownStarted(Event, frozen=True, kw_only=True, tag="cooldown"):
+    """The epoch's rounds are over. `hashes` are those of the levels that the member holds."""
 
     epoch: int
     step: int
     hashes: dict[int, str]
 
 
-class Checkpoint(Event, frozen=True, kw_only=True):
-    """A checkpoint is written, or on the Hub."""
+class CheckpointWritten(Event, frozen=True, kw_only=True, tag="checkpoint"):
+    """A checkpoint was written to a directory or to the Hub."""
 
     step: int
     path: str
 
 
-# --- a round --------------------------------------------------------------------------------------------------------
+# --- a round ---
 
 
-class Round(Event, frozen=True, kw_only=True):
-    """A round begins; the run's state of it does `since` that second of its time."""
+class RoundStarted(Event, frozen=True, kw_only=True, tag="round"):
+    """A round started at chain time `since`, in seconds."""
 
     epoch: int
     height: int
@@ -206,8 +215,8 @@ class Round(Event, frozen=True, kw_only=True):
     since: int
 
 
-class Trained(Event, frozen=True, kw_only=True):
-    """The member's share is trained and its result announced."""
+class ShareTrained(Event, frozen=True, kw_only=True, tag="trained"):
+    """The member trained its share and announced its result."""
 
     epoch: int
     height: int
@@ -221,8 +230,8 @@ class Trained(Event, frozen=True, kw_only=True):
     bytes: int
 
 
-class Optimizer(Event, frozen=True, kw_only=True):
-    """What the optimizer keeps and sends, measured in a step."""
+class OptimizerReport(Event, frozen=True, kw_only=True, tag="optimizer"):
+    """Measurements of the optimizer's state and result in one step."""
 
     epoch: int
     height: int
@@ -232,7 +241,7 @@ class Optimizer(Event, frozen=True, kw_only=True):
 
 
 class Witnessed(Event, frozen=True, kw_only=True):
-    """The member attested that it holds some results. `sent`: the attestation arrived."""
+    """The member attested the results that it holds. `sent`: the attestation arrived."""
 
     height: int
     held: int
@@ -241,7 +250,7 @@ class Witnessed(Event, frozen=True, kw_only=True):
 
 
 class Applied(Event, frozen=True, kw_only=True):
-    """Results of a round are in the replica: how many, of which sequences; `hashes` if they were asked for."""
+    """A round's results were applied: how many, and which sequences. `hashes` are optional."""
 
     epoch: int
     height: int
@@ -254,7 +263,7 @@ class Applied(Event, frozen=True, kw_only=True):
 
 
 class Fetched(Event, frozen=True, kw_only=True):
-    """A level of another member's result was fetched and checked."""
+    """A level of another member's result was fetched and verified."""
 
     height: int
     seat: int
@@ -264,15 +273,15 @@ class Fetched(Event, frozen=True, kw_only=True):
 
 
 class FetchFailed(Event, frozen=True, kw_only=True):
-    """A result could not be had yet."""
+    """A result could not be fetched yet."""
 
     height: int
     seat: int
     why: str
 
 
-class Refused(Event, frozen=True, kw_only=True):
-    """What a peer said or sent does not count: of a round and a member, where these are known."""
+class PeerRefused(Event, frozen=True, kw_only=True, tag="refused"):
+    """A peer's message or data was rejected. `height` and `seat` are set if known."""
 
     why: str
     height: int | None = None
@@ -281,7 +290,7 @@ class Refused(Event, frozen=True, kw_only=True):
 
 
 class Equivocated(Event, frozen=True, kw_only=True):
-    """A member signed two different results of one share: both announcements in hex, which prove it to anybody."""
+    """A member signed two different results of one share. Both announcements, in hex, prove it."""
 
     epoch: int
     height: int
@@ -291,21 +300,21 @@ class Equivocated(Event, frozen=True, kw_only=True):
 
 
 class Ejected(Event, frozen=True, kw_only=True):
-    """This member showed the program that another one signed two different results of one share."""
+    """This member proved to the program that another one signed two results of one share."""
 
     seat: int
     height: int
 
 
 class Dropped(Event, frozen=True, kw_only=True):
-    """Members that did not deliver were reported by this one."""
+    """This member reported members that did not deliver."""
 
     seats: list[int]
     height: int
 
 
 class Kicked(Event, frozen=True, kw_only=True):
-    """An authority of the run has taken a wallet out of the next epoch; `barred`: for good."""
+    """An authority of the run removed a wallet from the next epoch, or with `barred` for good."""
 
     seat: int
     wallet: str
@@ -313,14 +322,16 @@ class Kicked(Event, frozen=True, kw_only=True):
 
 
 class Rewound(Event, frozen=True, kw_only=True):
-    """The owner has taken the run back from one step to another."""
+    """The owner set the run back from one step to another."""
 
     before: int
     step: int
 
 
 class Traffic(Event, frozen=True, kw_only=True):
-    """Counters since the process began: bytes to and from peers, and what talking to the coordinator has cost."""
+    """Counters since the process started: bytes to and from peers, and the cost of the
+    coordinator.
+    """
 
     sent: int
     received: int
@@ -330,7 +341,7 @@ class Traffic(Event, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the machine's GPUs; what its driver does not tell is None."""
+    """One GPU of the machine. Values that its driver does not report are None."""
 
     number: int
     memory_used: int | None = None
@@ -345,8 +356,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Machine(Event, frozen=True, kw_only=True):
-    """What the member's machine does and has left, in bytes: `resident` is in memory of the member's processes, the
-    rest is the machine's. `cpu` is percent of all its cores; network counters are since the process began.
+    """Use of the member's machine, in bytes.
+
+    `resident` is the memory of the member's processes; the rest covers the machine. `cpu` is
+    percent of all cores. Network counters start with the process.
     """
 
     cpu: float
@@ -359,15 +372,15 @@ class Machine(Event, frozen=True, kw_only=True):
 
 
 class Evaluated(Event, frozen=True, kw_only=True):
-    """A figure of a task."""
+    """One metric of an evaluation task."""
 
     step: int
-    """Whose weights answered."""
+    """The step of the weights that were evaluated."""
     task: str
     metric: str
     value: float
     error: float | None
-    """Its standard error, where the task has one."""
+    """Standard error, if the task has one."""
     docs: int
 
 
@@ -380,35 +393,35 @@ class Sample(Event, frozen=True, kw_only=True):
 
 
 MEMBER_EVENTS = (
-    Started
+    MemberStarted
     | RunFound
     | Evaluated
     | Loading
     | Compiling
     | Kernels
     | Measuring
-    | Measured
+    | SpeedMeasured
     | Joined
     | Waiting
     | Leaving
     | Left
     | Stopped
-    | Finished
+    | RunFinished
     | Error
     | Warning
-    | State
-    | Model
-    | Remembered
-    | Cooldown
-    | Checkpoint
-    | Round
-    | Trained
-    | Optimizer
+    | StateChanged
+    | ModelReady
+    | OptimizerRestored
+    | CooldownStarted
+    | CheckpointWritten
+    | RoundStarted
+    | ShareTrained
+    | OptimizerReport
     | Witnessed
     | Applied
     | Fetched
     | FetchFailed
-    | Refused
+    | PeerRefused
     | Equivocated
     | Ejected
     | Dropped
@@ -418,4 +431,4 @@ MEMBER_EVENTS = (
     | Machine
     | Sample
 )
-"""All of them, to read a member's file of events back."""
+"""All member events, to read an event file back."""

@@ -1,7 +1,7 @@
-"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who went and came back.
+"""A run's history from its members' events: losses by step and tier, epochs, bytes, and who came
+and went.
 
-Decided: it is the same from one member's files or from all; the more members' files there are, the more shares of every
-step it knows. What happened to members is a mark at a step: plots and reports draw it there.
+The more members' files are read, the more shares of each step are known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aftermath.events.text import short
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member's share of a step came to."""
+    """One member's share of a step."""
 
     tier: int
     loss: float
@@ -26,15 +26,15 @@ class Share:
     tokens: int
 
 
-class History:
-    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+class EventHistory:
+    """Collects events in reading order. `name` returns how marks call a member."""
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
-        """By step and wallet."""
+        """Shares by step and wallet."""
         self.epochs: dict[int, int] = {}
         """The first step that was seen of each epoch."""
-        self._comings = Comings(name)
+        self._comings = Lifecycle(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._counted: dict[str, int] = defaultdict(int)
         """Bytes sent, as a member's process last counted."""
@@ -45,15 +45,16 @@ class History:
         return self._comings.marks
 
     def take(self, told: EventRecord) -> None:
-        """Learn from an event."""
-        wallet, event = told.about.wallet, told.event
+        """Add an event."""
+        wallet = told.about.wallet
+        event = told.event
         self._comings.take(told)
         match event:
-            case event_types.Started() | event_types.RunFound():
+            case event_types.MemberStarted() | event_types.RunFound():
                 self._counted[wallet] = 0
-            case event_types.Round():
+            case event_types.RoundStarted():
                 self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 if event.loss is not None:
                     self.shares[event.step][wallet] = Share(told.about.tier, event.loss, event.tokens)
             case event_types.Traffic():
@@ -61,14 +62,14 @@ class History:
                 self._sent[told.about.tier][step] += max(0, event.sent - self._counted[wallet])
                 self._counted[wallet] = event.sent
 
-    # --- what it comes to -----------------------------------------------------------------------------------------
+    # --- what it comes to ---
 
     def loss_curve(self) -> Curve:
-        """(step, loss over all tokens of the step)."""
+        """Return (step, loss over all tokens of the step)."""
         return [(step, mean(list(shares.values()))) for step, shares in sorted(self.shares.items())]
 
     def loss_by_tier(self) -> dict[int, Curve]:
-        """The same of each tier's shares alone."""
+        """Return the loss curve of each tier."""
         found: dict[int, list[tuple[int, float]]] = defaultdict(list)
         for step, shares in sorted(self.shares.items()):
             for tier in {share.tier for share in shares.values()}:
@@ -76,10 +77,11 @@ class History:
         return dict(sorted(found.items()))
 
     def sent_by_tier(self) -> dict[int, Curve]:
-        """(step, bytes that all members of the tier have sent to peers until then)."""
+        """Return (step, bytes that all members of the tier have sent to peers so far)."""
         curves: dict[int, Curve] = {}
         for tier, sent in sorted(self._sent.items()):
-            total, curve = 0, []
+            total = 0
+            curve = []
             for step, more in sorted(sent.items()):
                 total += more
                 curve.append((step, float(total)))
@@ -88,7 +90,7 @@ class History:
 
 
 def mean(shares: list[Share]) -> float:
-    """The loss over all their tokens."""
+    """Return the loss over all tokens of the shares."""
     return sum(share.loss * share.tokens for share in shares) / max(1, sum(share.tokens for share in shares))
 
 
@@ -96,16 +98,20 @@ def mean(shares: list[Share]) -> float:
 class _Member:
     processes: int = 0
     just_started: bool = False
-    """Its process has started, and not found the run yet."""
+    """The process has started and not found the run yet."""
     ended: bool = True
-    """Its process said so, or others did."""
+    """The member's process, or others, reported its end."""
     away: bool = False
     step: int = 0
     seat: int | None = None
 
 
-class Comings:
-    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+class Lifecycle:
+    """Marks at steps for members that came, went, were dropped and came back.
+
+    A member that joins again without having left has died: nobody else can know why. Several
+    members' reports of one incident become one mark. `name` returns how marks call a member.
+    """
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.marks: list[tuple[int, str]] = []
@@ -115,16 +121,17 @@ class Comings:
         self._name = name
 
     def step_of(self, wallet: str) -> int:
-        """The last step of which a member has trained its share."""
+        """Return the last step of which a member trained its share."""
         return self._members[wallet].step
 
     def take(self, told: EventRecord) -> None:
-        """Learn from an event."""
-        wallet, event = told.about.wallet, told.event
+        """Add an event."""
+        wallet = told.about.wallet
+        event = told.event
         member = self._members[wallet]
         self._names[wallet] = self._name(told)
         match event:
-            case event_types.Started():
+            case event_types.MemberStarted():
                 self._starts(wallet, member)
                 member.just_started = True
             case event_types.RunFound():
@@ -133,9 +140,9 @@ class Comings:
                 member.just_started = False
             case event_types.Joined():
                 member.seat = event.seat
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 self._trained(wallet, event.step, member, losing=event.loss is not None)
-            case event_types.Left() | event_types.Finished() | event_types.Error():
+            case event_types.Left() | event_types.RunFinished() | event_types.Error():
                 self._ends(wallet, event, member)
             case event_types.Dropped():
                 for seat in event.seats:
@@ -158,7 +165,8 @@ class Comings:
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
             self._mark(step, f"{self._names[wallet]} back")
-        member.away, member.step = False, step
+        member.away = False
+        member.step = step
         if losing:
             self.newest_step = max(self.newest_step, step)
 
@@ -170,7 +178,7 @@ class Comings:
         member.ended = True
 
     def _lost(self, seat: int, how: str) -> None:
-        """Told of another member, which may be one whose events are not here."""
+        """Mark the loss of another member, whose own events may not be here."""
         wallet = next((wallet for wallet, member in self._members.items() if member.seat == seat), None)
         if wallet is None:
             self._mark(self.newest_step, f"member {seat} {how}")

@@ -1,9 +1,7 @@
-"""A member's events as metrics for Prometheus; docs/operations.md has the names, and what they mean.
+"""Export a member's events as Prometheus metrics. docs/operations.md lists them.
 
-Decided
-- Every series says of which run, wallet and tier it is, so that the members of a run can be put side by side.
-- They come from events alone, as all that is shown: what is not told is not there, and nothing is measured twice.
-- They are served on this machine's own address: collectors elsewhere need their own way to reach it.
+All series carry run, wallet and tier. They are served on the loopback address only, so remote
+collectors need their own tunnel.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _OF_A_GPU = (
 
 
 class Metrics:
-    """A sink that keeps them up to date, in `registry`."""
+    """A sink that updates the metrics in `registry`."""
 
     def __init__(self, wall: Wall) -> None:
         self.registry = CollectorRegistry()
@@ -67,7 +65,7 @@ class Metrics:
         self._gpu = {name: self._gauge(f"gpu_{unit}", meaning, "gpu") for name, unit, meaning in _OF_A_GPU}
 
     def __call__(self, event: event_types.Event) -> None:
-        if isinstance(event, event_types.Started):
+        if isinstance(event, event_types.MemberStarted):
             self._of = event.run_id, event.wallet, str(event.tier)
             self._client.labels(*self._of, event.version).set(1)
         elif self._of is not None:
@@ -75,16 +73,16 @@ class Metrics:
 
     def _take(self, event: event_types.Event, own: tuple[str, str, str]) -> None:
         match event:
-            case event_types.State():
+            case event_types.StateChanged():
                 self._epoch.labels(*own).set(event.epoch)
                 self._step.labels(*own).set(event.step)
                 self._steps.labels(*own).set(event.total_steps)
                 for state in RunState:
                     self._state.labels(*own, state.name.lower()).set(state.name == event.state)
-            case event_types.Round():
+            case event_types.RoundStarted():
                 self._epoch.labels(*own).set(event.epoch)
                 self._step.labels(*own).set(max(0, event.step - 1))
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 self._trained(event, own)
             case event_types.Applied():
                 self._applied.labels(*own).inc(event.results)
@@ -92,7 +90,7 @@ class Metrics:
                 self._seconds.labels(*own, "apply").observe(event.seconds)
             case event_types.FetchFailed():
                 self._failed.labels(*own).inc()
-            case event_types.Refused():
+            case event_types.PeerRefused():
                 self._refused.labels(*own).inc()
             case event_types.Dropped():
                 self._dropped.labels(*own).inc(len(event.seats))
@@ -102,10 +100,10 @@ class Metrics:
                 self._traffic(event, own)
             case event_types.Machine():
                 self._machine(event, own)
-            case event_types.Finished():
+            case event_types.RunFinished():
                 self._step.labels(*own).set(event.step)
 
-    def _trained(self, event: event_types.Trained, own: tuple[str, str, str]) -> None:
+    def _trained(self, event: event_types.ShareTrained, own: tuple[str, str, str]) -> None:
         if event.loss is not None:
             self._loss.labels(*own).set(event.loss)
         self._speed.labels(*own).set(event.tokens_per_sec)
@@ -148,7 +146,9 @@ class Metrics:
 
 @contextmanager
 def served(metrics: Metrics, port: int) -> Iterator[None]:
-    """Serve them under `/metrics` at this port. Raises OSError if that cannot be had."""
+    """Serve the metrics under `/metrics` at this port. Raises OSError if the port is not
+    available.
+    """
     server, thread = start_http_server(port, ADDRESS, metrics.registry)
     try:
         yield

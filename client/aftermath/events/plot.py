@@ -1,4 +1,4 @@
-"""Plots as files (PNG, SVG, whatever the suffix names), drawn without a display."""
+"""Draw curves: as image files, as tables of numbers, and as lines of bars."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ _MARKS_NAMED = 24  # more could not be read
 def step_plot(
     path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str, measure: str = LOSS
 ) -> None:
-    """Write what is measured over steps to `path`, named if there are several; `marks` are (step, text), as vertical
-    lines.
-    """
+    """Draw curves over steps to `path`. `marks` are (step, text), drawn as vertical lines."""
     figure, (axes,) = _figure(1)
     _draw(axes, curves, measure)
     _mark(axes, marks)
@@ -48,9 +46,9 @@ def run_plot(
     marks: Sequence[tuple[int, str]],
     title: str,
 ) -> None:
-    """Write a run's history to `path`: above the loss of each tier, below the bytes that each tier's members sent.
+    """Draw a run's history to `path`: the loss of each tier above, the bytes it sent below.
 
-    `epochs` are first steps of epochs, by number; `marks` as in `step_plot`.
+    `epochs` maps epoch numbers to first steps. `marks` are as in `step_plot`.
     """
     figure, (loss, traffic) = _figure(2)
     measure = LOSS if len(losses) != 1 else f"{LOSS}, tier {next(iter(losses))}"
@@ -87,7 +85,7 @@ def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
 
 
 def _pieces(curve: Curve) -> list[Curve]:
-    """The curve in parts, between which nobody told anything for much longer than usual."""
+    """Split the curve where no point follows for much longer than usual."""
     steps = [step for step, _ in curve]
     usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
     cuts = [index for index in range(1, len(steps)) if steps[index] - steps[index - 1] > _GAP * usual]
@@ -95,13 +93,13 @@ def _pieces(curve: Curve) -> list[Curve]:
 
 
 def _columns(pieces: Sequence[Curve]) -> tuple[list[float], list[float]]:
-    """Steps and values, with a break after every piece."""
+    """Return steps and values, with a break after every piece."""
     points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = True) -> None:
-    """`gaps`: whether a curve is broken where nothing was told; one of sums is not."""
+    """Draw one curve. With `gaps`, break it where points are missing. Sums have no gaps."""
     for name, curve in curves.items():
         pieces = _pieces(curve) if gaps else [curve]
         (line,) = axes.plot(*_columns(pieces), linewidth=1.5, label=name)
@@ -118,8 +116,10 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         if len(marks) > _MARKS_NAMED:
             continue
-        # On both sides of their lines and at both ends by turns, so that four close marks stay readable.
-        side, (height, end) = ("right", "left")[number % 2], ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
+        # On both sides of their lines and at both ends by turns, so that four close marks stay
+        # readable.
+        side = ("right", "left")[number % 2]
+        (height, end) = ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
         axes.annotate(
             f" {printable(text)} ",
             (step, height),
@@ -154,13 +154,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def evenly(total: int, room: int) -> list[int]:
-    """At most `room` of the indices below `total`, evenly, with both ends."""
+    """Return at most `room` indices below `total`, evenly spaced, with both ends."""
     count = min(room, total)
     return [index * (total - 1) // max(1, count - 1) for index in range(count)]
 
 
-def spark(values: Sequence[float]) -> str:
-    """One bar per value; the lowest and the highest of them are the ends of the scale."""
+def sparkline(values: Sequence[float]) -> str:
+    """Return one bar per value, scaled between the lowest and the highest."""
     if not values:
         return ""
     low = min(values)
@@ -168,19 +168,22 @@ def spark(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / scale * (len(_BARS) - 1))] for value in values)
 
 
-def course(curve: Sequence[tuple[int, float]], width: int) -> str:
-    """A loss curve of (step, loss) in a line of `width` characters: which steps, the first loss, bars, the last loss.
+def loss_line(curve: Sequence[tuple[int, float]], width: int) -> str:
+    """Draw a (step, loss) curve as a line of `width` characters: steps, first loss, bars, last
+    loss.
 
-    Points that have no room are left out evenly; the first and the last are always drawn, and are what the ends say.
+    Points that do not fit are left out evenly. The first and the last are always drawn.
     """
     if not curve:
         return "no loss yet"
-    (first, begin), (last, end) = curve[0], curve[-1]
+    (first, begin) = curve[0]
+    (last, end) = curve[-1]
     if first == last:
         return f"loss at step {first}: {end:.3f}"
-    left, right = f"loss, steps {first} to {last}:  {begin:.3f} ", f" {end:.3f}"
+    left = f"loss, steps {first} to {last}:  {begin:.3f} "
+    right = f" {end:.3f}"
     drawn = evenly(len(curve), max(2, width - len(left) - len(right)))
-    return left + spark([curve[index][1] for index in drawn]) + right
+    return left + sparkline([curve[index][1] for index in drawn]) + right
 
 
 TABLES = (".csv", ".json")
@@ -189,7 +192,7 @@ _JSON_HEAD = '{"losses": '
 
 
 def write_table(path: Path, curves: Mapping[str, Curve]) -> None:
-    """Write the curves to a file of one of the kinds in TABLES. Raises OutputError."""
+    """Write the curves to a file of a type in TABLES. Raises OutputError."""
     if path.suffix == ".json":
         text = f"{_JSON_HEAD}{json.dumps({name: list(curve) for name, curve in curves.items()})}}}\n"
     else:

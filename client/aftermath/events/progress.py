@@ -1,7 +1,7 @@
-"""How far a run is and how long it will take: "step 40 of 120, 2 min left".
+"""A run's progress and a member's current phase, in a few words: "step 40 of 120, 2 min left".
 
-Decided: all of it comes from what the chain says (steps trained, steps in all, and since when), so every member of a
-run shows the same; the pace is that of the last steps, with the pauses between epochs in it, because they come again.
+Everything comes from what the chain says, so all members show the same. The pace is that of the
+last steps and includes the pauses between epochs, because they recur.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ _LEAST = 3  # steps that must have been seen before anything is foretold
 
 
 class Progress:
-    """Follows the events State, Round and Finished, which carry steps and chain time (`since`)."""
+    """Follows the events `state`, `round` and `finished`, which carry steps and chain time
+    (`since`).
+    """
 
     def __init__(self) -> None:
         self.step = self.total = 0
         self._seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
 
     def take(self, event: event_types.Event) -> None:
-        """Learn from an event; those that say nothing of progress are ignored."""
-        if isinstance(event, event_types.State):
+        """Add an event. Events without progress are ignored."""
+        if isinstance(event, event_types.StateChanged):
             self._reach(event.step, paused=event.state == "PAUSED")
             self.total = event.total_steps
-        elif isinstance(event, event_types.Round):
+        elif isinstance(event, event_types.RoundStarted):
             step = event.step - 1  # a round is about the step that it trains
             self._reach(step, paused=False)
             if not self._seen or step > self._seen[-1][1]:
                 self._seen.append((event.since, step))
-        elif isinstance(event, event_types.Finished):
+        elif isinstance(event, event_types.RunFinished):
             self._reach(event.step, paused=False)
 
     def _reach(self, step: int, *, paused: bool) -> None:
@@ -44,14 +46,15 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Seconds until the last step is trained; None if they cannot be told yet."""
+        """Seconds until the last step is trained, or None if not known yet."""
         if not self._seen or self._seen[-1][1] - self._seen[0][1] < _LEAST:
             return None
-        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        (first_at, first) = self._seen[0]
+        (last_at, last) = self._seen[-1]
         return (self.total - self.step) * (last_at - first_at) / (last - first)
 
     def words(self) -> str:
-        """It all in a few words."""
+        """Return the progress in a few words."""
         if not self.total:
             return "no step yet"
         left = self.left if self.step < self.total else None
@@ -59,7 +62,7 @@ class Progress:
 
 
 def span(seconds: float) -> str:
-    """A time that passes, as a person says it."""
+    """Return a duration in words."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -73,18 +76,18 @@ def span(seconds: float) -> str:
 
 _ROUND = "epoch {epoch} round {height}: "
 _PHASES: dict[type[event_types.Event], str] = {
-    event_types.Started: "looking for the run",
+    event_types.MemberStarted: "looking for the run",
     event_types.Loading: "loading PyTorch",
     event_types.Compiling: "compiling",
     event_types.Measuring: "measuring this machine's speed",
-    event_types.Measured: "joining",
-    event_types.State: "epoch {epoch}: {state}",
-    event_types.Round: _ROUND + "training",
-    event_types.Trained: _ROUND + "sharing",
-    event_types.Cooldown: "epoch {epoch}: cooldown",
+    event_types.SpeedMeasured: "joining",
+    event_types.StateChanged: "epoch {epoch}: {state}",
+    event_types.RoundStarted: _ROUND + "training",
+    event_types.ShareTrained: _ROUND + "sharing",
+    event_types.CooldownStarted: "epoch {epoch}: cooldown",
     event_types.Leaving: "stopping",
     event_types.Left: "left the run",
-    event_types.Finished: "the run is finished",
+    event_types.RunFinished: "the run is finished",
 }
 _STATES = {
     "UNINITIALIZED": "new",
@@ -96,7 +99,7 @@ _STATES = {
 
 
 def phase(event: event_types.Event) -> str | None:
-    """The member's phase after this event; None if the event does not change it."""
+    """Return the member's phase after this event, or None if the event does not change it."""
     words = _PHASES.get(type(event))
     if words is None or (isinstance(event, event_types.Left) and event.finished):  # that run's end has been seen
         return None
@@ -105,11 +108,11 @@ def phase(event: event_types.Event) -> str | None:
 
 
 def state_words(name: str) -> str:
-    """The name of a state of the run as a person reads it."""
+    """Return the words for a state of the run."""
     return _STATES.get(name, name.lower().replace("_", " "))
 
 
 def in_words(state: RunState) -> str:
-    """A run's state as a sentence says it: the run is ..., in the words that a member's own view has for it."""
+    """Return a run's state as it follows "the run is"."""
     words = state_words(state.name)
     return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words

@@ -1,14 +1,7 @@
-"""Reads events back: those of one member or of several, from files and directories, in the order of time, as they grow.
+"""Read event files back: complete lines, in order of time, of one run or of all, or as a CSV table.
 
-Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads them here.
-
-Decided
-- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member, or one for all.
-- Events of one process keep the order in which they were written, whatever was done to the machine's clock; those of
-  different processes are merged by their dates.
-- Files are read on from where they were left, and no more of them is in memory than needed to merge them.
-- What cannot be read is passed over and said (`notes`): half a last line, as a killed process leaves it; a line that is
-  no event; kinds of another version. Files may come from anybody: lines have a limit, and events their types.
+Files may come from strangers. So lines have a size limit, and what cannot be read is skipped and
+noted: half a last line, invalid lines, kinds of another version.
 """
 
 from __future__ import annotations
@@ -31,17 +24,19 @@ import msgspec
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.events.event_files import SUFFIX, process_of
-from aftermath.events.event_types import MEMBER_EVENTS, Event, RunFound, Started
+from aftermath.events.event_types import MEMBER_EVENTS, Event, MemberStarted, RunFound
 from aftermath.events.printable import printable
 from aftermath.events.stream import plain
 
 MOST_LINE = 1 << 20
 """Bytes of a line; the longest that a member writes have some tens of thousands."""
-_FIRST_READ, _MOST_READ = 4096, 1 << 18  # bytes read of a file at once: few, as long as they are for one look at it
+# bytes read of a file at once: few, as long as they are for one look at it
+_FIRST_READ = 4096
+_MOST_READ = 1 << 18
 
 
 class NoEvents(AftermathError):
-    """There is nothing to read where events were said to be."""
+    """Raised if there are no events at the given path."""
 
     code = "no-events"
 
@@ -55,31 +50,31 @@ def unreadable(path: Path, error: OSError) -> NoEvents:
     return NoEvents(f"cannot read {path}: {error.strerror}", fix)
 
 
-class About(msgspec.Struct, frozen=True):
-    """Whose events they are."""
+class EventOrigin(msgspec.Struct, frozen=True):
+    """The member and run that events come from."""
 
     run_id: str
     wallet: str
     tier: int
     version: str
-    """Of the client."""
+    """The client's version."""
     owner: str = ""
-    """Of the run, like the next two; empty for what a process tells before it has found the run."""
+    """The run's owner. Empty, as the next two are, before the process has found the run."""
     created: int = 0
     identity: str = ""
 
 
 class EventRecord(msgspec.Struct, frozen=True):
-    """An event, who told it, and when, by the date of that machine."""
+    """An event, its origin, and its time by that machine's clock."""
 
     at: datetime
-    about: About
+    about: EventOrigin
     event: Event
     path: Path
 
 
 class _Dated(msgspec.Struct):
-    """The fields of a line besides its event. The author only if several share a file (`flat`)."""
+    """The fields of a line besides its event. The origin only if several share a file (`flat`)."""
 
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     run: str | None = None
@@ -90,10 +85,10 @@ class _Dated(msgspec.Struct):
     run_created: int = 0
     run_identity: str = ""
 
-    def about(self) -> About | None:
+    def about(self) -> EventOrigin | None:
         if self.run is None or self.member is None or self.member_tier is None or self.client is None:
             return None
-        return About(
+        return EventOrigin(
             self.run,
             self.member,
             self.member_tier,
@@ -111,7 +106,7 @@ _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
 def flat(told: EventRecord) -> dict[str, object]:
-    """One object that says it all: what `events --out` writes, and is read back as any file of events."""
+    """Return one object with everything: what `events --out` writes and any reader reads back."""
     about = told.about
     teller: dict[str, object] = {
         "run": about.run_id,
@@ -125,19 +120,19 @@ def flat(told: EventRecord) -> dict[str, object]:
 
 
 class EventFile:
-    """One file, read on from where it was left."""
+    """One event file, read on from the last position."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = self._line = self._left = self._passed = self._first_passed = self._lost = 0
-        self._about: About | None = None
+        self._about: EventOrigin | None = None
         self._skipping = False
         self._local = False
         """Whether it is of train-local, whose events are others."""
         self.failure: OSError | None = None
 
     def read(self) -> Iterator[EventRecord]:
-        """What was written since the last time, but for a line that has no end yet."""
+        """Return what was written since the last call. A line without an end waits."""
         room = _FIRST_READ
         while True:
             try:
@@ -165,7 +160,7 @@ class EventFile:
             room = min(room * 2, MOST_LINE if not whole else _MOST_READ)
 
     def notes(self) -> Iterator[str]:
-        """What was not read of it, as sentences."""
+        """Return sentences about what was not read."""
         if self.failure is not None:
             yield f"{self.path} cannot be read: {self.failure.strerror}"
         if self._local:
@@ -191,13 +186,14 @@ class EventFile:
 
     def _told(self, line: bytes) -> EventRecord | None:
         try:
-            dated, event = _date.decode(line), _event.decode(line)
+            dated = _date.decode(line)
+            event = _event.decode(line)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
             self._local = self._local or (self._line == 1 and _OF_LOCAL in line)
             self._pass_over(self._line)
             return None
         about = dated.about()
-        if isinstance(event, Started):
+        if isinstance(event, MemberStarted):
             about = about or _about(event)
             self._about = about
             if event.part:  # the head of a file, and no event of its own
@@ -218,8 +214,8 @@ class EventFile:
         self._passed += 1
 
 
-def _about(event: Started) -> About:
-    return About(
+def _about(event: MemberStarted) -> EventOrigin:
+    return EventOrigin(
         event.run_id,
         event.wallet,
         event.tier,
@@ -231,7 +227,13 @@ def _about(event: Started) -> About:
 
 
 class EventReader:
-    """The events in files and directories. Raises NoEvents if a place is neither, unless it may come `later`."""
+    """The events in files and directories. Raises NoEvents for a missing path unless it may come
+    `later`.
+
+    A directory holds `*.jsonl` files, directly or one level down. One process's events keep the
+    order in which they were written, even if its clock was set back. Those of different processes
+    are merged by date. Only what merging needs is in memory.
+    """
 
     def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
         for place in places:
@@ -244,7 +246,7 @@ class EventReader:
         self._files: dict[Path, EventFile] = {}
 
     def read(self) -> Iterator[EventRecord]:
-        """All that was not read yet, in the order of time; call it again for what has come since."""
+        """Return all unread events in order of time. Call it again for newer ones."""
         processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
         for path in self._found():
             file = self._files.setdefault(path, EventFile(path))
@@ -252,7 +254,7 @@ class EventReader:
         return heapq.merge(*map(_in_turn, processes.values()), key=lambda told: told.at)
 
     def notes(self) -> list[str]:
-        """What could not be read so far, as sentences."""
+        """Return sentences about what could not be read so far."""
         return [note for file in self._files.values() for note in file.notes()]
 
     def check_readable(self) -> None:
@@ -269,7 +271,7 @@ class EventReader:
             raise unreadable(path, failure)
 
     def _found(self) -> list[Path]:
-        """Each file once, those of a process in the order of its writing."""
+        """Return each file once, those of a process in the order of writing."""
         found: dict[Path, Path] = {}
         for place in self._places:
             inside = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")] if place.is_dir() else [place]
@@ -284,7 +286,7 @@ def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """A run as its members' events name it. `identity` is empty where they do not say whose it is."""
+    """A run as its members' events name it. `identity` is empty where they do not know it."""
 
     run_id: str
     owner: str
@@ -292,7 +294,7 @@ class RunName:
     identity: str
 
     @classmethod
-    def of(cls, about: About) -> RunName:
+    def of(cls, about: EventOrigin) -> RunName:
         return cls(about.run_id, about.owner, about.created, about.identity)
 
     def __str__(self) -> str:
@@ -303,7 +305,9 @@ class RunName:
 
 @dataclass
 class RunFilter:
-    """Lets events of one run through, and remembers the runs that it saw. `wanted`: a run id or an identity."""
+    """Passes events of one run, and remembers the runs it saw. `wanted` is a run id or an
+    identity.
+    """
 
     wanted: str | None = None
     seen: set[RunName] = field(default_factory=set)
@@ -331,13 +335,18 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @cache
 def columns() -> tuple[str, ...]:
-    """The names of all columns."""
+    """Return the names of all columns."""
     said = {field.name for kind in get_args(MEMBER_EVENTS) for field in msgspec.structs.fields(kind)}
     return (*_FIRST, *sorted(said - set(_FIRST)))
 
 
 class CsvTable:
-    """Writes the columns' names, and then a row for each event it is called with."""
+    """Write the header, and then a row for each event.
+
+    Columns are the same for every file, so that tables can be joined. Values that are neither
+    number nor text are JSON. Text that a spreadsheet would read as a formula gets a leading quote,
+    because strangers write texts too.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._rows = csv.DictWriter(stream, columns(), lineterminator="\n")

@@ -1,11 +1,6 @@
-"""Where a run stands, from its accounts alone: how far it is, who is in it, what it waits for and until when.
+"""A run's status, read from its accounts: state, progress, members, levels, and what it waits for.
 
-Decided
-- It is the same for everybody who looks at the same moment: nothing but the accounts and the chain's time goes in.
-- A member was last seen in the newest round in which it attested, or in which a quorum has its result; if the chain
-  holds no such round any more, in the last epoch it was in.
-- The time that is left, and the speed, are those of the epoch's own pace, as soon as some of its steps are trained.
-- A level is held by those who take part with its tier or a larger one; between epochs by those who finished the last.
+Members, observers and commands derive their words from it, so all say the same.
 """
 
 from __future__ import annotations
@@ -46,8 +41,12 @@ again.
 
 
 @dataclass(frozen=True)
-class MemberStanding:
-    """One member, as the chain knows it."""
+class MemberStatus:
+    """One member as the chain knows it.
+
+    It was last seen in the newest round that it attested or whose quorum has its result. If the
+    chain holds no such round any more, in its last epoch.
+    """
 
     seat: int
     signer: bytes
@@ -62,13 +61,17 @@ class MemberStanding:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it is in the running epoch."""
+        """Whether the member is in the running epoch."""
         return self.standing.startswith(_TAKES_PART)
 
 
 @dataclass(frozen=True)
-class LevelStanding:
-    """One level of the model: the seats that hold it, and whether its hash, as the run has it now, is attested."""
+class LevelStatus:
+    """One level of the model: the seats that hold it, and whether its current hash is attested.
+
+    Holders take part with its tier or a larger one. Between epochs, they are those that finished
+    the last one.
+    """
 
     level: int
     holders: tuple[int, ...]
@@ -82,8 +85,12 @@ class LevelStanding:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A run at one moment; times in seconds."""
+class RunStatus:
+    """A run at one moment. Times are in seconds.
+
+    Only the accounts and the chain's time go in, so everyone who looks at the same moment sees the
+    same. Remaining time and speed use the epoch's own pace once some of its steps are trained.
+    """
 
     run_id: str
     name: str
@@ -103,10 +110,10 @@ class Standing:
     """
     waits: tuple[str, ...]
     """What must happen before it continues."""
-    members: tuple[MemberStanding, ...]
+    members: tuple[MemberStatus, ...]
     tokens_per_second: int | None
-    """Of all members together, at this epoch's pace and with the running round's batch; None as `left`."""
-    levels: tuple[LevelStanding, ...]
+    """Speed of all members together at this epoch's pace. None if `left` is None."""
+    levels: tuple[LevelStatus, ...]
     checkpoint: str
     """Location of the newest checkpoint that the chain names. Empty if there is none."""
     checkpoint_step: int
@@ -116,19 +123,23 @@ class Standing:
     silent: int = 0
     """Seconds for which nothing was heard of the run. 0 while there are answers."""
     rounds_left: int | None = None
-    """How many rounds of the running epoch are left at most. None if the epoch is not limited in rounds."""
+    """How many rounds of the running epoch are left at most. None if the epoch is not limited in
+    rounds.
+    """
 
 
-def standing(run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True) -> Standing:
+def standing(
+    run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True
+) -> RunStatus:
     """Return the run's standing by its accounts at the chain's time `now`.
 
-    `silent`: seconds since the accounts were read, if there is no answer since; the standing is that of then.
-    `has_tick`: whether a person can move the run on with a command.
+    `silent`: seconds since the accounts were read, if there is no answer since; the standing is
+    that of then. `has_tick`: whether a person can move the run on with a command.
     """
     now -= silent
     until = next_deadline(run, members, model)
     deadline = None if until is None else until - now
-    return Standing(
+    return RunStatus(
         run_id=run.run_id,
         name=model.metadata.name,
         description=model.metadata.description,
@@ -171,22 +182,22 @@ def _speed(run: Run, model: Model, now: int) -> int | None:
 
 
 def _trained(run: Run) -> int | None:
-    """The steps of the epoch, if they say anything about its pace."""
+    """Return the epoch's steps if they are enough to measure its pace."""
     trained = run.trained_steps - steps_before(run.start_step)
     return trained if run.state.training and trained >= _LEAST else None
 
 
-def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
+def _levels(run: Run, members: Members) -> Iterator[LevelStatus]:
     running = run.state is RunState.WARMUP or run.state.active
     here = members.mask(MemberState.HEALTHY) if running else run.finishers
     for level in range(run.levels):
         holders = tuple(seat for seat in bitmap.seats(here) if members.seats[seat].tier <= level)
         shown = tuple(seat for seat in bitmap.seats(members.established) if members.seats[seat].tier <= level)
         attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
-        yield LevelStanding(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
+        yield LevelStatus(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
 
 
-# --- what it waits for ------------------------------------------------------------------------------------------------
+# --- what it waits for ---
 
 
 def owner_owes(run: Run, model: Model) -> str:
@@ -240,7 +251,8 @@ def _waits(
 
 
 def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
-    asked, least = members.pending.bit_count(), run.config.init_min_clients
+    asked = members.pending.bit_count()
+    least = run.config.init_min_clients
     here = f"{asked} of at least {counted(least, 'member')}"
     if asked < least:
         what = f"members: {asked} (needs {least})"
@@ -254,7 +266,7 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
 
 
 def _of_last_epoch(members: Members) -> int:
-    """The seats that took part in it."""
+    """Return the seats that took part in the last epoch."""
     seats = enumerate(members.seats)
     return bitmap.from_seats(number for number, seat in seats if seat.used and seat.last_epoch == members.epoch)
 
@@ -283,20 +295,21 @@ def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[s
 
 
 def _votes(run: Run) -> str:
-    now, needed = run.current, committee.quorum(run.current.elected)
+    now = run.current
+    needed = committee.quorum(run.current.elected)
     return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({needed} must)"
 
 
-# --- who is in it -----------------------------------------------------------------------------------------------------
+# --- who is in it ---
 
 
-def _members(run: Run, members: Members) -> Iterator[MemberStanding]:
+def _members(run: Run, members: Members) -> Iterator[MemberStatus]:
     elected: tuple[int, ...] = ()
     if run.state.training or run.state is RunState.WARMUP:
         elected = committee.witnesses(run.current, members)
     for number, seat in enumerate(members.seats):
         if seat.used:
-            yield MemberStanding(
+            yield MemberStatus(
                 number,
                 seat.signer,
                 seat.tier,
@@ -332,8 +345,10 @@ def _seen(run: Run, number: int, seat: Seat) -> str:
 COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen")
 
 
-def facts_of(found: Standing) -> dict[str, str | list[str]]:
-    """What there is to say of the run itself; its name and description are as their owner wrote them."""
+def facts_of(found: RunStatus) -> dict[str, str | list[str]]:
+    """Return the facts about the run itself. Its name and description are as the owner wrote
+    them.
+    """
     speed = {} if found.tokens_per_second is None else {"speed": f"{found.tokens_per_second:,} tokens/s"}
     return {
         "run": found.run_id,
@@ -349,18 +364,20 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
     }
 
 
-def no_answer(found: Standing) -> str:
+def no_answer(found: RunStatus) -> str:
     """Return for how long there has been no answer."""
     return f"no answer for {span(found.silent)}"
 
 
-def state_of(found: Standing) -> str:
+def state_of(found: RunStatus) -> str:
     """Return the state and how long the run has been in it."""
     return _state(found) + ("" if found.since is None else f", for {span(found.since)}")
 
 
-def checkpoint_of(found: Standing) -> str:
-    """Return the newest checkpoint's step and location, or a warning that the chain knows of none."""
+def checkpoint_of(found: RunStatus) -> str:
+    """Return the newest checkpoint's step and location, or a warning that the chain knows of
+    none.
+    """
     if found.checkpoint_step:
         return f"step {found.checkpoint_step:,} at {found.checkpoint}"
     return lost_with_members(found.unsaved)
@@ -368,7 +385,8 @@ def checkpoint_of(found: Standing) -> str:
 
 def not_recorded(steps: int) -> str:
     """Return that no checkpoint on chain has the newest steps, as a sentence without its end."""
-    # A member that is stopped saves its model in a directory of its own, of which the chain learns nothing.
+    # A member that is stopped saves its model in a directory of its own, of which the chain learns
+    # nothing.
     last = counted(steps, "step")
     return f"the chain knows of no checkpoint with the last {last}, and a member's --checkpoint-dir may hold one"
 
@@ -378,24 +396,24 @@ def lost_with_members(steps: int) -> str:
     return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
 
 
-def shown_levels(found: Standing) -> list[str]:
-    """How many members have shown each level, whose word about it counts; of a run without a model nothing."""
+def shown_levels(found: RunStatus) -> list[str]:
+    """Return, per level, how many members have shown it. Empty for a run without a model."""
     return [
         f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "none yet")
         for level in found.levels
     ]
 
 
-def row_of(member: MemberStanding) -> list[str]:
-    """What the columns say of a member."""
+def row_of(member: MemberStatus) -> list[str]:
+    """Return a member's cells."""
     standing = f"{member.standing}, witness" if member.witness else member.standing
     points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
     wallet = str(Pubkey.from_bytes(member.signer))
     return [str(member.seat), wallet, str(member.tier), standing, f"{member.weight:,}", points, member.seen]
 
 
-def line(found: Standing) -> str:
-    """All of it in a line, for where nothing can be drawn over."""
+def line(found: RunStatus) -> str:
+    """Return the status as one line, for consoles that cannot redraw."""
     here = counted(taking_part(found), "member takes part", "members take part")
     parts = [*(["no answer; last known state"] if found.silent else []), _state(found), _steps(found), here]
     if found.step and not found.checkpoint_step and (found.epoch or found.state is RunState.FINISHED):
@@ -404,22 +422,22 @@ def line(found: Standing) -> str:
     return printable("; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"]))
 
 
-def taking_part(found: Standing) -> int:
-    """How many members do."""
+def taking_part(found: RunStatus) -> int:
+    """Return how many members take part."""
     return sum(member.takes_part for member in found.members)
 
 
-def steps_of(found: Standing) -> str:
-    """How far it is, and how long it will take."""
+def steps_of(found: RunStatus) -> str:
+    """Return the progress and the remaining time."""
     return _steps(found) + ("" if found.left is None else f", {span(found.left)} left")
 
 
-def _state(found: Standing) -> str:
+def _state(found: RunStatus) -> str:
     at = f"epoch {found.epoch}" + ("" if found.round is None else f", round {found.round}")
     return f"{in_words(found.state)} ({at})"
 
 
-def _steps(found: Standing) -> str:
+def _steps(found: RunStatus) -> str:
     return f"step {found.step:,} of {found.total_steps:,}" if found.total_steps else "no step yet"
 
 

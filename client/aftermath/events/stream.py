@@ -1,11 +1,6 @@
-"""Events: the one stream every view of a member is drawn from.
+"""The stream of a member's events, from which every view of it is drawn.
 
-Decided
-- what events there are is in `kinds`; the first of a process is `started`, so that a log says what it is the log of;
-- the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
-- a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training, even where standard
-  error, which the warning goes to, fails too: often both are one file; one that will try again says so (`Resting`);
-- no sink blocks: a file gets a line in one write, the console prints a line.
+Sinks add the date: nothing that decides knows it, so virtual time stays exact. No sink blocks.
 """
 
 from __future__ import annotations
@@ -26,31 +21,35 @@ from aftermath.events.event_types import Error, Event, Warning
 from aftermath.events.printable import escaped_json
 
 if TYPE_CHECKING:
-    from aftermath.events.status import Standing
+    from aftermath.events.status import RunStatus
 
 Wall = Callable[[], datetime]
 """The date and time of the machine, with its time zone."""
 
 
-class Resting(OSError):
-    """A sink could not write an event, will be told the coming ones all the same, and says so this once."""
+class SinkPaused(OSError):
+    """Raised by a sink that could not write an event and will try again later. Reported once."""
 
 
 class Sink(Protocol):
-    """Receives events one at a time; may raise OSError, after which it is not called again, unless it is Resting."""
+    """Receives events one at a time. After an OSError it is dropped, unless that is SinkPaused."""
 
     def __call__(self, event: Event, /) -> None: ...
 
 
 @runtime_checkable
-class Onlooker(Protocol):
-    """A sink that also shows where the run stands."""
+class StatusSink(Protocol):
+    """A sink that also shows the run's status."""
 
-    def look(self, look: Callable[[], Standing], /) -> None: ...
+    def look(self, look: Callable[[], RunStatus], /) -> None: ...
 
 
 class Events:
-    """Stamps events and hands them to its sinks."""
+    """Stamps events and passes them to sinks.
+
+    A failing sink (full disk, closed pipe) is dropped with one warning and never stops training,
+    even if standard error fails too: often both are one file.
+    """
 
     def __init__(self, clock: Callable[[], float], sinks: Sequence[Sink]) -> None:
         self._clock = clock
@@ -58,22 +57,22 @@ class Events:
 
     @property
     def looked_at(self) -> bool:
-        """Whether a sink shows where the run stands."""
-        return any(isinstance(sink, Onlooker) for sink in self._sinks)
+        """Whether a sink shows the run's status."""
+        return any(isinstance(sink, StatusSink) for sink in self._sinks)
 
-    def look(self, look: Callable[[], Standing]) -> None:
-        """Say how such sinks learn where it stands now, which they ask on a thread of their own."""
+    def look(self, look: Callable[[], RunStatus]) -> None:
+        """Tell such sinks how to read the current status. They call it on their own thread."""
         for sink in self._sinks:
-            if isinstance(sink, Onlooker):
+            if isinstance(sink, StatusSink):
                 sink.look(look)
 
     def emit(self, event: Event) -> None:
-        """Send one event, with the time at which it happened: now."""
+        """Send one event, stamped with the current time."""
         event = msgspec.structs.replace(event, t=round(self._clock(), 4))
         for sink in tuple(self._sinks):
             try:
                 sink(event)
-            except Resting as error:
+            except SinkPaused as error:
                 _warn(str(error))
             except OSError as error:
                 with contextlib.suppress(ValueError):  # another thread's event found it out too
@@ -93,27 +92,29 @@ def _warn(sentence: str) -> None:
 
 
 class LogWarnings(logging.Handler):
-    """Makes events of what modules warn of in their loggers, so that it appears where all else does, in one line."""
+    """Turn warnings of our modules' loggers into events, so that they appear with all other
+    events.
+    """
 
     def __init__(self, events: Events) -> None:
         super().__init__(logging.WARNING)
         self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One `warning` event; of an exception its type and text."""
+        """Emit one `warning` event. Of an exception it has type and text."""
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error else ""
         self._events.emit(Warning(message=f"{record.getMessage()}{why}"))
 
 
 def plain(event: Event) -> dict[str, Any]:
-    """An event as the flat object that its JSON is."""
+    """Return an event as the flat object of its JSON."""
     flat: dict[str, Any] = msgspec.to_builtins(event, str_keys=True)
     return flat
 
 
 def hexed(hashes: Mapping[int, bytes]) -> dict[int, str]:
-    """Hashes of levels as events have them."""
+    """Return hashes of levels as events have them."""
     return {level: digest.hex() for level, digest in hashes.items()}
 
 
@@ -125,7 +126,9 @@ def level_of(event: Event) -> str:
 
 
 def line_of(event: Event, at: datetime) -> str:
-    """Return an event as a line of JSON, with the date at which it was written (`at`) and its level if above INFO."""
+    """Return an event as a line of JSON, with the date at which it was written (`at`) and its level
+    if above INFO.
+    """
     level = level_of(event)
     severity = {} if level == "INFO" else {"severity": level}  # `level` is a field of some events
     document = {"at": at.isoformat(timespec="milliseconds"), **severity, **plain(event)}
@@ -133,10 +136,11 @@ def line_of(event: Event, at: datetime) -> str:
 
 
 class JsonLines:
-    """Appends events to one file or stream as lines of JSON."""
+    """Append events to a file or stream as lines of JSON."""
 
     def __init__(self, target: Path | TextIO, wall: Wall) -> None:
-        self._wall, self._path = wall, target if isinstance(target, Path) else None
+        self._wall = wall
+        self._path = target if isinstance(target, Path) else None
         if isinstance(target, Path):
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_file() or target.is_block_device():
@@ -166,7 +170,9 @@ def is_log(head: bytes) -> bool:
 
 
 def _torn(path: Path) -> bool:
-    """Whether a file ends in half a line, as a disk that was full leaves it: what is added begins a line of its own."""
+    """Return whether a file ends in half a line, as a full disk leaves it. New text then starts a
+    line.
+    """
     try:
         if not path.is_file() or not path.stat().st_size:
             return False

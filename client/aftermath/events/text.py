@@ -1,4 +1,4 @@
-"""What each event says to a person, as one sentence in rich's markup; text of strangers is made printable."""
+"""Events as sentences in rich's markup, with strangers' text made printable."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from aftermath.base.text import counted
 from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.progress import Progress, state_words
-from aftermath.events.reader import About, EventRecord
+from aftermath.events.reader import EventOrigin, EventRecord
 from aftermath.events.stream import plain
 
 LOADING = "loading PyTorch…"
 _SENTENCES: dict[type[event_types.Event], str] = {
-    event_types.Started: "run {run_id}, tier {tier}, {key} {wallet}, aftermath {version}",
+    event_types.MemberStarted: "run {run_id}, tier {tier}, {key} {wallet}, aftermath {version}",
     event_types.Loading: LOADING,
     event_types.Compiling: "compiling kernels for this machine: half a minute or more, this once",
     event_types.Kernels: "using {by}",
     event_types.Measuring: "benchmarking tier {tier} ({parameters:,} parameters): "
     "up to {limit:.0f} s once the model is made",
-    event_types.Measured: "this machine {trains} a minute",
+    event_types.SpeedMeasured: "this machine {trains} a minute",
     event_types.Joined: "signed up for the next epoch (seat {seat}, tier {tier})",
-    event_types.State: "epoch {epoch}{last}: {state}; {progress}",
-    event_types.Round: "epoch {epoch}: training; {progress}",
-    event_types.Model: "the model is here, from {source}; the run is at step {step}",
-    event_types.Remembered: "the optimizer continues from its state when this member was stopped",
-    event_types.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
+    event_types.StateChanged: "epoch {epoch}{last}: {state}; {progress}",
+    event_types.RoundStarted: "epoch {epoch}: training; {progress}",
+    event_types.ModelReady: "the model is here, from {source}; the run is at step {step}",
+    event_types.OptimizerRestored: "the optimizer continues from its state when this member was stopped",
+    event_types.ShareTrained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     event_types.Applied: "step {step}: applied {results}",
     event_types.Sample: "step {step}  the model continues: {prompt}[bold]{text}[/bold]",
     event_types.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
@@ -39,33 +39,33 @@ _SENTENCES: dict[type[event_types.Event], str] = {
     event_types.Dropped: "members {seats} did not deliver and are dropped",
     event_types.Kicked: "member {seat}, wallet {wallet}, was {kicked} by an authority of the run",
     event_types.Rewound: "the owner has taken the run from step {before} to step {step}",
-    event_types.Checkpoint: "checkpoint of step {step} at {path}",
+    event_types.CheckpointWritten: "checkpoint of step {step} at {path}",
     event_types.Leaving: "stopping{how}",
     event_types.Left: "left the run",
     event_types.Stopped: "saved step {step} in {path}; {use}",
-    event_types.Finished: "the run is finished: {steps}{model}",
+    event_types.RunFinished: "the run is finished: {steps}{model}",
     event_types.Warning: "[yellow]{message}[/yellow]",
     event_types.Error: "[red]ends with an error: {message}[/red]",
 }
 
 
 class Sentences:
-    """The sentences of one member, which knows how far its run is."""
+    """Builds the sentences of one member, and follows its run's progress."""
 
     def __init__(self) -> None:
         self._progress = Progress()
 
     def of(self, event: event_types.Event) -> str | None:
-        """What a person wants to read of it; None for the many events of every round that are for later."""
+        """Return an event's sentence, or None for the many events that only logs need."""
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
-        if sentence is None or (isinstance(event, event_types.Round) and event.height):  # each has its own lines
+        if sentence is None or (isinstance(event, event_types.RoundStarted) and event.height):  # each has its own lines
             return None
         said = msgspec.structs.asdict(event)
         fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in said.items()}
-        if isinstance(event, event_types.Trained) and event.loss is None:
+        if isinstance(event, event_types.ShareTrained) and event.loss is None:
             fields["loss"] = math.nan
-        elif isinstance(event, event_types.State):
+        elif isinstance(event, event_types.StateChanged):
             fields |= {"state": escape(state_words(printable(event.state))), "progress": self._progress.words()}
             fields["last"] = " (the last)" if event.last else ""
         elif isinstance(event, event_types.Waiting):
@@ -75,7 +75,7 @@ class Sentences:
                 fields["waits"] = (
                     f"this member leaves: {running} is the last and began without it (the owner adds steps with reopen)"
                 )
-        elif isinstance(event, event_types.Round):
+        elif isinstance(event, event_types.RoundStarted):
             fields["progress"] = self._progress.words()
         elif isinstance(event, event_types.Applied):
             fields["results"] = counted(event.results, "result")
@@ -85,7 +85,7 @@ class Sentences:
             fields["by"] = "compiled CPU kernels" if event.missing is None else f"PyTorch kernels: {fields['missing']}"
         elif isinstance(event, event_types.Kicked):
             fields["kicked"] = "barred" if event.barred else "removed"
-        elif isinstance(event, event_types.Measured):
+        elif isinstance(event, event_types.SpeedMeasured):
             # A machine of unknown speed declares the least weight too, so do not claim a speed.
             least = event.weight <= 1
             fields["trains"] = f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
@@ -96,13 +96,13 @@ class Sentences:
         elif isinstance(event, event_types.Stopped):
             use = "start the same command again and the run continues from it"
             fields["use"] = use if event.goes_on else "this is only a copy; the run does not continue from it"
-        elif isinstance(event, event_types.Finished):
+        elif isinstance(event, event_types.RunFinished):
             fields["steps"] = counted(event.step, "step")
             fields["model"] = _model_of(event, fields["checkpoint"])
         return sentence.format_map(fields)
 
 
-def _model_of(event: event_types.Finished, place: object) -> str:
+def _model_of(event: event_types.RunFinished, place: object) -> str:
     """Return where the model of a finished run is, as the end of a sentence."""
     if not event.checkpoint:
         return ""
@@ -114,7 +114,7 @@ def _model_of(event: event_types.Finished, place: object) -> str:
 
 
 def in_full(event: event_types.Event) -> str:
-    """An event of which there is no sentence: its kind, and all that it says."""
+    """Return an event without a sentence in full: its kind and all its fields."""
     said = {name: value for name, value in plain(event).items() if name not in ("kind", "t")}
     shown = ", ".join(f"{name} {value}" for name, value in said.items())
     return escape(printable(f"{type(event).__struct_config__.tag}: {shown}"))
@@ -124,17 +124,18 @@ _SHOWN = 8
 """Characters of a wallet that tell members apart."""
 
 
-def short(about: About) -> str:
-    """A member's name in few characters."""
+def short(about: EventOrigin) -> str:
+    """Return a member's short name."""
     return f"{printable(about.wallet)[:_SHOWN]} tier {about.tier}"
 
 
 class EventLines:
-    """One line for each event a person wants to read, or with `everything` for every one."""
+    """Print one line for each event of interest, or with `everything` for every event."""
 
     def __init__(self, console: Console, *, everything: bool) -> None:
-        self._console, self._everything = console, everything
-        self._sentences: dict[About, Sentences] = defaultdict(Sentences)
+        self._console = console
+        self._everything = everything
+        self._sentences: dict[EventOrigin, Sentences] = defaultdict(Sentences)
 
     def __call__(self, told: EventRecord) -> None:
         sentence = self._sentences[told.about].of(told.event)

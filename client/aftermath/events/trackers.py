@@ -1,11 +1,7 @@
-"""The experiment trackers that there are: Weights & Biases, and trackio.
+"""Send a member's events to the experiment trackers Weights & Biases and trackio.
 
-Decided
-- Each is an extra, imported when it is asked for. Their keys come from their own environment variables and logins.
-- A member has one run there, by its name, its wallet and the run's identity: a restarted member continues in
-  it, and not in that of an earlier run with the same id.
-- They are told the series and who the member is, and nothing else: neither the machine's programs, files and hosts, nor
-  what is printed. Nor can they stop a member.
+Each tracker is an extra, imported when asked for, and takes its key from its own login. It gets the
+series and who the member is, and nothing about the machine. It cannot stop a member.
 """
 
 from __future__ import annotations
@@ -31,8 +27,8 @@ _MOST_NAME = 128
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which trackers, and what a member is called there; None for what is not said."""
+class TrackerOptions:
+    """Options of the trackers, and the member's name there. None for an unset option."""
 
     wandb_project: str | None = None
     wandb_run: str | None = None
@@ -41,8 +37,8 @@ class Wanted:
     trackio_project: str | None = None
 
     @classmethod
-    def of(cls, settings: object) -> Wanted:
-        """What some settings say, whose fields have these names; which they have not is not said."""
+    def of(cls, settings: object) -> TrackerOptions:
+        """Return the options of settings whose fields have these names."""
         return cls(**{field.name: getattr(settings, field.name, None) for field in fields(cls)})
 
     @property
@@ -50,7 +46,9 @@ class Wanted:
         return self.wandb_project is not None or self.trackio_project is not None
 
     def check(self) -> None:
-        """Raises UsageError for names that cannot be, Unsuitable without the extra or the tracker's key."""
+        """Raises UsageError for names that cannot be, Unsuitable without the extra or the tracker's
+        key.
+        """
         for name, given in vars(self).items():
             _check_name("--" + name.replace("_", "-"), given)
         if self.wandb_project is None:
@@ -67,7 +65,7 @@ class Wanted:
             _imported("trackio", "init")
 
     def sinks(self) -> list[Tracking]:
-        """One for each tracker; nothing is opened yet."""
+        """Return one sink per tracker. Nothing is opened yet."""
         found = []
         if self.wandb_project is not None:
             found.append(Tracking("wandb", self._wandb))
@@ -75,7 +73,7 @@ class Wanted:
             found.append(Tracking("trackio", self._trackio))
         return found
 
-    def _wandb(self, started: event_types.Started) -> Tracker:
+    def _wandb(self, started: event_types.MemberStarted) -> Tracker:
         wandb = _imported("wandb", "init")
         name = self.wandb_run or _name(started)
         same = "\0".join((started.run_id, started.identity, started.wallet, name))
@@ -105,7 +103,7 @@ class Wanted:
         run.define_metric("*", step_metric="step")
         return _Opened(lambda row: run.log({**row.numbers, "step": row.step}), run.finish)
 
-    def _trackio(self, started: event_types.Started) -> Tracker:
+    def _trackio(self, started: event_types.MemberStarted) -> Tracker:
         trackio = _imported("trackio", "init")
         _silence("trackio", "trackio.run", "trackio.utils", "trackio.deploy")
         run = trackio.init(
@@ -123,7 +121,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A run of a tracker."""
+    """An open run of a tracker."""
 
     add: Callable[[Row], None]
     close: Callable[[], None]
@@ -135,11 +133,11 @@ class _Opened:
         self.close()
 
 
-def _name(started: event_types.Started) -> str:
+def _name(started: event_types.MemberStarted) -> str:
     return f"{started.run_id}-tier{started.tier}-{started.wallet[:8]}"
 
 
-def _told(started: event_types.Started) -> dict[str, Any]:
+def _told(started: event_types.MemberStarted) -> dict[str, Any]:
     return {name: getattr(started, name) for name in ("run_id", "tier", "wallet", "version")}
 
 
@@ -177,7 +175,9 @@ _KEY = "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline figures s
 
 
 def _imported(name: str, needed: str) -> ModuleType:
-    """The tracker's package. Raises Unsuitable without it; a directory of its name, as wandb makes one, is none."""
+    """Import the tracker's package. Raises Unsuitable without it. A directory of its name does not
+    count.
+    """
     try:
         module = __import__(name)
         getattr(module, needed)
@@ -189,7 +189,7 @@ def _imported(name: str, needed: str) -> ModuleType:
 
 
 def _silence(*names: str) -> None:
-    """Modules that print, and have no option for it: their lines would fall among a member's own."""
+    """Silence modules that print without an option to stop it."""
     import importlib
 
     for name in names:
@@ -205,7 +205,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """One run in a tracker. Whatever it raises counts as its failure."""
+    """One run in a tracker. Any exception counts as its failure."""
 
     def log(self, row: Row) -> None:
         """Add the numbers of a step."""
@@ -215,25 +215,32 @@ class Tracker(Protocol):
 
 
 class Tracking:
-    """A sink that keeps a tracker up to date; use as a context manager. `begin` opens the run there, once the member
-    has found its run.
+    """A sink that feeds a tracker, which may be slow, fail or hang. Use it as a context manager.
+
+    `begin` opens the tracker's run once the member has found its run. The tracker has its own
+    thread, and a bounded queue that drops rows when full. It warns once. A failed start is final; a
+    failed row is retried with the next. A member that is told to stop has two seconds for
+    everything, so the tracker ends at once then.
     """
 
     def __init__(
         self,
         name: str,
-        begin: Callable[[event_types.Started], Tracker],
+        begin: Callable[[event_types.MemberStarted], Tracker],
         *,
         stuck: float = STUCK_SECONDS,
         end: float = END_SECONDS,
         most: int = MOST_ROWS,
     ) -> None:
-        self._name, self._begin = name, begin
-        self._stuck, self._end, self._most = stuck, end, most
+        self._name = name
+        self._begin = begin
+        self._stuck = stuck
+        self._end = end
+        self._most = most
         self._series = Series()
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
-        self._started: event_types.Started | None = None
+        self._started: event_types.MemberStarted | None = None
         self._thread: threading.Thread | None = None
         self._asked: float | None = None
         """Since when the tracker has not answered."""
@@ -241,10 +248,10 @@ class Tracking:
         self._leaving: float | None = None
 
     def __call__(self, event: event_types.Event) -> None:
-        """Never waits for the tracker, and raises nothing."""
+        """Queue an event. Never wait for the tracker, and raise nothing."""
         trouble = None
         with self._changed:
-            if isinstance(event, event_types.Started):
+            if isinstance(event, event_types.MemberStarted):
                 self._started = event
             elif isinstance(event, event_types.RunFound) and self._started is not None and self._thread is None:
                 about = self._started.of_run(event)
@@ -253,7 +260,8 @@ class Tracking:
                 self._thread.start()
             row = self._series.take(event)
             if isinstance(event, event_types.Leaving):
-                self._leaving, self._closing = time.monotonic(), True
+                self._leaving = time.monotonic()
+                self._closing = True
             elif row is not None and not (self._closing or self._over):
                 if len(self._rows) < self._most:
                     self._rows.append(row)
@@ -281,13 +289,14 @@ class Tracking:
         if self._thread.is_alive():
             self._warn(f"{self._name} was not done in time, and may miss the last figures")
 
-    def _work(self, started: event_types.Started) -> None:
-        """The tracker's thread."""
+    def _work(self, started: event_types.MemberStarted) -> None:
+        """Run the tracker's thread."""
         try:
             tracker = self._begin(started)
         except Exception as error:
             with self._changed:
-                self._over, self._asked = True, None
+                self._over = True
+                self._asked = None
                 self._rows.clear()
             self._warn(f"{self._name} cannot be used, and training continues without it: {_why(error)}")
             return
@@ -296,7 +305,7 @@ class Tracking:
         self._ask(tracker.finish)
 
     def _next(self) -> Row | None:
-        """The next row as soon as there is one, None once there will be none."""
+        """Return the next row once there is one, or None once there will be none."""
         with self._changed:
             self._asked = None
             while not (self._rows or self._closing):
@@ -336,23 +345,26 @@ _COUNTED = ("tokens", "results_applied", "fetch_failures", "refused", "members_d
 
 @dataclass(frozen=True)
 class Row:
-    """Numbers of one step, by the names of their series; all of them are finite."""
+    """Finite numbers of one step, by the names of their series."""
 
     step: int
     numbers: dict[str, float]
 
 
 class Series:
-    """Takes events in the order in which they happen."""
+    """Turns events, in order, into series of numbers. docs/operations.md lists the names."""
 
     def __init__(self) -> None:
         self._step = 0
         self._counted: dict[str, float] = dict.fromkeys(_COUNTED, 0)
 
     def take(self, event: event_types.Event) -> Row | None:
-        """What an event adds to the series, None for nothing."""
-        step, numbers = self._step, self._numbers(event)
-        if isinstance(event, event_types.Trained | event_types.Applied | event_types.Evaluated | event_types.Optimizer):
+        """Return what an event adds to the series, or None."""
+        step = self._step
+        numbers = self._numbers(event)
+        if isinstance(
+            event, event_types.ShareTrained | event_types.Applied | event_types.Evaluated | event_types.OptimizerReport
+        ):
             step = event.step
             self._step = max(step, self._step) if isinstance(event, event_types.Evaluated) else step
         finite = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
@@ -360,17 +372,17 @@ class Series:
 
     def _numbers(self, event: event_types.Event) -> dict[str, float | None]:
         match event:
-            case event_types.State():
+            case event_types.StateChanged():
                 self._step = event.step
             case event_types.FetchFailed():
                 self._counted["fetch_failures"] += 1
-            case event_types.Refused():
+            case event_types.PeerRefused():
                 self._counted["refused"] += 1
             case event_types.Dropped():
                 self._counted["members_dropped"] += len(event.seats)
             case event_types.Warning():
                 self._counted["warnings"] += 1
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 return self._trained(event)
             case event_types.Applied():
                 self._counted["results_applied"] += event.results
@@ -382,12 +394,12 @@ class Series:
                 return _machine(event)
             case event_types.Evaluated():
                 return {f"eval/{event.task}/{event.metric}": event.value}
-            case event_types.Optimizer():
+            case event_types.OptimizerReport():
                 levels = event.levels.items()
                 return {f"optimizer/{level}/{name}": value for level, said in levels for name, value in said.items()}
         return {}
 
-    def _trained(self, event: event_types.Trained) -> dict[str, float | None]:
+    def _trained(self, event: event_types.ShareTrained) -> dict[str, float | None]:
         self._counted["tokens"] += event.tokens
         return {
             "epoch": event.epoch,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 from annotated_doc import Doc
 
-from aftermath.base.bounded import U32_MAX, Limits
+from aftermath.base.bounded import U32_MAX, NumberLimits
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.rules import distro, optimizers, sparseloco
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -41,7 +41,7 @@ class LabSettings:
     ] = None
     data_path: Annotated[Path | None, Doc("Token file or directory of them; needed without a config file.")] = None
     token_bytes: Annotated[Literal["2", "4"] | None, Doc("Bytes of a token in these files; else 2.")] = None
-    seq_len: Annotated[int | None, Limits(2, MAX_SEQ_LEN), Doc(f"Tokens of a sequence; else {SEQ_LEN}.")] = None
+    seq_len: Annotated[int | None, NumberLimits(2, MAX_SEQ_LEN), Doc(f"Tokens of a sequence; else {SEQ_LEN}.")] = None
 
     optimizer: Annotated[OptimizerName | None, Doc("What learns from gradients; else distro.")] = None
     lr: Annotated[float | None, Doc(f"Highest learning rate; else {_RATES}.")] = None
@@ -49,22 +49,24 @@ class LabSettings:
         ScheduleName | None, Doc("stable falls to 0 over the last fifth of the steps, cosine to a tenth; else stable.")
     ] = None
     warmup_steps: Annotated[
-        int | None, Limits(0, U32_MAX), Doc("Steps until the highest rate; else a twentieth of them.")
+        int | None, NumberLimits(0, U32_MAX), Doc("Steps until the highest rate; else a twentieth of them.")
     ] = None
     steps: Annotated[
-        int | None, Limits(1, U32_MAX), Doc(f"Steps to train; else {STEPS}. A config's schedule keeps its own length.")
+        int | None,
+        NumberLimits(1, U32_MAX),
+        Doc(f"Steps to train; else {STEPS}. A config's schedule keeps its own length."),
     ] = None
     total_batch: Annotated[
-        int | None, Limits(1, 65535), Doc(f"Sequences of a step, of all members; else {TOTAL_BATCH}.")
+        int | None, NumberLimits(1, 65535), Doc(f"Sequences of a step, of all members; else {TOTAL_BATCH}.")
     ] = None
-    micro_batch: Annotated[int, Limits(1), Doc("Sequences in one forward pass.")] = 8
+    micro_batch: Annotated[int, NumberLimits(1), Doc("Sequences in one forward pass.")] = 8
     seed: Annotated[
-        int | None, Limits(0, 2**63 - 1), Doc("Of the order of the data and of what is rejected; else 0.")
+        int | None, NumberLimits(0, 2**63 - 1), Doc("Of the order of the data and of what is rejected; else 0.")
     ] = None
 
-    members: Annotated[int | None, Limits(1, MAX_MEMBERS), Doc("Replicas, each with a share of the batch; else 1.")] = (
-        None
-    )
+    members: Annotated[
+        int | None, NumberLimits(1, MAX_MEMBERS), Doc("Replicas, each with a share of the batch; else 1.")
+    ] = None
     tiers: Annotated[
         str | None, Doc("Tiers of the members, for example 0,1,2; fewer than members are taken by turns. Else 0.")
     ] = None
@@ -75,18 +77,18 @@ class LabSettings:
         Literal["0", "1"] | None,
         Doc("Rounds that pass before results are applied, beyond the next; else 1, and 0 with sparseloco."),
     ] = None
-    reject: Annotated[int, Limits(0, 99), Doc("Percent of the results that are not accepted.")] = 0
+    reject: Annotated[int, NumberLimits(0, 99), Doc("Percent of the results that are not accepted.")] = 0
 
     topk: Annotated[
         int | None,
-        Limits(1, 65535),
+        NumberLimits(1, 65535),
         Doc(
             f"Coefficients that a result keeps of a block; else {distro.TOPK} with distro and "
             f"{sparseloco.TOPK} with sparseloco."
         ),
     ] = None
     topk_embeddings: Annotated[
-        int | None, Limits(1, 65535), Doc("The same, of the token embedding and the output head; else as many.")
+        int | None, NumberLimits(1, 65535), Doc("The same, of the token embedding and the output head; else as many.")
     ] = None
     feedback_decay: Annotated[
         float | None,
@@ -97,7 +99,7 @@ class LabSettings:
     ] = None
     inner_steps: Annotated[
         int | None,
-        Limits(1, MAX_INNER_STEPS),
+        NumberLimits(1, MAX_INNER_STEPS),
         Doc(f"sparseloco: steps on parts of a share; else {sparseloco.INNER_STEPS}."),
     ] = None
     inner_optimizer: Annotated[
@@ -125,14 +127,14 @@ class LabSettings:
     ] = None
 
     held_out_path: Annotated[Path | None, Doc("Token files that are measured on and not trained on.")] = None
-    eval_every: Annotated[int, Limits(0), Doc("Steps between measurements; 0 measures at the end only.")] = 0
-    eval_sequences: Annotated[int, Limits(1), Doc("Sequences of a measurement.")] = 256
+    eval_every: Annotated[int, NumberLimits(0), Doc("Steps between measurements; 0 measures at the end only.")] = 0
+    eval_sequences: Annotated[int, NumberLimits(1), Doc("Sequences of a measurement.")] = 256
 
     out: Annotated[
         Path | None, Doc("Directory for events, plot and checkpoint, and for the state needed to resume.")
     ] = None
-    save_every: Annotated[int, Limits(1), Doc("Steps between two saved states in --out.")] = 100
+    save_every: Annotated[int, NumberLimits(1), Doc("Steps between two saved states in --out.")] = 100
     device: Annotated[str, Doc("auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")] = "auto"
-    threads: Annotated[int, Limits(0), Doc("CPU threads; 0 leaves torch's own choice.")] = 0
+    threads: Annotated[int, NumberLimits(0), Doc("CPU threads; 0 leaves torch's own choice.")] = 0
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"

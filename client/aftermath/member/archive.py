@@ -126,7 +126,7 @@ class Keeper:
             return False
         if self._archive.directory is not None:
             self.saved_step = run.trained_steps
-            self._ports.events.emit(event_types.Checkpoint(step=run.trained_steps, path=str(kept.place)))
+            self._ports.events.emit(event_types.CheckpointWritten(step=run.trained_steps, path=str(kept.place)))
         late = self._sending is not None
         if self._archive.hub is not None:
             self._line_up(self._archive.hub, kept)
@@ -288,7 +288,9 @@ class Keeper:
                 await self._name_directory(kept)
             return
         self.saved_step = step
-        self._ports.events.emit(event_types.Checkpoint(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit))
+        self._ports.events.emit(
+            event_types.CheckpointWritten(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit)
+        )
         if not hub.named:
             return
         await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)

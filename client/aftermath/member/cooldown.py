@@ -54,7 +54,9 @@ class Cooldown:
         # them on chain. Then comes the snapshot for joiners; members that join the next epoch
         # earlier retry.
         hashes = await self._compute(self._replica.hashes)
-        self._ports.events.emit(event_types.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
+        self._ports.events.emit(
+            event_types.CooldownStarted(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes))
+        )
         await self._attest(run, hashes)
         replica = self._replica
         state = self._role.schema.state

@@ -1,8 +1,8 @@
 """Limit how many results a member downloads at once, and choose whose come next.
 
 A stalled author holds its turn until the try times out. So one author gets at most half of the
-turns, and waits after a failed try behind authors that failed less often. Authors whose last try
-failed share half of the turns.
+turns, and waits behind authors that failed less often. A success makes up for one failure. Authors
+with failures share half of the turns.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 
 from aftermath.p2p.transport import TransportError
 
+_MOST_FAILURES = 16  # so that an author is on a par with others soon after a long outage
+
 
 class Downloads:
     """The turns to download of one member."""
@@ -24,7 +26,7 @@ class Downloads:
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._running = Counter[bytes]()
         self._failures = Counter[bytes]()
-        """Consecutive failed tries, by author."""
+        """Failed tries by author, less one for each success. An author at 0 has no entry."""
 
     @asynccontextmanager
     async def turn(self, author: bytes) -> AsyncIterator[None]:
@@ -35,9 +37,9 @@ class Downloads:
         await self._wait(author)
         try:
             yield
-            del self._failures[author]
+            self._failures -= Counter({author: 1})  # drops an author that is at 0
         except TransportError:
-            self._failures[author] += 1
+            self._failures[author] = min(_MOST_FAILURES, self._failures[author] + 1)
             raise
         finally:
             self._end(author)

@@ -15,7 +15,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.ready import Readiness
 from aftermath.member.results import Results
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
@@ -33,7 +33,7 @@ class Listening:
         self._role = role
         self._readiness = readiness
         self._results = results
-        self._complaints = Complaints(_log)
+        self._complaints = LogLimits(_log)
         self._members_seq = -1
         self._unwanted: dict[bytes, bool] = {}
 
@@ -43,7 +43,10 @@ class Listening:
             run = self._ports.feed.run
             if run.members_seq != self._members_seq:
                 members = self._ports.feed.members
-                wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
+                # A dropped member may hold the only copy of a level. It still fetches the last
+                # results of the epoch.
+                here = members.mask(MemberState.HEALTHY) | members.mask(MemberState.DROPPED)
+                wanted = members.pending | here | run.finishers
                 self._ports.transport.set_members(members.seats[seat].p2p for seat in bitmap.seats(wanted))
                 self._tell_of_kicks(members)
                 self._members_seq = run.members_seq
@@ -90,5 +93,5 @@ class Listening:
     def _bar(self, peer: bytes, why: str) -> None:
         """Bar a peer for a while. Report it once."""
         if self._complaints.new("reading an announcement of", peer):
-            self._ports.events.emit(event_types.Refused(peer=short(peer), why=why))
+            self._ports.events.emit(event_types.PeerRefused(peer=short(peer), why=why))
         self._ports.transport.bar(peer, why)

@@ -33,8 +33,9 @@ from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
+from aftermath.member.stake import Stake, loss_found
 from aftermath.member.ticker import Ticker
-from aftermath.member.unfinished import LastMember, Stake, Unfinished
+from aftermath.member.unfinished import LastMember, Unfinished
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
 from aftermath.replica.modelshare import ModelShare, snapshot
@@ -86,7 +87,7 @@ class Member:
         self._enrolment = Enrolment(ports, role)
         self._listening = Listening(ports, role, self._readiness, self._results)
         self._notices = Notices(ports.events)
-        self._last = LastMember(ports, role, workers, self._keeper, origin)
+        self._last = LastMember(ports, role, workers, self._keeper, origin, confirms=wishes.confirms_loss)
         self._replica: Replica | None = None
         self._rounds: Rounds | None = None
         self._stops: Callable[[bool], bool] | None = None
@@ -175,6 +176,7 @@ class Member:
                             message=f"out of this epoch: {reason}; joining the next one", until="trained"
                         )
                     )
+                    await self._keep_copy()
                     self._forget_replica()
                     if isinstance(reason, NoModel):
                         await self._make_room()
@@ -187,7 +189,7 @@ class Member:
                 await self._ports.feed.after(run.seq)
 
     async def _finish(self, run: Run) -> None:
-        """Say that the run is finished, and stay until its model is saved. Raises ModelLost if it cannot be."""
+        """Say that the run is finished, and stay until its model is saved. Raises ModelLost."""
         self._notices.finished(run, await self._last.newest_model())
         await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
         replica = self._replica if self._ended is not None and self._ended.step == run.step else None
@@ -197,9 +199,17 @@ class Member:
         await self._gradients.settle()
         await self._private.settle()
         model = await self._last.newest_model()  # an upload may have ended since
-        if self._keeper.saved_step != run.trained_steps and (stake := self._last.stake(self.seat, replica, model)):
-            raise stake.lost()
+        if self._keeper.saved_step != run.trained_steps:
+            self._raise_loss(View(run, self._ports.feed.members, model), replica)
         self._notices.never_saved(run, model)
+
+    def _raise_loss(self, view: View, replica: Replica | None) -> None:
+        """Raise ModelLost if the model is lost with this member, or was before it came back."""
+        if (stake := self._last.stake(self.seat, replica, view.model)) is not None:
+            raise stake.lost()
+        wallet = self._ports.coordinator.wallet
+        if replica is None and (lost := loss_found(view, wallet, self._keeper.directory)) is not None:
+            raise lost
 
     def _takes_part(self, view: View) -> bool:
         """Return whether this member can begin an epoch: in warm-up, or just after it with a
@@ -225,6 +235,7 @@ class Member:
         parts = self._ports, self._role, self._workers, self._origin
         warm = WarmUp(*parts, view, self.seat, self._parallel, self._keeper.directory)
         self._own.withdraw()  # free an outdated replica before there is another
+        self._rounds = None
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
         await self._offer_durable(view, replica, kept=warm.kept)
@@ -270,6 +281,11 @@ class Member:
             await self._join(ended)
         parts = self._share, replica, self._keeper, self._private
         await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(ended)
+
+    async def _keep_copy(self) -> None:
+        """Save the replica of an epoch that this member fell out of, as `keep_copy` does."""
+        if self._rounds is not None and self._replica is not None and self.seat is not None:
+            await self._last.keep_copy(self.seat, self._replica, self._rounds.step)
 
     def _take_replica(self) -> Replica | None:
         """Return and drop the replica, so that an outdated one frees its memory."""

@@ -40,7 +40,7 @@ class Notices:
             return
         self._state = state
         self._events.emit(
-            event_types.State(
+            event_types.StateChanged(
                 epoch=run.epoch,
                 state=state.name,
                 step=run.trained_steps,
@@ -91,7 +91,7 @@ class Notices:
         kept = steps_before(model.checkpoint_step)
         place = model.checkpoint.repo if kept else None
         step = kept if kept else None
-        self._events.emit(event_types.Finished(step=run.trained_steps, checkpoint=place, checkpoint_step=step))
+        self._events.emit(event_types.RunFinished(step=run.trained_steps, checkpoint=place, checkpoint_step=step))
 
     def never_saved(self, run: Run, model: Model) -> None:
         """Warn once per epoch, and at the run's end, if the chain names no checkpoint."""

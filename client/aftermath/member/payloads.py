@@ -215,7 +215,7 @@ class Payloads:
         except BadPayload as error:
             candidate.bad.add(level)
             self._ports.events.emit(
-                event_types.Refused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
+                event_types.PeerRefused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
             )
             return False
         candidate.votes[level] = votes

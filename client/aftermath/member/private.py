@@ -95,7 +95,7 @@ class PrivateState:
                 state, told = found
                 await self._workers.compute(lambda: replica.optimizer.restore(state))
                 self._own.begin(told)
-                self._ports.events.emit(event_types.Remembered(epoch=epoch))
+                self._ports.events.emit(event_types.OptimizerRestored(epoch=epoch))
                 return
         except (BadState, CheckpointError) as error:
             why = error.message

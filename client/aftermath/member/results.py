@@ -175,14 +175,14 @@ class Results:
             return
         if candidates:
             self._ports.events.emit(
-                event_types.Refused(height=said.height, seat=said.seat, why="it announced another result too")
+                event_types.PeerRefused(height=said.height, seat=said.seat, why="it announced another result too")
             )
             self.evidence.add(said, candidates[0].raw, raw)
         # A witness rejects results announced after it closed the round: they could be copies.
         candidate = Candidate(said, raw, digest, late=said.height in self._closed)
         candidates.append(candidate)
         if candidate.late:
-            self._ports.events.emit(event_types.Refused(height=said.height, seat=said.seat, why=CLOSED_ON))
+            self._ports.events.emit(event_types.PeerRefused(height=said.height, seat=said.seat, why=CLOSED_ON))
         if (early := self._keys[said.height].get(said.seat)) is not None:
             self.hear_key(*early)
         self._lineage.hear(said)
@@ -227,7 +227,7 @@ class Results:
         for candidate in (c for found in self._found.values() for c in found.get(seat, ())):
             if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
                 candidate.broken = True
-                self._ports.events.emit(event_types.Refused(height=candidate.said.height, seat=seat, why=why))
+                self._ports.events.emit(event_types.PeerRefused(height=candidate.said.height, seat=seat, why=why))
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Report a member with an unassigned announcement once a round. Bar a peer that continues.
@@ -239,7 +239,7 @@ class Results:
         seat = next((index for index, member in enumerate(plan.seats) if (member.p2p, member.signer) == whose), None)
         refused = self._refused[said.height].setdefault(seat, set())
         if not refused:
-            self._ports.events.emit(event_types.Refused(height=said.height, seat=seat, why=_UNASSIGNED))
+            self._ports.events.emit(event_types.PeerRefused(height=said.height, seat=seat, why=_UNASSIGNED))
         refused.add(raw)  # signed, so only the sender can add to them
         if len(refused) > _MAX_UNASSIGNED:
             refused.pop()

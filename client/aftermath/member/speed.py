@@ -55,7 +55,7 @@ async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Ori
     elif said := too_slow(ports.feed.view, ports.transport.node_id, weight):
         _warn(ports, said)
     weight = weight or _SLOWEST
-    ports.events.emit(event_types.Measured(weight=weight, seconds=ports.clock.monotonic() - started))
+    ports.events.emit(event_types.SpeedMeasured(weight=weight, seconds=ports.clock.monotonic() - started))
     return weight
 
 

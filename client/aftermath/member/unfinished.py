@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from aftermath.events import event_types
 from aftermath.member.archive import Keeper
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
+from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
 from aftermath.model.steps import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
@@ -35,43 +36,10 @@ from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from aftermath.rules.unsaved import sole_levels, unsaved_steps
 
-SAVE_SECONDS = 60.0
-"""Seconds that a stopped member has for the last results and the file."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_CONFIRMED = "To leave and lose these steps, press Ctrl-C twice; SIGTERM loses them at once"
+_UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
 _LONGEST_HOLD = 60.0  # seconds between two tries of a finished run: each may be an upload
-
-
-class ModelLost(AftermathError):
-    """Trained steps that only this member had are in no checkpoint."""
-
-    code = "model-lost"
-
-
-@dataclass(frozen=True)
-class Stake:
-    """What would be lost if this member left now."""
-
-    steps: int
-    """Trained steps in no checkpoint."""
-    levels: list[int]
-    """Levels whose newest contents no other member has."""
-    saves: bool
-    """Whether this member can save them to its checkpoint directory."""
-
-    def words(self) -> str:
-        """Return the loss as a sentence without its end."""
-        which = f"level{'s' * (len(self.levels) > 1)} {', '.join(map(str, self.levels))}"
-        steps = counted(self.steps, "trained step is", "trained steps are")
-        return f"{steps} in no checkpoint, and no other member has {which} of the model"
-
-    def lost(self) -> ModelLost:
-        """Return the error of a member that leaves all the same."""
-        fix = "In the next run, start a tier-0 member with --checkpoint-dir DIR, on a disk with enough space"
-        return ModelLost(
-            f"{counted(self.steps, 'trained step is', 'trained steps are')} lost: no checkpoint has "
-            f"{'it' if self.steps == 1 else 'them'}, and no other member has all of the model",
-            fix,
-        )
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -110,12 +78,16 @@ def read_mark(path: Path) -> Unfinished | None:
 class LastMember:
     """Saves the model of a member that is stopped as the last holder, and resumes from it."""
 
-    def __init__(self, ports: Ports, role: Role, workers: Workers, keeper: Keeper, origin: Origin) -> None:
+    def __init__(
+        self, ports: Ports, role: Role, workers: Workers, keeper: Keeper, origin: Origin, *, confirms: bool = False
+    ) -> None:
+        """`confirms`: whether the user is asked for a second Ctrl-C before trained steps are lost."""
         self._ports = ports
         self._role = role
         self._workers = workers
         self._keeper = keeper
         self._origin = origin
+        self._confirms = confirms
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
 
@@ -172,6 +144,27 @@ class LastMember:
         self._ports.events.emit(event_types.Stopped(step=step, path=str(place), goes_on=self.stays))
         return True
 
+    # --- falling out of an epoch ------------------------------------------------------------------
+
+    async def keep_copy(self, seat: int, replica: Replica, step: int) -> None:
+        """Save the model of `step` steps of a member that fell out of its epoch.
+
+        Do nothing if another member has all of the model. The chain cannot name the copy: nobody
+        attests it, and the run continues from older levels.
+        """
+        view = self._ports.feed.view
+        run = view.run
+        everyone = {one.p2p for one in view.members.seats}
+        levels = sole_levels(run, view.members, seat, everyone)
+        if self._keeper.directory is None or not levels or step <= steps_before(view.model.checkpoint_step):
+            return
+        place = await self._keeper.save_now(replace(run, step=step + 1), replica)
+        if place is not None:
+            self._warn(
+                f"this member alone had {levels_named(levels)} of the model, and fell out at step {step}: a copy is in "
+                f"{place}, and the run continues without it\nTo keep that training, start a new run from this copy"
+            )
+
     # --- a finished run -----------------------------------------------------------------------------------------
 
     async def hold(self, ended: Run, replica: Replica) -> None:
@@ -186,7 +179,7 @@ class LastMember:
                 warned = True
                 self._warn(
                     f"{counted(unsaved, 'trained step is', 'trained steps are')} in no checkpoint: this member holds "
-                    "the model and tries again until it is saved\nTo leave and lose these steps, press Ctrl-C twice",
+                    f"the model and tries again until it is saved\n{_CONFIRMED if self._confirms else _UNASKED}",
                     until="checkpoint",
                 )
             hashes = await self._workers.compute(replica.hashes)
@@ -237,7 +230,7 @@ class LastMember:
         except AftermathError as error:
             raise Desync(f"{unfinished.place} cannot be read: {error.message}") from error
         replica = await self._workers.compute(lambda: self._origin.replica(weights))
-        self._ports.events.emit(event_types.Model(source=unfinished.place, step=unfinished.step))
+        self._ports.events.emit(event_types.ModelReady(source=unfinished.place, step=unfinished.step))
         ended = await self._ports.feed.until(lambda run: not run.state.training or not unfinished.is_of(run))
         if not unfinished.is_of(ended) or ended.trained_steps != unfinished.step:
             raise Desync(f"the epoch did not end with the model in {unfinished.place}, which is now only a copy")

@@ -23,7 +23,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, HubAway
-from aftermath.model.levels import SchemaError
+from aftermath.model.schema import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.model.steps import stem_of_run, step_directory
 from aftermath.p2p.transport import escaped
@@ -83,7 +83,7 @@ class WarmUp:
         if replica is not None:
             hashes = await self._workers.compute(replica.hashes)
             if all(hashes[level] == self._expected(level) for level in self._role.levels):
-                self._ports.events.emit(event_types.Model(source="its own replica", step=self._run.trained_steps))
+                self._ports.events.emit(event_types.ModelReady(source="its own replica", step=self._run.trained_steps))
                 self.kept = True
                 return replica
             # Keep the levels that pass the check: nobody else may have them.
@@ -92,7 +92,7 @@ class WarmUp:
         source = await first_of(self._load(), self._give_up())
         if self._sought != set(self._role.levels):
             source = f"its own replica and {source}"
-        self._ports.events.emit(event_types.Model(source=source, step=self._run.trained_steps))
+        self._ports.events.emit(event_types.ModelReady(source=source, step=self._run.trained_steps))
         return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:

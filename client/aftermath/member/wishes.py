@@ -27,6 +27,8 @@ class Wishes:
     """Most results of others to fetch at once. None: no limit."""
     share_delay: float = 0.0
     """Seconds to wait before each share, to simulate a slower machine."""
+    confirms_loss: bool = False
+    """Whether a Ctrl-C that would lose trained steps asks for a second one."""
     prompt: Prompt | None = None
     """Prompt to continue while the run does not need this member."""
     evaluations: Evaluations | None = None

@@ -1,4 +1,4 @@
-"""The architectures this client has, and which of them a `config.json` is of."""
+"""The registry of architectures, and the detection of a `config.json`'s architecture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONFIGS: tuple[tuple[Architecture, type[ModelConfig]], ...] = (
     (Architecture.HF_NANOGPT, NanoGPTConfig),
     (Architecture.HF_AUTO, HfAutoConfig),
 )
-"""As a run names them, and what reads their files."""
+"""The config class of each architecture, in order of precedence."""
 _BY_TYPE = {
     name: (architecture, config)
     for architecture, config in _CONFIGS
@@ -31,9 +31,11 @@ _BY_TYPE = {
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> Architecture:
-    """What a `config.json` is of; a Llama unless it says else, and what is not here may be one of transformers.
+    """What a `config.json` is of; a Llama unless it says else, and what is not here may be one of
+    transformers.
 
-    Raises ModelConfigError for what is of neither, and for one of transformers where that is not installed.
+    Raises ModelConfigError for what is of neither, and for one of transformers where that is not
+    installed.
     """
     return _named(hf_config)[0]
 
@@ -44,7 +46,9 @@ def config_type(hf_config: Mapping[str, Any]) -> type[ModelConfig]:
 
 
 def is_of(hf_config: Mapping[str, Any], architecture: Architecture) -> bool:
-    """Whether a `config.json` names a model of this architecture. Nothing is built, and transformers is not loaded."""
+    """Whether a `config.json` names a model of this architecture. Nothing is built, and
+    transformers is not loaded.
+    """
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
     if isinstance(named, str) and named in _BY_TYPE:
         return _BY_TYPE[named][0] is architecture
@@ -61,7 +65,8 @@ def is_type_of(hf_config: Mapping[str, Any], config: ModelConfig) -> bool:
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     """The full model that a `config.json` describes, which may belong to a tier's slice.
 
-    Raises ModelConfigError when the file contradicts itself or asks for something that no network here computes.
+    Raises ModelConfigError when the file contradicts itself or asks for something that no network
+    here computes.
     """
     config = config_type(hf_config).from_hf(hf_config)
     return config.agreed(hf_config) if isinstance(config, TransformerConfig) else config

@@ -1,20 +1,21 @@
-"""Reading checkpoints: where a tier's weights come from, and the guards against mixing tiers up.
+"""Read, verify and merge checkpoints of one tier or of the full model.
 
-Decided
-- The replica that results always is the tier that was asked for; a directory of another tier is an error, no guess.
-- `auto` takes a tier's own files when they are complete (manifest, then the sibling `<name>-tier<k>`) and otherwise
-  slices the full checkpoint while reading it; `sliced` demands the tier's files; `universal` reads the full checkpoint.
-- What contradicts itself (sizes, tiers, digests, escaping paths) is an error under every strategy.
+A replica always has the tier that the caller asked for. Contradictions in a checkpoint (sizes,
+tiers, digests, paths outside it) are errors under every strategy.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from aftermath.base.text import counted
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file, read_limited
@@ -27,13 +28,14 @@ from aftermath.model.manifest import (
     verify,
 )
 from aftermath.model.published import PLAIN, Form, form_of
+from aftermath.model.schema import prefix
 from aftermath.model.weights import read_weights, spared, weight_files
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TierFiles:
+class TierSource:
     """Files that hold one tier (0: the full model) of a model."""
 
     config: ModelConfig  # of the full model
@@ -43,22 +45,22 @@ class TierFiles:
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """The full model's config from a checkpoint directory of any tier. Raises CheckpointError or ModelConfigError."""
+    """Return the full model's config from any tier. Raises CheckpointError, ModelConfigError."""
     return config_of(hf_config(directory / "config.json"))
 
 
 def tier_of(directory: Path, asked: int | None) -> int:
-    """The tier that was asked for, else the one whose files a directory holds. Raises as `load_config` does."""
+    """Return the requested tier, else the directory's. Raises as `load_config` does."""
     return stored_tier(hf_config(directory / "config.json"))[0] if asked is None else asked
 
 
 def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, Tensor]:
-    """The fp32 tensors of a tier from a checkpoint directory. Raises CheckpointError or ModelConfigError."""
+    """Return the fp32 tensors of a tier. Raises CheckpointError, ModelConfigError."""
     source = find(Path(directory), tier, strategy)
     return read_weights(source.weights, source.config, stored=source.stored, tier=tier, form=source.form)
 
 
-def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierFiles:
+def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
     """Where the weights of a tier are, by the rules at the top of this file."""
     whole = directory.absolute()
     sibling = whole.parent / f"{whole.name}-tier{tier}"
@@ -67,13 +69,15 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierFiles:
     if alone and is_file(sibling / "config.json"):
         return _tier_source(sibling / "config.json", tier, weight_files(sibling))
     document = hf_config(directory / "config.json")
-    config, (stored, _), form = config_of(document), stored_tier(document), form_of(document)
+    config = config_of(document)
+    (stored, _) = stored_tier(document)
+    form = form_of(document)
     config.width(tier)  # WidthNotDivisible says which widths would do
     if stored > 0:
         _guard_slice(directory, stored, tier, strategy)
-        return TierFiles(config, stored, weight_files(directory), form)
+        return TierSource(config, stored, weight_files(directory), form)
     if not may_slice:
-        return TierFiles(config, 0, weight_files(directory, spared(config, tier, form)), form)
+        return TierSource(config, 0, weight_files(directory, spared(config, tier, form)), form)
     own = _own_files(directory, sibling, tier, strategy)
     if own is not None:
         if own.config != config:
@@ -87,13 +91,11 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierFiles:
             f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
             f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
-    return TierFiles(config, 0, weight_files(directory, spared(config, tier, form)), form)
+    return TierSource(config, 0, weight_files(directory, spared(config, tier, form)), form)
 
 
-def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> TierFiles | None:
-    """Return the tier's own files, from the manifest or next to the directory. None if there are
-    none.
-    """
+def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> TierSource | None:
+    """Return the tier's own files, or None if there are none."""
     manifest = directory / MANIFEST_FILE
     if is_file(manifest):
         try:
@@ -107,7 +109,7 @@ def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) ->
     return None
 
 
-def _from_manifest(path: Path, tier: int) -> TierFiles:
+def _from_manifest(path: Path, tier: int) -> TierSource:
     manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
     entry = manifest.of_tier(tier)
     files = {listed: local_path(path.parent, listed, tier) for listed in entry.files}
@@ -130,12 +132,12 @@ def _from_manifest(path: Path, tier: int) -> TierFiles:
     return source
 
 
-def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> TierFiles:
+def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> TierSource:
     document = hf_config(config)
     stored, _ = stored_tier(document)
     if stored != tier:
         raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "Export the tiers again")
-    return TierFiles(config_of(document), stored, weights, form_of(document))
+    return TierSource(config_of(document), stored, weights, form_of(document))
 
 
 def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) -> None:
@@ -156,3 +158,99 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
             f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
             choose,
         )
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found right."""
+
+    tiers: tuple[int, ...]
+    """The tiers whose own files were compared with the full model."""
+    files: int
+    """Files whose SHA-256 is the manifest's."""
+    tensors: int
+    """Parameters of the model, or of the slice."""
+    slice_of: int | None = None
+    """The tier of a slice; None for a full checkpoint."""
+
+
+def verified(directory: Path) -> Verified:
+    """Check a full checkpoint and the tiers next to it, or one tier's slice."""
+    if stored := stored_tier(hf_config(directory / "config.json"))[0]:
+        return _verified_slice(directory.absolute(), stored)
+    params = load(directory, 0, "universal")
+    listed = manifest_files(directory)
+    tiers = tuple(sorted(tier for tier in listed if tier))
+    for tier in tiers:
+        for name, tensor in load(directory, tier, "sliced").items():
+            if not torch.equal(params[name][prefix(tensor.shape)], tensor):
+                raise CheckpointError(
+                    f"tier {tier}'s {name} is not the full model's", "Export the tiers again from the full checkpoint"
+                )
+    return Verified(tiers, sum(map(len, listed.values())), len(params))
+
+
+def _verified_slice(directory: Path, tier: int) -> Verified:
+    """Check a slice, by the manifest of the full checkpoint next to it if there is one."""
+    params = load(directory, tier)
+    whole = directory.with_name(directory.name.removesuffix(f"-tier{tier}"))
+    files: dict[str, Path] = {}
+    if whole != directory and is_file(whole / MANIFEST_FILE):
+        manifest = parse_manifest(read_limited(whole / MANIFEST_FILE, MAX_MANIFEST_BYTES))
+        files = {name: local_path(whole, name, tier) for name in manifest.of_tier(tier).files}
+        verify(files, manifest.sha256)
+    return Verified((), len(files), len(params), tier)
+
+
+def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
+    """The manifest's files by tier, each compared with its digest; nothing where there is no
+    manifest.
+
+    Raises CheckpointError.
+    """
+    path = directory / MANIFEST_FILE
+    if not is_file(path):
+        return {}
+    manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
+    found = {
+        entry.tier: {name: local_path(directory, name, entry.tier) for name in manifest.of_tier(entry.tier).files}
+        for entry in manifest.tiers
+    }
+    for files in found.values():
+        verify(files, manifest.sha256)
+    return found
+
+
+def merged(full: Path, part: Path, warn: Callable[[str], None] = log.warning) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The full model's config and tensors with those of a slice in their places.
+
+    `warn` is told how far the slice is from the full model, if its values differ. Raises
+    CheckpointError or ModelConfigError, for a slice of another model too.
+    """
+    config = load_config(full)
+    tier = stored_tier(hf_config(part / "config.json"))[0]
+    if stored_tier(hf_config(full / "config.json"))[0]:
+        raise CheckpointError(f"{full} is itself a slice", "Name the full checkpoint")
+    if load_config(part) != config:
+        raise CheckpointError(
+            f"{part} is no slice of {full}: their config.json describe two models", "Name the slice's own full model"
+        )
+    params = load(full, 0)
+    slices = load(part, tier)
+    changed = 0
+    squares = 0.0
+    differences = 0.0
+    for name, tensor in slices.items():
+        place = params[name][prefix(tensor.shape)]
+        changed += not torch.equal(place, tensor)
+        squares += float(place.square().sum(dtype=torch.float64))
+        differences += float((place - tensor).square().sum(dtype=torch.float64))
+        place.copy_(tensor)
+    if changed:
+        size = math.sqrt(differences / squares) if squares else math.inf
+        warn(
+            f"{counted(changed, 'tensor')} of {part} differ from {full} by {size:.1%} of their norm. Either the slice "
+            "was trained further, or it comes from another training, which makes the merged model useless. Above 100% "
+            "the two have little in common"
+        )
+    return config, params

@@ -1,36 +1,48 @@
-"""What a model says of itself, whatever its architecture: shapes, tiers, and the `config.json` it comes from.
+"""The config of a model, whatever its architecture: shapes, tiers and `config.json`.
 
-Decided
-- A `ModelConfig` always describes tier 0 (the full model); which tier a directory stores is a separate fact,
-  `stored_tier`.
-- Tier k holds, and computes with, the first 1/2^k of the hidden units of every feed-forward, unless the file says what
-  its tiers keep (`model/tiers.py`). Which dimension of which tensor these are is the architecture's to say.
-- Token ids (one or several that end a text, the one that pads) change no function: they are kept and written back. The
-  row of the token that pads learns as any other does, which it would not in transformers: texts are not padded here,
-  and where a file says the same token for padding and for the end of a text, that token must learn.
-- An architecture is a subclass in `model/arch/`, named in `model/architectures.py`; docs/models.md says how to add one.
-
-No torch here: a network is imported when it is built.
+An architecture is a subclass in `model/arch/` with a line in `model/architectures.py`
+(docs/models.md). This module never imports torch; a config imports its network to build it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aftermath.base.errors import AftermathError, shown
-from aftermath.model.sizes import LIMITS
-from aftermath.model.tensor_plan import TensorPlan
+from aftermath.model.presets import LIMITS
 from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from aftermath.model.network import LanguageModel
+
+Dims = Mapping[str, Literal[0, 1]]
+"""The last parts of the names of matrices, `*` for any, and which dimension of them is cut."""
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tier's network, cut."""
+
+    dims: Dims
+    """The cut dimension by name: 0 (output) for matrices into a block, 1 (input) out of it."""
+    divided: Mapping[str, Sequence[int]]
+    """What is cut into equal parts, in words, and how many of it layers have."""
+    partial: tuple[str, ...] = ()
+    """Parameters on every rank that see only its heads: gradients are summed over ranks."""
+    inner: Dims = field(default_factory=dict)
+    """Matrices between a `spread` and a `summed` place, which compute with what their rank has."""
+    spread: tuple[str, ...] = ()
+    """Modules that pass a shared tensor to each rank's part; its gradients are summed."""
+    summed: tuple[str, ...] = ()
+    """Modules through which each rank's part of a sum goes: it is added up there."""
+
 
 MAX_TIERS = MAX_LEVELS  # each tier has a level of its own
 
@@ -44,11 +56,11 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What a file has of a tensor under a name of its own."""
+class FileTensor:
+    """The part of a tensor that a file stores under a name of its own."""
 
     name: str
-    """The tensor's."""
+    """The name of the tensor."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -59,24 +71,29 @@ class Piece:
 
 
 class ModelConfigError(AftermathError):
-    """A model's `config.json` contradicts itself or asks for something this client does not compute."""
+    """A `config.json` contradicts itself or needs something that this client lacks."""
 
     code = "model-config"
 
 
+# A config always describes the full model, tier 0; `stored_tier` says which tier a directory holds.
+# Tier k keeps the first 1/2^k of the hidden units of every feed-forward, unless the file names its
+# tiers (`model/tiers.py`). Token ids change no function and are written back. Unlike in
+# transformers, the row of the padding token learns: texts are not padded here, and a file may use
+# one token for padding and the end of a text.
 class ModelConfig(BaseModel, ABC):
-    """Hyper-parameters of the full model (tier 0), under their names in a Hugging Face `config.json`."""
+    """The full model's hyper-parameters, under their Hugging Face names."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
 
     MODEL_TYPE: ClassVar[str]
-    """Of the architecture, in a run's schema and, unless it has several, in `config.json`."""
+    """The architecture's type in a schema and, unless it has several, in `config.json`."""
     MODEL_TYPES: ClassVar[tuple[str, ...]] = ()
-    """Of the models that it computes, in `config.json`, where these are several."""
+    """The types in `config.json` that the architecture computes, if there are several."""
     LATER: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a schema leaves out where they say nothing, so that those made before them stay as they are."""
+    """Fields that a schema omits at their defaults, so that older schemas keep their hash."""
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]]
-    """The last parts of the names of tensors that are cut into levels, and the dimension of their hidden units."""
+    """Name suffixes of tensors that are cut into levels, and their cut dimension."""
 
     vocab_size: int = sized("vocab_size")
     intermediate_size: int = sized("intermediate_size")
@@ -89,9 +106,11 @@ class ModelConfig(BaseModel, ABC):
     @classmethod
     @abstractmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """The full model described by a `config.json`, also when that file belongs to a tier's slice.
+        """The full model described by a `config.json`, also when that file belongs to a tier's
+        slice.
 
-        Raises ModelConfigError when the file contradicts itself or asks for another function than the network's.
+        Raises ModelConfigError when the file contradicts itself or asks for another function than
+        the network's.
         """
 
     @abstractmethod
@@ -100,7 +119,7 @@ class ModelConfig(BaseModel, ABC):
 
     @abstractmethod
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""
+        """Return the shape of each tensor of a tier. A tied output head has no tensor."""
 
     @abstractmethod
     def deviation(self, name: str) -> float | None:
@@ -113,26 +132,26 @@ class ModelConfig(BaseModel, ABC):
 
     @abstractmethod
     def build(self, tier: int, params: Mapping[str, Tensor]) -> LanguageModel:
-        """The network of a tier, with these very tensors (no copy). Raises RuntimeError if they do not fit."""
+        """Return the network on these tensors (no copy). Raises RuntimeError if they do not fit."""
 
     def tables(self) -> tuple[str, str]:
-        """The names of the tensors that have a row for every token: the embedding, and the output head."""
+        """Return the names of the embedding and of the output head."""
         return "model.embed_tokens.weight", "lm_head.weight"
 
     @property
     def base_prefix(self) -> str:
-        """How the names of all tensors but the output head begin; files that were saved from the base model lack it."""
+        """Return the prefix of all names but the head's, which files of a base model lack."""
         return "model."
 
     @property
     def ignored_names(self) -> tuple[str, ...]:
-        """Regular expressions of further names in files of this architecture that are no part of the model."""
+        """Return patterns of names in files that are not part of the model."""
         return ()
 
     @property
     def cacheable(self) -> int:
-        """The longest text in which nothing that was computed of a token changes when others follow it, in tokens; 0
-        where nothing is kept of one.
+        """The longest text in which nothing that was computed of a token changes when others follow
+        it, in tokens; 0 where nothing is kept of one.
         """
         return self.max_position_embeddings
 
@@ -149,7 +168,7 @@ class ModelConfig(BaseModel, ABC):
         return self.intermediate_size >> tier
 
     def size(self, tier: int) -> int:
-        """A number that falls from tier to tier, which the chain keeps for everybody to read: the width here."""
+        """Return the size that the chain shows for a tier: here the width."""
         return self.width(tier)
 
     def kept(self, tier: int) -> str:
@@ -166,7 +185,7 @@ class ModelConfig(BaseModel, ABC):
         return MAX_TIERS
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
-        """How ranks that compute together cut the matrices of a tier, or why they cannot. Raises ModelConfigError."""
+        """Return how ranks cut a tier's matrices, or why not. Raises ModelConfigError."""
         del tier
         return "it does not say how its matrices are cut"
 
@@ -175,15 +194,16 @@ class ModelConfig(BaseModel, ABC):
         del tier
         return name
 
-    def pieces(self) -> Mapping[str, Piece]:
-        """By their names, what files have in place of tensors that they do not hold under the tensors' names.
+    def pieces(self) -> Mapping[str, FileTensor]:
+        """Return the tensors that files store under other names or in parts, by their names in
+        files.
 
         Together they are the whole of those tensors. Raises ModelConfigError.
         """
         return {}
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
-        """The dimension of this tensor that is cut into levels, or None when every tier holds all of it."""
+        """Return the dimension that levels cut, or None if every tier holds all of it."""
         for suffix, dim in self.ELASTIC_DIMS.items():
             if name.endswith("." + suffix):
                 return dim
@@ -199,8 +219,8 @@ class ModelConfig(BaseModel, ABC):
 
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        """What a `config.json` says of these fields, with the full width. Null is absent but for tokens, and "no" where
-        the answer is yes or no, as transformers reads it.
+        """What a `config.json` says of these fields, with the full width. Null is absent but for
+        tokens, and "no" where the answer is yes or no, as transformers reads it.
         """
         _, width = stored_tier(hf_config)
         if not width:
@@ -244,7 +264,7 @@ class WidthNotDivisible(ModelConfigError):
 
 
 def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -> None:
-    """Raise WidthNotDivisible, naming the nearest widths that work, unless 2^halvings divides the width at `key`."""
+    """Raise WidthNotDivisible, with the nearest valid widths, if tiers cannot halve a width."""
     if not 0 <= halvings < MAX_TIERS:
         raise ModelConfigError(f"tier {halvings} is out of range", f"Tiers are 0 to {MAX_TIERS - 1}")
     step = 1 << halvings
@@ -258,12 +278,15 @@ def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -
 
 
 def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
-    """(tier, tier-0 width) that a `config.json` declares. A plain Llama is tier 0; a width that is not said is 0.
+    """(tier, tier-0 width) that a `config.json` declares. A plain Llama is tier 0; a width that is
+    not said is 0.
 
-    Raises ModelConfigError when `matformer_tier`, `matformer_base_intermediate_size` and `intermediate_size` disagree.
+    Raises ModelConfigError when `matformer_tier`, `matformer_base_intermediate_size` and
+    `intermediate_size` disagree.
     """
     size = _positive_int(hf_config, "intermediate_size")
-    tier, base = hf_config.get("matformer_tier"), _positive_int(hf_config, "matformer_base_intermediate_size")
+    tier = hf_config.get("matformer_tier")
+    base = _positive_int(hf_config, "matformer_base_intermediate_size")
     said = bool(hf_config.get("matformer_tiers"))  # then a tier's width need not be a half
     if size is None and tier in (None, 0) and base is None:
         return 0, 0  # a model that does not call it so

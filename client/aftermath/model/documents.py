@@ -1,4 +1,4 @@
-"""The small JSON documents of a checkpoint directory, read with a size limit. No torch here: commands use this too."""
+"""The small JSON documents of a checkpoint directory, read with size limits. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from aftermath.base.errors import AftermathError, shown
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20
-MAX_PART, MAX_NAME = 255, 1024
+MAX_PART = 255
+MAX_NAME = 1024
 """Bytes of a listed file's name: of one part, and of the whole path."""
 _SHOWN_NAME = 120
 _NAME_ANOTHER = "Name a directory that this user may read"
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
@@ -50,7 +52,7 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file. Raises CheckpointError where the system does not say, as for a name that is too long."""
+    """Return whether a file exists. Raises CheckpointError if the system refuses the name."""
     try:
         return path.is_file()
     except OSError as error:
@@ -58,7 +60,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_readable(path: Path) -> None:
-    """Raise CheckpointError if this user may not read a file. safetensors says "No such file" then."""
+    """Raise CheckpointError if this user may not read a file. safetensors calls it missing."""
     if not os.access(path, os.R_OK):
         raise CheckpointError(f"cannot read {path}: permission denied", f"Allow it for this user: chmod u+r {path}")
 
@@ -97,7 +99,8 @@ class _Index(msgspec.Struct):
 
 
 def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -> list[str]:
-    """The weight files that the index at `path` names, each once, but those that hold `spared` tensors alone.
+    """The weight files that the index at `path` names, each once, but those that hold `spared`
+    tensors alone.
 
     Raises CheckpointError.
     """

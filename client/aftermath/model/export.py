@@ -1,9 +1,7 @@
-"""Exporting tiers: one sliced directory per tier next to the full checkpoint, and the manifest that describes them.
+"""Export tiers: one sliced directory per tier next to the full checkpoint, and the manifest.
 
-Decided
-- Slices are written first and the manifest last, so a manifest never promises what is not there.
-- The checkpoints of a run are removed when they are old, with all that lies in them: their tiers are exported to
-  another place, together with a copy of the checkpoint. Its weights are linked where the disk allows, not copied.
+The manifest is written last, so it never lists a missing file. Checkpoints of a run are pruned
+with all their contents, so their tiers go to another directory with a copy of the checkpoint.
 """
 
 from __future__ import annotations
@@ -41,10 +39,11 @@ class Exported:
 def export_tiers(
     source: Path, tiers: Sequence[int], out: Path | None = None, dtype: torch.dtype = torch.float32
 ) -> Exported:
-    """Write `<name>-tier<t>` for every tier and `matformer_manifest.json` into `<name>`, which is `source` itself.
+    """Write `<name>-tier<t>` for every tier and `matformer_manifest.json` into `<name>`, which is
+    `source` itself.
 
-    With `out`, all of it goes to that directory, and `<name>` there is a copy of `source`. Numbers are rounded to
-    `dtype`; without `out` this must not change them. An existing export is replaced.
+    With `out`, all of it goes to that directory, and `<name>` there is a copy of `source`. Numbers
+    are rounded to `dtype`; without `out` this must not change them. An existing export is replaced.
 
     Raises CheckpointError, ModelConfigError or WidthNotDivisible.
     """
@@ -81,7 +80,7 @@ def export_tiers(
 
 
 def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Path) -> None:
-    """Raise CheckpointError if rounding changes a number. Members of every tier begin with the full model's numbers."""
+    """Raise CheckpointError if rounding changes a number: tiers must share exact numbers."""
     if any(not torch.equal(tensor.to(dtype).float(), tensor) for tensor in params.values()):
         raise CheckpointError(
             f"tiers of {str(dtype).removeprefix('torch.')} would differ from {source}, next to which they lie",
@@ -90,8 +89,9 @@ def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Pat
 
 
 def _refuse_removable(source: Path, base: Path) -> None:
-    """Raise if the export would lie in a run's checkpoint, or among the checkpoints that a member tidies."""
-    origin, place = source.resolve(), base.parent.resolve()
+    """Raise CheckpointError if the export would be in a directory that a member prunes."""
+    origin = source.resolve()
+    place = base.parent.resolve()
     sibling = is_removable(origin) and (base == source or place == origin.parent)
     inside = any(is_removable(path) and is_file(path / "config.json") for path in (place, *place.parents))
     if sibling or inside:

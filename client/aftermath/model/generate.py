@@ -1,16 +1,7 @@
-"""Sampling text from a model, with a smaller tier of it as draft if one is at hand.
+"""Sample text from a model, with a smaller tier of it as an optional draft.
 
-Decided
-- What the network keeps of a text (`model/key_cache.py`) is used as long as the text is within its window and positions
-  are not scaled by its length. Of a longer text the whole window is computed for every token: each then has a window of
-  its own. So the text is the one that is written without a cache (but for ties in the last bits of logits).
-- A token is drawn as the argmax of logits / temperature + Gumbel noise, and the noise belongs to its place in the text.
-  So a draft with the same noise guesses what the model will draw, one pass of the model checks several guesses, and the
-  text is the one that the model would have written alone (but for such ties).
-- Guesses end where the window is full: behind it every token has a window of its own.
-
-Source of the draft: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192);
-that a nested model is a good one: Devvrit et al., "MatFormer" (arXiv 2310.07707).
+Sources: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv
+2211.17192); Devvrit et al., "MatFormer" (arXiv 2310.07707), for nested models as drafts.
 """
 
 from __future__ import annotations
@@ -21,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aftermath.model.key_cache import Cache
-from aftermath.model.network import LanguageModel
+from aftermath.model.network import LanguageModel, TextCache
 
 
 @dataclass(frozen=True)
@@ -31,11 +21,11 @@ class Continuation:
 
     ids: list[int]
     passes: int
-    """Of the model itself, without the draft's."""
+    """Passes of the model, without passes of the draft."""
     guessed: int
     """Tokens the draft proposed."""
     taken: int
-    """Those of them that the model drew as well."""
+    """Guesses that the model confirmed."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +47,25 @@ def generate(
     vocab_size: int | None = None,
     draft: Draft | None = None,
 ) -> Continuation:
-    """The prompt's continuation, at most `new_tokens` ids, ending before any of the tokens that end a text.
+    """The prompt's continuation, at most `new_tokens` ids, ending before any of the tokens that end
+    a text.
 
-    Temperature 0 takes the likeliest token, otherwise tokens are drawn from softmax(logits / temperature) with a
-    generator of this seed. Ids at or above `vocab_size` (rows that only pad the embedding) are never chosen.
+    Temperature 0 takes the likeliest token, otherwise tokens are drawn from softmax(logits /
+    temperature) with a generator of this seed. Ids at or above `vocab_size` (rows that only pad the
+    embedding) are never chosen.
     """
     if not prompt:
         raise ValueError("generation needs at least one token to start from")
     draw = _Draw(temperature, seed, vocab_size)
-    window, ends = model.config.max_position_embeddings, model.config.end_tokens
-    ids, made, passes, guessed, taken = list(prompt), 0, 0, 0, 0
-    text, drafted = _Text(model), draft and _Text(draft.model)
+    window = model.config.max_position_embeddings
+    ends = model.config.end_tokens
+    ids = list(prompt)
+    made = 0
+    passes = 0
+    guessed = 0
+    taken = 0
+    text = _Text(model)
+    drafted = draft and _Text(draft.model)
     while made < new_tokens:
         room = min(draft.tokens, window - len(ids), new_tokens - made - 1) if draft else 0
         guesses: list[int] = []
@@ -86,15 +84,21 @@ def generate(
     return Continuation(ids[len(prompt) :], passes, guessed, taken)
 
 
+# The cache serves a text within the window whose positions do not depend on its length. Beyond the
+# window, each token has a window of its own, which is computed whole. Both paths give the same
+# text, apart from ties in the last bits of logits.
 class _Text:
     """One text and what a model keeps of it."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self._model, self._device, self._cache = model, next(model.parameters()).device, Cache()
+        self._model = model
+        self._device = next(model.parameters()).device
+        self._cache = TextCache()
 
     def logits(self, ids: Sequence[int], last: int) -> Tensor:
-        """After each of the `last` tokens, fp32 [last, V] on the CPU. What is before them is as it was last time."""
-        config, cache = self._model.config, None
+        """Return logits after each of the `last` tokens, fp32 [last, V] on the CPU."""
+        config = self._model.config
+        cache = None
         self._cache.cut(len(ids) - last)  # behind that may be guesses that were wrong
         if len(ids) <= config.cacheable:
             cache = self._cache
@@ -104,11 +108,15 @@ class _Text:
         return logits.float().cpu()
 
 
+# A token is the argmax of logits / temperature + Gumbel noise, and the noise belongs to its
+# position. A draft with the same noise guesses what the model will draw. One pass checks several
+# guesses, and the text equals the model's own. Guessing stops at the end of the window.
 class _Draw:
     """Draws tokens. The same place in a text gets the same noise every time."""
 
     def __init__(self, temperature: float, seed: int, vocab_size: int | None) -> None:
-        self._temperature, self._vocab_size = temperature, vocab_size
+        self._temperature = temperature
+        self._vocab_size = vocab_size
         self._generator = torch.Generator().manual_seed(seed)
         self._noise: list[Tensor] = []
 

@@ -1,23 +1,37 @@
-"""The Hugging Face Hub: take exactly the files a tier needs, and push a checkpoint.
+"""The Hugging Face Hub: fetch exactly the files that a tier needs, and push a checkpoint.
 
-Decided
-- What is fetched, and how much it may be, is decided from the repository's listing and the model's config before the
-  first weight is asked for.
-- A tier's own files are taken by the manifest when it can serve the tier; under `auto` an unusable one means the full
-  checkpoint. Their digests are verified.
+A fetch pins one commit and checks its listing and sizes before it requests the first weight.
 """
 
 from __future__ import annotations
 
+import errno
+import glob
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, set_client_factory, snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils._http import default_client_factory  # no public name gives the same hooks
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from aftermath.base.concurrency import within
+from aftermath.base.errors import AftermathError
 from aftermath.base.outputs import MARK
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
@@ -26,13 +40,15 @@ from aftermath.model.documents import (
     COMPANIONS,
     INDEX_FILE,
     MAX_CONFIG_BYTES,
+    MAX_NAME,
+    MAX_PART,
     WEIGHTS_FILE,
     CheckpointError,
+    HubAway,
     Strategy,
     hf_config,
     read_index,
 )
-from aftermath.model.hub_commit import Repository, asking, opened
 from aftermath.model.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -45,6 +61,169 @@ from aftermath.model.manifest import (
 )
 from aftermath.model.published import Form, form_of
 from aftermath.model.weights import spared
+
+TIMEOUT_SECONDS = 10.0
+# longest download: 60 s, plus its size at 100 kB/s
+PATIENCE_SECONDS = 60.0
+SLOWEST = 100_000
+_MADE_PATHS = ("ETag", "X-Linked-ETag", "X-Repo-Commit")
+_OFFLINE = "Check this machine's internet connection, or use a Local checkpoint"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One commit of a repository: files and sizes, negative where the listing has none."""
+
+    name: str
+    commit: str
+    sizes: Mapping[str, int]
+    token: str | Literal[False] | None
+    endpoint: str | None
+    cache: Path
+
+    def fetch(self, path: str, limit: int) -> Path:
+        """One small file."""
+        return self.fetch_all([path], limit) / path
+
+    def fetch_all(self, paths: Sequence[str], limit: int) -> Path:
+        """Fetch only these files and return the snapshot's root. Finished files are reused."""
+        need = self._limited(paths, limit)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.cache).free
+        if need > free:
+            raise CheckpointError(
+                f"{self.name} takes {need:,} bytes and the disk of {self.cache} has {free:,} free",
+                "Free some space, or set HF_HOME to another disk",
+            )
+        call = partial(
+            snapshot_download,
+            self.name,
+            revision=self.commit,
+            allow_patterns=[glob.escape(path) for path in paths],
+            cache_dir=self.cache,
+            etag_timeout=TIMEOUT_SECONDS,
+            token=self.token,
+            endpoint=self.endpoint,
+            max_workers=4,
+        )
+        with asking(self.name, token=self.token):
+            root = Path(within(PATIENCE_SECONDS + need / SLOWEST, call, _too_slow(self.name)))
+            found = {path: (root / path).stat().st_size for path in paths}
+        for path, size in found.items():
+            if size != self.sizes[path]:
+                raise CheckpointError(f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}")
+        return root
+
+    def _limited(self, paths: Sequence[str], limit: int) -> int:
+        absent = [path for path in paths if path not in self.sizes]
+        if absent:
+            raise CheckpointError(f"{self.name} has no file {absent[0]}", "Name a repository with a checkpoint")
+        unknown = [path for path in paths if self.sizes[path] < 0]
+        if unknown:
+            raise CheckpointError(f"{self.name} does not say how large {unknown[0]} is")
+        need = sum(self.sizes[path] for path in paths)
+        if need > limit:
+            raise CheckpointError(f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected")
+        return need
+
+
+def opened(
+    repo: str,
+    revision: str | None,
+    cache_dir: Path | None,
+    token: str | Literal[False] | None,
+    endpoint: str | None,
+) -> Repository:
+    """The repository at a revision, None for its newest. Raises CheckpointError."""
+    disable_progress_bars()
+    _watch_answers()
+    api = HfApi(endpoint=endpoint, token=token)
+    call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    with asking(repo, revision, token=token):
+        info = within(PATIENCE_SECONDS, call, _too_slow(repo))
+    if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
+        raise CheckpointError(f"the Hub named no commit of {repo}", "Try again later")
+    sizes = {
+        file.rfilename: file.size if isinstance(file.size, int) else -1
+        for file in info.siblings or []
+        if _is_plain(file.rfilename)
+    }
+    return Repository(repo, str(info.sha), sizes, token, endpoint, Path(cache_dir or HF_HUB_CACHE))
+
+
+@cache
+def _watch_answers() -> None:
+    """Once: it ends the connections that there are."""
+    set_client_factory(_client)
+
+
+def _client() -> Any:
+    """The library's HTTP client, with a look at every answer."""
+    try:
+        client = default_client_factory()
+    except Exception as error:  # the library reads the proxy variables here, and has several errors for them
+        raise CheckpointError(
+            f"the Hub's client cannot use this machine's proxy variables: {type(error).__name__}: {error}",
+            "Set HTTPS_PROXY and ALL_PROXY to http://HOST:PORT or socks5h://HOST:PORT (pip install socksio), or unset "
+            "them",
+        ) from None
+    hooks = client.event_hooks
+    client.event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
+    return client
+
+
+def _check_headers(response: Any) -> None:
+    """Raises CheckpointError."""
+    said = (response.headers.get(name, "") for name in _MADE_PATHS) if response.request.method == "HEAD" else ()
+    for value in said:
+        tag = value.removeprefix("W/").strip('"')
+        if len(tag) > 200 or tag in (".", "..") or not set("/\\:\0").isdisjoint(tag):
+            raise CheckpointError(f"the Hub names a file's version {tag[:80]!r}, which is none", "Try again later")
+
+
+@contextmanager
+def asking(repo: str, revision: str | None = None, *, token: str | Literal[False] | None = None) -> Iterator[None]:
+    """Turn whatever the Hub's client raises into a CheckpointError that says what to do."""
+    needed = "set HF_TOKEN" if token is not False else f"set HF_TOKEN and pass --hub-token-for {repo}"
+    try:
+        yield
+    except AftermathError:
+        raise
+    except GatedRepoError:
+        raise CheckpointError(f"{repo} is gated", f"Accept its terms on the Hub, and {needed}") from None
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{repo} has no revision {revision}", "Correct the checkpoint's revision") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"there is no Hub repository {repo}, or it is private", f"Correct its name, or {needed} to reach it"
+        ) from None
+    except HFValidationError:
+        raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "Use the form owner/name") from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if status in (401, 403):
+            fix = f"A token with the rights for it is needed: {needed}"
+            raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
+        raise HubAway(f"the Hub answered {status} for {repo}", "Try again later") from None
+    except Exception as error:  # connection errors have other classes in every version of the client
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(f"the disk is full while fetching {repo}", "Free some space and try again") from None
+        raise HubAway(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None
+
+
+def _is_plain(path: object) -> bool:
+    """Return whether a listed path stays below the root and is valid on every system."""
+    if not isinstance(path, str) or not path or "\\" in path or "\0" in path or ":" in path:
+        return False
+    if len(path.encode(errors="replace")) > MAX_NAME:
+        return False
+    parts = path.split("/")
+    return all(part not in ("", ".", "..") and len(part.encode(errors="replace")) <= MAX_PART for part in parts)
+
+
+def _too_slow(repo: str) -> CheckpointError:
+    return HubAway(f"the Hub is too slow with {repo}", "Try again later, or use a Local checkpoint")
+
 
 MAX_SMALL_BYTES = 64 << 20  # an index
 MAX_OTHER_BYTES = 128 << 20  # the tokenizer and the other files that are copied with the weights
@@ -64,10 +243,11 @@ def download(
     token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
-    """Fetch what a tier needs and return the local checkpoint directory, to be read by `checkpoint.load`.
+    """Fetch what a tier needs and return the local checkpoint directory, to be read by
+    `checkpoint.load`.
 
-    `token`: None for the one that this machine has, False for none.
-    Raises CheckpointError or ModelConfigError.
+    `token`: None for the one that this machine has, False for none. Raises CheckpointError or
+    ModelConfigError.
     """
     source = opened(repo, revision, cache_dir, token, endpoint)
     if tier > 0 and strategy != "universal":
@@ -101,7 +281,7 @@ def download_outline(
     token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
-    """Fetch a checkpoint's config.json and tokenizer, and return their directory. Raises CheckpointError."""
+    """Fetch config and tokenizer and return their directory. Raises CheckpointError."""
     source = opened(repo, revision, cache_dir, token, endpoint)
     base = _base(source)
     config = source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
@@ -132,8 +312,8 @@ def upload(
 ) -> str:
     """Push a checkpoint directory to a repository, made if it is missing; returns the commit.
 
-    The directories `tiers`, next to it, become folders of their names, where its manifest finds them. Without `card`
-    the model card (README.md) stays here, and the repository keeps its own.
+    The directories `tiers`, next to it, become folders of their names, where its manifest finds
+    them. Without `card` the model card (README.md) stays here, and the repository keeps its own.
     """
     if not token:
         raise CheckpointError(f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write")
@@ -148,7 +328,7 @@ def upload(
 
 
 def _download_tier(source: Repository, manifests: Sequence[str], tier: int) -> Path:
-    """The tier's own files by the manifest. Raises ManifestUnusable when the repository does not have them."""
+    """Return the tier's files by the manifest. Raises ManifestUnusable."""
     if len(manifests) != 1:
         raise ManifestUnusable(f"{source.name} has {len(manifests)} files named {MANIFEST_FILE}, one is needed")
     manifest = parse_manifest(source.fetch(manifests[0], MAX_MANIFEST_BYTES).read_bytes())
@@ -184,7 +364,8 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
     """
     folder = PurePosixPath(base)
     config, stored, form = _config(source, str(folder / "config.json"))
-    index, whole = str(folder / INDEX_FILE), str(folder / WEIGHTS_FILE)
+    index = str(folder / INDEX_FILE)
+    whole = str(folder / WEIGHTS_FILE)
     if whole in source.sizes:
         weights = [whole]
     elif index in source.sizes:
@@ -212,6 +393,6 @@ def _config(source: Repository, path: str) -> tuple[ModelConfig, int, Form]:
 
 
 def _expected(config: ModelConfig, stored: int) -> int:
-    """The most bytes that weights of this model can take: 8 a parameter (fp64), a tied head twice, headers."""
+    """Return the largest plausible size: fp64 per parameter, a tied head twice, headers."""
     sizes = [math.prod(shape) for shape in config.parameter_shapes(stored).values()]
     return 8 * (sum(sizes) + max(sizes)) + (64 << 20)

@@ -1,9 +1,4 @@
-"""Initial weights: the same bits from the same seed on every machine, for every tier.
-
-Decided: each tensor has its own stream (Philox keyed by SHA-256 of seed and name), and values are uniform, made from
-24-bit integers with one rounding; a normal draw would go through the platform's `log` and `cos` and differ between
-machines. How large they are is the architecture's to say.
-"""
+"""Initial weights: the same seed gives the same bits on every machine and for every tier."""
 
 from __future__ import annotations
 
@@ -15,15 +10,16 @@ import torch
 from torch import Tensor
 
 from aftermath.model.config import ModelConfig
-from aftermath.model.levels import prefix
+from aftermath.model.schema import prefix
 
 DUMMY_SEED = 0
-"""Of the weights of a run that begins without stored ones."""
+"""The seed of a run that begins without stored weights."""
 
 
 def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
     """fp32 tensors of a tier. Those of tier k are exactly the prefixes of tier 0's."""
-    full, held = config.parameter_shapes(), config.parameter_shapes(tier)
+    full = config.parameter_shapes()
+    held = config.parameter_shapes(tier)
     params = {}
     for name in held:
         shape = full[name]
@@ -35,6 +31,9 @@ def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Ten
     return params
 
 
+# Uniform values come from 24-bit integers with one rounding. A normal draw would use the platform's
+# `log` and `cos`, which differ between machines. Each tensor has its own Philox stream, keyed by
+# the SHA-256 of seed and name.
 def _uniform(deviation: float, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     count = math.prod(shape)

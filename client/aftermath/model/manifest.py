@@ -1,9 +1,7 @@
-"""`matformer_manifest.json` (version 1): which files make up which tier of a checkpoint, and their SHA-256.
+"""`matformer_manifest.json` (version 1): the files of each tier and their SHA-256.
 
-Decided
-- Paths are relative to the manifest, POSIX style. Files are read from the manifest's directory or from its sibling
-  `<name>-tier<k>`, nowhere else. On the Hub a leading `..` stops at the repository's root.
-- A file without a digest is not used, and a file whose digest differs is always an error.
+Paths are relative and stay in the manifest's directory or its sibling `<name>-tier<k>`. On the Hub
+a leading `..` stops at the root. A file without a digest, or with a wrong one, is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ MAX_MANIFEST_BYTES = 4 << 20
 
 
 class ManifestUnusable(CheckpointError):
-    """The manifest cannot serve the tier: unreadable, of another version, or without complete files for it."""
+    """The manifest is unreadable, of another version, or incomplete for the tier."""
 
 
 class TierFiles(msgspec.Struct, frozen=True):
@@ -44,7 +42,7 @@ class Manifest(msgspec.Struct, frozen=True):
     matformer_base_intermediate_size: int | None = None
 
     def of_tier(self, tier: int) -> TierFiles:
-        """The tier's entry. Raises ManifestUnusable unless it is there once, with config, weights and all digests."""
+        """Return the tier's entry. Raises ManifestUnusable if it is missing or incomplete."""
         entries = [entry for entry in self.tiers if entry.tier == tier]
         if len(entries) != 1:
             raise ManifestUnusable(f"the manifest has {len(entries)} entries for tier {tier}")
@@ -82,8 +80,8 @@ def parse_manifest(data: bytes) -> Manifest:
 def local_path(directory: Path, listed: str, tier: int) -> Path:
     """Where a listed file of a tier lies on disk.
 
-    Raises CheckpointError if it leads out of the checkpoint, ManifestUnusable if it leads to a sibling of another name
-    (as happens when the directory was renamed or is a copy).
+    Raises CheckpointError if it leads out of the checkpoint, ManifestUnusable if it leads to a
+    sibling of another name (as happens when the directory was renamed or is a copy).
     """
     directory = directory.absolute()
     parts = _resolve((directory.name,), listed, clamp=False)
@@ -116,7 +114,7 @@ def _resolve(start: tuple[str, ...], listed: str, *, clamp: bool) -> list[str]:
 
 
 def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
-    """Compare files (listed name -> place) with the manifest's digests. Raises CheckpointError at a difference."""
+    """Compare files by listed name with the manifest's digests. Raises CheckpointError."""
     for listed, path in files.items():
         if file_sha256(path) != digests[listed].lower():
             raise CheckpointError(
@@ -126,7 +124,7 @@ def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex. Raises CheckpointError, also for what is none and may have no end."""
+    """Return the SHA-256 of a regular file, in hex. Raises CheckpointError."""
     if not is_file(path):
         raise CheckpointError(f"there is no file {path}", "Download it again, or export the tiers again")
     try:

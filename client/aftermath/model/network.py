@@ -1,18 +1,13 @@
-"""What every network offers: logits, a loss, and a replica's own tensors as its parameters.
+"""The base class of networks: logits, loss, recomputation and the cache of a text.
 
-Decided
-- Logits of a large vocabulary never stand in memory whole while a network learns: beyond a size, the loss is the sum
-  of the losses of a few positions at a time, whose logits are computed once more for their gradient.
-- What a layer is given has a node of its own in the graph, where all gradients that this layer has for it are added
-  up, before those of others are. FSDP2 adds them so, and one device has to as well: the order makes the bits.
-- With `recompute`, every layer keeps its inputs alone and is computed twice: the same bits on a CPU, for less memory.
-
-Shapes in comments: B sequences, T tokens, D hidden size, V vocabulary.
+Shapes in comments: B sequences, n heads, T tokens of this pass, S cached and new tokens, D hidden
+size, K head dimension, V vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -21,22 +16,80 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.config import ModelConfig
-from aftermath.model.key_cache import Cache
+
+
+# The cache holds keys and values after rotation and before query heads share them. A text starts at
+# position 0 and only grows, or is cut back, up to `ModelConfig.cacheable`: beyond it, positions
+# would change cached values.
+class LayerCache:
+    """One layer's."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def joined(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, n, S, K] of all tokens seen, these [B, n, T, K] being the last."""
+        if self._kept is not None:
+            key, value = torch.cat((self._kept[0], key), 2), torch.cat((self._kept[1], value), 2)
+        self._kept = key, value
+        return key, value
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first tokens."""
+        if self._kept is not None:
+            self._kept = self._kept[0][:, :, :length], self._kept[1][:, :, :length]
+
+
+class TextCache:
+    """The keys and values of one batch of texts, for all layers. Has no gradients."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        """Tokens seen."""
+        self._layers: defaultdict[str, LayerCache] = defaultdict(LayerCache)
+
+    def of_layer(self, name: str) -> LayerCache:
+        """Return the cache of a layer by its name in the network."""
+        return self._layers[name]
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first tokens."""
+        if length < self.length:
+            self.length = length
+            for layer in self._layers.values():
+                layer.cut(length)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Return causal attention [B, n, T, K]. Queries belong to the last T of the keys' tokens."""
+    length = query.shape[2]
+    seen = key.shape[2]
+    if length == seen:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+    mask = None  # the last token sees all
+    if length > 1:
+        mask = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)  # [T, S]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
+
 
 Through = Callable[..., Tensor]
 """`LanguageModel.through`."""
 
 
+# A large vocabulary's logits are never whole in memory while a network learns: the loss is a sum
+# over groups of positions, whose logits are recomputed for the gradient. With `recompute`, a layer
+# stores only its inputs, for the same bits on a CPU.
 class LanguageModel(nn.Module, ABC):
     """The causal language model of one tier, usually made by its config's `build`."""
 
     def __init__(self, config: ModelConfig, tier: int) -> None:
         super().__init__()
-        self.config, self.tier = config, tier
+        self.config = config
+        self.tier = tier
 
     @classmethod
     def of(cls, config: Any, tier: int, params: Mapping[str, Tensor]) -> Self:
-        """A network that uses these very tensors (no copy). Raises RuntimeError if names or shapes do not fit."""
+        """Return a network on these tensors (no copy). Raises RuntimeError if they do not fit."""
         with torch.device("meta"):
             model = cls(config, tier)
         model.load_state_dict(dict(params), strict=True, assign=True)
@@ -47,7 +100,8 @@ class LanguageModel(nn.Module, ABC):
     can_recompute: bool = True
 
     def take_part(self, rank: int, ranks: int) -> None:
-        """Compute with this rank's part of what its config's `tensor_plan` cuts, the matrices being cut already.
+        """Compute with this rank's part of what its config's `tensor_plan` cuts, the matrices being
+        cut already.
 
         Nothing to do for what works by the sizes of its matrices.
         """
@@ -57,10 +111,11 @@ class LanguageModel(nn.Module, ABC):
         return self.head(self.body(input_ids))
 
     @abstractmethod
-    def body(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def body(self, input_ids: Tensor, cache: TextCache | None = None) -> Tensor:
         """What the logits are made of, [B, T, D], of token ids [B, T].
 
-        With a cache they follow the tokens that it has seen, and are seen by it then: at most `config.cacheable`.
+        With a cache they follow the tokens that it has seen, and are seen by it then: at most
+        `config.cacheable`.
         """
 
     @abstractmethod
@@ -68,10 +123,11 @@ class LanguageModel(nn.Module, ABC):
         """Logits [..., V] of [..., D]."""
 
     def loss(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy in fp32, nats per token, of predicting tokens 1..T-1 of [B, T] from those before them.
+        """Mean cross-entropy in fp32, nats per token, of predicting tokens 1..T-1 of [B, T] from
+        those before them.
 
-        With `labels` [B, T], those are predicted instead, each at its own place; -100 (as in torch) is not learnt, and
-        the mean is over the others, or 0 where there is none.
+        With `labels` [B, T], those are predicted instead, each at its own place; -100 (as in torch)
+        is not learnt, and the mean is over the others, or 0 where there is none.
         """
         hidden = self.body(input_ids[:, :-1])  # [B, T-1, D]
         wanted = (input_ids if labels is None else labels)[:, 1:].flatten()  # [B (T-1)]
@@ -89,6 +145,8 @@ class LanguageModel(nn.Module, ABC):
     def _summed(self, hidden: Tensor, wanted: Tensor) -> Tensor:
         return F.cross_entropy(self.head(hidden).float(), wanted, reduction="sum")
 
+    # A layer's input is its own graph node, so gradients of one layer are summed before others are
+    # added. FSDP2 sums in this order, and the order decides the bits.
     def through(self, layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """What a layer makes of its inputs, computed twice where that is asked for."""
         inputs = tuple(given.view_as(given) if isinstance(given, Tensor) else given for given in inputs)
@@ -98,13 +156,13 @@ class LanguageModel(nn.Module, ABC):
 LOGITS_AT_ONCE = 1 << 25
 """Numbers: 128 MiB of them."""
 LOGITS_AT_ONCE_ON_A_GPU = (1 << 31) - 1
-"""As many as 32 bits can count: a GPU is slower with a few at a time, and computing them twice. Their memory counts
-where `PassSize` chooses how many sequences fit.
+"""The most logits at a time on a GPU, which is slower with fewer: they are computed twice.
+Their memory counts where `PassSize` chooses how many sequences fit.
 """
 
 
 def again(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """`compute(*inputs)`, of which the backward pass knows the inputs alone, and computes it once more."""
+    """Return `compute(*inputs)` and recompute it in the backward pass."""
     if not torch.is_grad_enabled():
         return compute(*inputs)
     from torch.utils.checkpoint import checkpoint

@@ -1,6 +1,6 @@
-"""A model's outline: its `config.json` and the files of its tokenizer.
+"""The outline of a model: its `config.json` and the files of its tokenizer.
 
-It is all that a member needs of a model before it holds any weights, and small enough to fetch from any member.
+A member needs nothing else of a model before it holds weights, and any member can serve it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outline:
         return json.dumps(self.config, indent=2).encode()
 
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises CheckpointError if there is none, or none that can be read."""
+        """Return the tokenizer. Raises CheckpointError if it is missing or unreadable."""
         where = f"{self.place}/{TOKENIZER_FILE}"
         return tokenizer_of(self.companions.get(TOKENIZER_FILE), where, self.companions)
 

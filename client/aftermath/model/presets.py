@@ -1,13 +1,35 @@
-"""Models to begin with, by name: what they are called is what they are and how many parameters they have.
+"""Model presets by name, and the limits of the sizes in a `config.json`.
 
-Decided: a preset is what its `config.json` says, and nothing else. `model init` widens the vocabulary for a tokenizer
-that has more ids.
+A preset is only a `config.json`. Help pages import this module, so it imports no pydantic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class SizeLimits(NamedTuple):
+    """The least and the most."""
+
+    ge: int
+    le: int
+
+
+LIMITS: Mapping[str, SizeLimits] = MappingProxyType(
+    {
+        "vocab_size": SizeLimits(2, 1 << 22),
+        "intermediate_size": SizeLimits(1, 1 << 20),
+        "max_position_embeddings": SizeLimits(1, 1 << 24),
+        "hidden_size": SizeLimits(2, 1 << 16),
+        "num_hidden_layers": SizeLimits(1, 512),
+        "num_attention_heads": SizeLimits(1, 1 << 10),
+        "num_key_value_heads": SizeLimits(1, 1 << 10),
+        "head_dim": SizeLimits(2, 1 << 12),
+    }
+)
+
 
 _LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None}
 _NANOGPT = {"model_type": "nanogpt", "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None}

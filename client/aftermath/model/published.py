@@ -1,18 +1,7 @@
-"""In which form a checkpoint's files have a model, where that is another than plain weights of its
-tensors alone.
+"""How published checkpoints differ from plain weights: fp8 with scales, and extra layers.
 
-Decided
-- Weights in fp8 (e4m3) with a scale for every block are made fp32 while they are read; software
-  that computes products in fp8 with them rounds where this client does not. No other quantisation
-  is read.
-- Layers behind the last that predict further tokens are no part of a model here: as many as
-  `config.json` says are passed over by their names. Layers that it does not speak of are strange,
-  as any other tensor is.
-- What is written is plain, so nothing of this is left in a `config.json` of our own.
-
-No torch here: a config asks this too.
-
-Source: DeepSeek-V3 (arXiv 2412.19437), and the README_WEIGHTS.md of its weights.
+This module imports no torch, because configs use it. Source: DeepSeek-V3 (arXiv 2412.19437) and
+the README_WEIGHTS.md of its weights.
 """
 
 from __future__ import annotations
@@ -28,13 +17,14 @@ from aftermath.model.config import ModelConfigError
 SCALES = "_scale_inv"
 """What a tensor's scales are called, behind the name of the tensor."""
 _BUFFERS = r"(rotary_emb\.inv_freq|\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias))$"
-"""Names of what transformers before 4.40 saved with the parameters: frequencies of positions, and
-causal masks.
-"""
+"""Names of buffers that transformers before 4.40 saved: frequencies and causal masks."""
 _LARGEST_BLOCK = 1 << 16
 _MOST_FURTHER = 16
 
 
+# fp8 weights (e4m3, one scale per block) become fp32 while they are read; no other quantisation is
+# supported. Layers that predict further tokens are skipped by name, as many as `config.json` lists;
+# other unknown layers are errors. Saved checkpoints are plain.
 @dataclass(frozen=True)
 class Form:
     """What a reader must know of files in addition to the model's shapes."""
@@ -55,7 +45,8 @@ class FileNames:
     """
 
     def __init__(self, known: Collection[str], prefix: str, ignored: Iterable[str] = ()) -> None:
-        self._known, self._prefix = known, prefix
+        self._known = known
+        self._prefix = prefix
         self._ignored = re.compile("|".join([_BUFFERS, *ignored]))
 
     def tensor(self, listed: str) -> str | None:
@@ -90,7 +81,8 @@ def _block(said: object) -> tuple[int, int] | None:
 
 
 def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
-    layers, further = hf_config.get("num_hidden_layers"), hf_config.get("num_nextn_predict_layers")
+    layers = hf_config.get("num_hidden_layers")
+    further = hf_config.get("num_nextn_predict_layers")
     if further is None:
         return ()
     if not isinstance(further, int) or isinstance(further, bool) or not 0 <= further <= _MOST_FURTHER:

@@ -1,8 +1,6 @@
-"""From the checkpoint a run names on chain to a directory on this machine. No torch here, and the Hub's library, which
-takes a while to load, only for a checkpoint on the Hub.
+"""Resolve the checkpoint that a run names on chain to a local directory.
 
-Decided: a run may begin without stored weights (`Dummy`). Then what it names, a directory or a repository, gives the
-model's shape and its tokenizer, and every member makes the same first weights (`model.initial`).
+Imports no torch, and the slow Hub library only for a checkpoint on the Hub.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ def resolve(
     cache_dir: Path | None = None,
     access: RunAccess = TRUSTING,
 ) -> Path:
-    """A directory that `checkpoint.load` reads for this tier; from the Hub only the tier's files are fetched.
+    """A directory that `checkpoint.load` reads for this tier; from the Hub only the tier's files
+    are fetched.
 
     Raises CheckpointError or ModelConfigError.
     """
@@ -49,7 +48,7 @@ def resolve(
 
 
 def local_directory(checkpoint: Checkpoint) -> Path:
-    """Where a Local checkpoint lies on this machine. Raises CheckpointError if that is no place at all."""
+    """Return the directory of a Local checkpoint. Raises CheckpointError if it is invalid."""
     try:
         return Path(checkpoint.repo).expanduser().absolute()
     except (RuntimeError, ValueError):  # ~NAME of a user that this machine does not know, or a name that nobody has
@@ -68,7 +67,7 @@ def load_hf_config(
 
 
 def outline_directory(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> Path:
-    """A directory with its config.json and, where it has them, its tokenizer's files. Raises CheckpointError."""
+    """Return a directory with config.json and any tokenizer files. Raises CheckpointError."""
     require_place(checkpoint)
     here = _local(checkpoint, access)
     if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or here.is_dir()):
@@ -90,7 +89,8 @@ def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, access: RunAcce
 
 
 def _local(checkpoint: Checkpoint, access: RunAccess) -> Path | None:
-    """The directory of a Local checkpoint, or the one that a Dummy may mean; None if it names a repository.
+    """The directory of a Local checkpoint, or the one that a Dummy may mean; None if it names a
+    repository.
 
     Raises Unsuitable for a Local one that may not be opened.
     """
@@ -107,7 +107,7 @@ def _opened(checkpoint: Checkpoint, access: RunAccess) -> Path:
 
 
 def require_place(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if the name is not valid, before any request: any tier-0 member may have chosen it."""
+    """Raise CheckpointError for an invalid name: any tier-0 member may have chosen it."""
     if checkpoint.kind is CheckpointKind.NONE or not checkpoint.repo:
         raise CheckpointError(
             "the run names no checkpoint, and no model whose shape it has",

@@ -1,31 +1,148 @@
-"""The state schema: which tensors a run's model has, and which levels they are cut into.
+"""The state schema: the tensors of a run's model and the levels they are cut into.
 
-Decided: it knows nothing of what members exchange. What replicas are compared by, handed on and kept by follows from it
-alone, whichever optimizer a run has.
+It does not depend on the optimizer. Level l is what tier l adds to tier l + 1: hidden units
+[width(l+1), width(l)) of every elastic tensor, and the layers that tier l + 1 skips.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of, config_type
-from aftermath.model.canonical import decimal, portable
 from aftermath.model.config import MAX_TIERS, ModelConfig
-from aftermath.model.levels import SchemaError, Segment, checked_level, cut
+
+
+def is_table(name: str) -> bool:
+    """Whether a tensor has a row for every token: an embedding, or the output head."""
+    return "embed" in name or name.endswith(("lm_head.weight", "wte.weight", "wpe.weight"))
+
+
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor maps activations to activations: what Muon is for, and no table with a row
+    for every token.
+
+    It may be a stack of such maps (experts); filters of one channel each, as of convolutions over
+    time, are none.
+    """
+    return not is_table(name) and (len(shape) == 2 or (len(shape) > 2 and min(shape[-2:]) > 1))
+
+
+class SchemaError(AftermathError):
+    """The settings give no valid schema, or bytes that claim to be one are not."""
+
+    code = "schema"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A level's part of a tensor: [start, stop) along `dim`, or all of it if `dim` is None."""
+
+    name: str
+    level: int
+    dim: Literal[0, 1] | None
+    start: int
+    stop: int
+    shape: tuple[int, ...]  # of this part
+
+    @property
+    def numel(self) -> int:
+        """Parameters."""
+        return math.prod(self.shape)
+
+
+def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
+    """Every segment of a run's model in canonical order: level descending, then name."""
+    held = [config.parameter_shapes(tier) for tier in range(tiers)]
+    below: list[Mapping[str, tuple[int, ...]]] = [*held[1:], {}]
+    return tuple(
+        _segment(name, level, config.elastic_dim(name), held[level][name], below[level].get(name))
+        for level in reversed(range(tiers))
+        for name in sorted(held[level])
+        if held[level][name] != below[level].get(name)
+    )
+
+
+def prefix(shape: Sequence[int]) -> tuple[slice, ...]:
+    """Where in the full model's tensor lies what a tier holds of it, in this shape."""
+    return tuple(map(slice, shape))
+
+
+def checked_level(level: int, levels: int) -> int:
+    """Return the level if it exists among `levels`. Raises SchemaError."""
+    if not 0 <= level < levels:
+        raise SchemaError(f"level {level} is out of range", f"This run has levels 0 to {levels - 1}")
+    return level
+
+
+def _segment(
+    name: str, level: int, dim: Literal[0, 1] | None, held: tuple[int, ...], below: tuple[int, ...] | None
+) -> Segment:
+    if dim is None:
+        return Segment(name, level, None, 0, held[0], held)
+    start = 0 if below is None else below[dim]
+    stop = held[dim]
+    return Segment(
+        name, level, dim, start, stop, tuple(stop - start if axis == dim else n for axis, n in enumerate(held))
+    )
+
+
+# Canonical JSON gives one document the same bytes on every machine: sorted keys, no spaces, ASCII,
+# and floats as the text of their shortest repr.
+def canonical(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a document without floats."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def portable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping whose floats are the text of their shortest repr."""
+    return {key: repr(value) if isinstance(value, float) else value for key, value in values.items()}
+
+
+def decimal(text: object, label: str) -> float:
+    """Return the number in a text, or NaN unless it is a short text. Raises SchemaError."""
+    try:
+        return float(text) if isinstance(text, str) and len(text) <= 32 else math.nan
+    except ValueError:
+        raise SchemaError(f"the schema's {label} is not a decimal: {text!r}") from None
+
+
+_SIZES = {"U8": 1, "F32": 4}  # bytes of an element, by its name in the format
+# bytes of the header's length; what the first tensor's place is a multiple of
+_LENGTH = 8
+_ALIGNED = 8
+
+
+# safetensors' own writer orders metadata by chance. This header orders tensors by name, and the
+# file can be written one tensor at a time.
+def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes before the tensors (U8 or F32), which follow in the order of names."""
+    places: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (kind, shape) in sorted(tensors.items()):
+        start, end = end, end + _SIZES[kind] * math.prod(shape)
+        places[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    text = canonical(places)
+    text += b" " * (-len(text) % _ALIGNED)
+    return len(text).to_bytes(_LENGTH, "little") + text
+
 
 ELEMENT_BYTES = 4  # of the model's state, fp32
 
-# Keys of the model's config that change no tensor and no gradient, and therefore are not part of the schema.
+# Keys of the model's config that change no tensor and no gradient, and therefore are not part of
+# the schema.
 _NOT_IN_SCHEMA = {"initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}
 
 
 class StateInputs(msgspec.Struct, frozen=True):
-    """What a state schema's document is built from; the rest of it follows and is compared whole."""
+    """The inputs of a state schema. Everything else in its document follows from them."""
 
     model: dict[str, bool | int | str | list[dict[str, list[int]]] | None]
     widths: list[int]
@@ -46,11 +163,11 @@ class StateSchema:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """What tells tiers 0, 1, ... apart (`ModelConfig.size`): FFN hidden units, unless tiers keep what they name."""
+        """The sizes of the tiers (`ModelConfig.size`): FFN hidden units by default."""
         return tuple(self.config.size(tier) for tier in range(self.tiers))
 
     def of_level(self, level: int) -> tuple[Segment, ...]:
-        """The segments of one level in canonical order. Raises SchemaError if there is no such level."""
+        """Return a level's segments in canonical order. Raises SchemaError."""
         return self._by_level[checked_level(level, self.levels)]
 
     def held_by(self, tier: int) -> tuple[Segment, ...]:
@@ -63,7 +180,7 @@ class StateSchema:
         return sum(segment.numel for segment in self.held_by(tier))
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON has it, without floats."""
+        """The schema as JSON values, without floats."""
         return {
             "model": portable(_said(self.config) | {"model_type": self.config.MODEL_TYPE}),
             "dtype": "float32",
@@ -77,7 +194,8 @@ class StateSchema:
 
 
 def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
-    """The state schema of a run from a model's `config.json` (of any tier: the full model is what counts).
+    """The state schema of a run from a model's `config.json` (of any tier: the full model is what
+    counts).
 
     Raises WidthNotDivisible, ModelConfigError or SchemaError.
     """

@@ -1,10 +1,6 @@
-"""Segments of a replica's tensors: views, bytes and the hash of a level.
+"""Segments of a replica's tensors: their views, their bytes, and the hash of a level.
 
-Decided: a level's hash covers its segments only, so replicas of different tiers that hold a level have the same hash.
-It is a root: of the BLAKE3 digests of the segments. So who offers a level states these, they are checked against the
-hash on chain before a byte is fetched, and each segment by itself as it arrives.
-Bytes are fp32, little-endian, row-major over the segment. Bytes from outside are checked (size, finite) before they are
-written.
+Bytes are fp32, little-endian, row-major. Bytes from outside must be finite and fit in size.
 """
 
 from __future__ import annotations
@@ -18,8 +14,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.model.levels import Segment
-from aftermath.model.schema import ELEMENT_BYTES, StateSchema
+from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
 
 _LEVEL_DOMAIN = b"aftermath level 1\x00"
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
@@ -30,7 +25,7 @@ class SegmentError(AftermathError):
 
 
 def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
-    """The segment as a view into the replica's tensor, shape `segment.shape`. Raises SegmentError if it is not held."""
+    """Return a segment as a view of the tensor. Raises SegmentError if it is not held."""
     tensor = params.get(segment.name)
     if tensor is None:
         raise SegmentError(f"this replica has no tensor {segment.name}")
@@ -51,9 +46,13 @@ def level_hash(params: Mapping[str, Tensor], schema: StateSchema, level: int) ->
     return level_root(schema, level, [segment_digest(params, segment) for segment in schema.of_level(level)])
 
 
+# A level hash is a root over the BLAKE3 digests of its segments, so replicas of all tiers that hold
+# a level have the same hash. A peer offers the digests; they are checked against the chain first,
+# and each segment on arrival.
 def level_root(schema: StateSchema, level: int, digests: Sequence[bytes]) -> bytes:
-    """SHA-256 (32 bytes) over a domain prefix and, for each segment of the level in canonical order: its name, a zero
-    byte, the 32-byte BLAKE3 of its bytes. Raises ValueError unless there are as many digests as segments.
+    """SHA-256 (32 bytes) over a domain prefix and, for each segment of the level in canonical
+    order: its name, a zero byte, the 32-byte BLAKE3 of its bytes. Raises ValueError unless there
+    are as many digests as segments.
     """
     root = hashlib.sha256(_LEVEL_DOMAIN)
     for segment, digest in zip(schema.of_level(level), digests, strict=True):
@@ -75,7 +74,7 @@ def segment_bytes(params: Mapping[str, Tensor], segment: Segment) -> bytes:
 
 
 def write_segment(params: Mapping[str, Tensor], segment: Segment, data: bytes | bytearray | memoryview) -> None:
-    """Replace the segment's values in place. Raises SegmentError, leaving them as they were, unless all is valid."""
+    """Replace a segment's values in place. Raises SegmentError before any change."""
     target = view(params, segment)
     if len(data) != segment.numel * ELEMENT_BYTES:
         raise SegmentError(

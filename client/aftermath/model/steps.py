@@ -1,11 +1,7 @@
-"""A run's checkpoints in a directory: what they are called, which of them stay, and what makes room for another.
+"""The checkpoints of a run in a directory: their names, and which of them to keep.
 
-Decided
-- The checkpoint of step n, with n steps trained, is `<run id>-step<n>`.
-- Another model of a step, left from a past that the run has gone back from, becomes `<run id>-step<n>.replaced-<k>`: no
-  saved step any more, and the first to be removed.
-- Checkpoints of another run of the same name are neither moved nor removed.
-- What is needed (the chain names it, or it waits to be uploaded) is neither moved nor removed, whatever it is called.
+The checkpoint after n steps is `<run id>-step<n>`. A model of a step from a history that the run
+left becomes `<run id>-step<n>.replaced-<k>`; such directories are removed first.
 """
 
 from __future__ import annotations
@@ -18,8 +14,10 @@ from pathlib import Path
 
 from aftermath.base.outputs import maker_of
 
-_STEP, _REPLACED = "-step", ".replaced-"
-_STEPS, _ASIDE = rf"{_STEP}\d{{1,12}}", rf"{re.escape(_REPLACED)}\d{{1,12}}"
+_STEP = "-step"
+_REPLACED = ".replaced-"
+_STEPS = rf"{_STEP}\d{{1,12}}"
+_ASIDE = rf"{re.escape(_REPLACED)}\d{{1,12}}"
 
 
 def step_directory(directory: Path, run_id: str, step: int) -> Path:
@@ -33,9 +31,11 @@ def saved_steps(directory: Path, run_id: str) -> list[Path]:
 
 
 def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
-    """Return the prefix of a run's checkpoint names: its run id, plus `identity` if another run uses that name here.
+    """Return the prefix of a run's checkpoint names: its run id, plus `identity` if another run
+    uses that name here.
 
-    A run id can be reused after a close, or on another network. A checkpoint's mark records the run's identity.
+    A run id can be reused after a close, or on another network. A checkpoint's mark records the
+    run's identity.
     """
     stem = file_name(run_id)
     named = _named(directory, re.escape(stem) + _STEPS + f"({_ASIDE})?")
@@ -53,11 +53,14 @@ def is_removable(path: Path) -> bool:
     return re.fullmatch(rf".+{_STEPS}({_ASIDE})?", path.name) is not None
 
 
+# Checkpoints of another run with the same name are never moved or removed. Neither are those that
+# the chain names or that wait for an upload.
 def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Collection[Path]) -> None:
-    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are `needed`.
+    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are
+    `needed`.
 
-    `step` is where the run is now. Checkpoints beyond it are of a past that its owner has left by going back: they
-    count as older than all others, and those that were moved aside as older still.
+    `step` is where the run is now. Checkpoints beyond it are of a past that its owner has left by
+    going back: they count as older than all others, and those that were moved aside as older still.
     """
     steps = saved_steps(directory, run_id)
     left = [path for path in steps if step_of(path) > step]
@@ -68,7 +71,7 @@ def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Coll
 
 
 def among(path: Path, others: Collection[Path]) -> bool:
-    """Whether one of `others` is that directory, by whichever name. They may come from the chain and mean nothing."""
+    """Return whether a directory is one of `others`, which may be invalid paths of the chain."""
     for other in others:
         with contextlib.suppress(OSError, ValueError):
             if path.samefile(other):
@@ -77,7 +80,7 @@ def among(path: Path, others: Collection[Path]) -> bool:
 
 
 def move_aside(target: Path, place: Path) -> Path:
-    """Give a step's directory `target` another name, which is returned, and `place` the name of the step."""
+    """Move a step's directory aside, name `place` after the step, return the former's new name."""
     before = [_number(path) for path in _replaced(target.parent, target.name.rpartition(_STEP)[0])]
     aside = target.with_name(f"{target.name}{_REPLACED}{max(before, default=0) + 1}")
     target.rename(aside)

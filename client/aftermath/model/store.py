@@ -1,14 +1,7 @@
-"""Writing checkpoints: a directory appears under its name only when every byte of it is on disk.
+"""Write checkpoints: a directory appears under its name only when all its bytes are on disk.
 
-Decided
-- A checkpoint of a run is an ordinary Hugging Face directory of the full model; only a tier-0 replica can write one. A
-  crash or a full disk leaves earlier checkpoints as they were.
-- Weights beyond 5 GB are cut into several files with an index, by the Hub's own rule. One file at a time is made ready.
-- What a killed process left behind (`.partial-...`) is removed by the next checkpoint in the same directory; its
-  scratch directories are removed by `sweep`.
-- A step's directory is never overwritten: the chain may name it, and then it is all that the run can go back to.
-  Saving the same model again changes nothing; another model of that step is moved aside if the caller knows that
-  nothing needs it, and else refused.
+A checkpoint is an ordinary Hugging Face directory of the full model, so only a tier-0 replica can
+write one. A crash or a full disk leaves earlier checkpoints unchanged.
 """
 
 from __future__ import annotations
@@ -42,11 +35,15 @@ T = TypeVar("T")
 
 MAX_COMPANION_BYTES = 64 << 20
 RESERVE = 1 << 20  # bytes that must stay free in addition to a checkpoint's tensors and tokenizer
+# Weights above this size go into several files with an index, as the Hub does. Only one file is
+# prepared at a time.
 SHARD_BYTES = 5 * 10**9
-"""Of one file of weights, unless a single tensor is larger."""
+"""The size of one file of weights, unless a single tensor is larger."""
 _NAME_ONE = "Name a directory that you may write to"
 _FREE = "Free some space, or name a directory on another disk"
-_PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
+# followed by the process's id
+_PARTIAL = ".partial-"
+_SCRATCH = "aftermath-checkpoint-"
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,9 @@ class Saved:
     replaced: Path | None
 
 
+# A directory of a step is never overwritten: the chain may name it, and the run may need to return
+# to it. Saving the same model again changes nothing. Another model is moved aside if the caller
+# knows that nothing needs it; otherwise saving fails.
 def save(
     directory: Path,
     params: Mapping[str, Tensor],
@@ -70,9 +70,10 @@ def save(
 ) -> Saved:
     """Write the full model's checkpoint of one step.
 
-    `identity` (see `Run.identity`) tells apart runs that share a run id.
-    `companions` are the tokenizer's files (see `read_companions`). Another model of that step is moved aside, unless
-    it is among the `needed`; without these nothing is. Raises CheckpointError; earlier checkpoints are then untouched.
+    `identity` (see `Run.identity`) tells apart runs that share a run id. `companions` are the
+    tokenizer's files (see `read_companions`). Another model of that step is moved aside, unless it
+    is among the `needed`; without these nothing is. Raises CheckpointError; earlier checkpoints are
+    then untouched.
     """
     target = step_directory(directory, stem_of_run(directory, run_id, identity), step)
 
@@ -85,7 +86,7 @@ def save(
 
 
 def scratch() -> Path:
-    """A new directory in the system's temporary folder, for a checkpoint that is not to stay on this machine."""
+    """Yield a new temporary directory for a checkpoint that is not stored here."""
     return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
 
 
@@ -95,9 +96,7 @@ def sweep() -> None:
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:
-    """Return the files of a checkpoint that are copied with its weights (`COMPANIONS`). Raises
-    CheckpointError.
-    """
+    """Return the files to copy with the weights (`COMPANIONS`). Raises CheckpointError."""
     found = {}
     for name in COMPANIONS:
         path = directory / name
@@ -116,9 +115,11 @@ def write_checkpoint(
     made_by: str = "aftermath",
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`, its numbers rounded to `dtype`.
+    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`, its numbers
+    rounded to `dtype`.
 
-    An earlier directory of the command `made_by` is replaced. Raises OutputError for any other (see base/outputs.py).
+    An earlier directory of the command `made_by` is replaced. Raises OutputError for any other (see
+    base/outputs.py).
     """
     check_directory(target, made_by)
     _write(target, params, config, tier, companions, lambda place: _replace(place, target, made_by), dtype)
@@ -178,7 +179,9 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def publish(target: Path, fill: Callable[[Path], None], made_by: str = "aftermath") -> None:
-    """Fill a new directory next to `target`, force it to disk and rename it; raises as `write_checkpoint` does."""
+    """Fill a new directory next to `target`, force it to disk and rename it; raises as
+    `write_checkpoint` does.
+    """
     check_directory(target, made_by)
     _publish(target.parent, fill, lambda place: _replace(place, target, made_by))
 
@@ -207,7 +210,8 @@ def _replace(place: Path, target: Path, made_by: str) -> None:
 
 
 def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Path | None:
-    """Rename `place`, unless there is a `target` with the same model; where another one was moved to, if it was.
+    """Rename `place`, unless there is a `target` with the same model; where another one was moved
+    to, if it was.
 
     CheckpointError if that may not be moved (see `save`).
     """
@@ -237,8 +241,8 @@ def _same_model(place: Path, other: Path) -> bool:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Make the directory for the block, and turn what the system and safetensors say of a failed write into a
-    CheckpointError. After an error no new empty directory is left.
+    """Make the directory for the block, and turn what the system and safetensors say of a failed
+    write into a CheckpointError. After an error no new empty directory is left.
     """
     with write_errors(directory), parents_made(directory):
         yield

@@ -1,4 +1,4 @@
-"""Text for a model: a checkpoint's tokenizer, and what a text is to begin with."""
+"""Text for a model: the tokenizer of a checkpoint, and the prompt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aftermath.model.tokenizer_files import TOKENIZER_FILE
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint directory. Raises CheckpointError if there is none that can be read."""
+    """Return a checkpoint's tokenizer. Raises CheckpointError if it is unreadable."""
     companions = read_companions(directory)
     return tokenizer_of(companions.get(TOKENIZER_FILE), str(directory / TOKENIZER_FILE), companions)
 
@@ -52,11 +52,11 @@ class Prompt:
         return self.tokenizer.encode(self.text)
 
     def continued(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens that follow the prompt, with the space before the first word."""
+        """Return the text of tokens after the prompt, with the space before the first word."""
         return self.tokenizer.decode_after(self.ids, ids)
 
     def check(self, vocab_size: int) -> None:
-        """Raises UsageError if there is nothing to begin with, CheckpointError if it is not of this vocabulary."""
+        """Raise UsageError for an empty prompt, CheckpointError for ids outside the vocabulary."""
         try:
             self.text.encode()
         except UnicodeEncodeError:  # bytes of a terminal that are no text

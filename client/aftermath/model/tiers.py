@@ -1,19 +1,8 @@
-"""What each tier of a model keeps, where its `config.json` says so itself: layers, heads and
-widths.
+"""The tiers that a `config.json` names (`matformer_tiers`): layers, heads and widths per tier.
 
-Decided
-- `matformer_tiers` has an entry for tier 1, tier 2 and so on. An entry names what its tier keeps:
-  `layers` by their numbers in the full model, and of each of them `intermediate_size` hidden units
-  and `num_key_value_heads` heads (one number for all, or one for each). With a key's head go the
-  query heads that share it. Of layers of experts it names `moe_intermediate_size`, the hidden units
-  of every expert. What an entry does not name is as in the tier before.
-- A tier holds a part of the tier before it, and less than that: what it lacks is a level. Units and
-  heads are kept, from the first one on; a layer that is not kept is skipped.
-- However it was written, it is kept whole: a number for every layer that has such a part. So equal
-  tiers are equal documents.
-
-Sources: MatFormer (arXiv 2310.07707) for widths, and its Mix'n'Match for a width of every layer;
-LayerDrop (arXiv 1909.11556) for leaving out layers.
+An entry keeps what it does not name from the tier before. A tier holds a part of the tier before.
+Sources: MatFormer and its Mix'n'Match (arXiv 2310.07707) for widths; LayerDrop (arXiv 1909.11556)
+for skipped layers.
 """
 
 from __future__ import annotations
@@ -26,6 +15,10 @@ from pydantic import BaseModel, ConfigDict, model_serializer
 
 from aftermath.model.config import MAX_TIERS, ModelConfigError
 
+# An entry names `layers` by their numbers in the full model, and for each of them
+# `intermediate_size` hidden units and `num_key_value_heads` heads: one number for all, or one per
+# layer. Query heads follow their key head. `moe_intermediate_size` is the width of every expert.
+# Entries are stored with one number per layer, so equal tiers are equal documents.
 KEY = "matformer_tiers"
 SIZES = ("intermediate_size", "num_key_value_heads", "moe_intermediate_size")
 PARTS = ("layers", *SIZES)
@@ -33,9 +26,7 @@ PARTS = ("layers", *SIZES)
 
 
 class TierShape(BaseModel):
-    """A tier's numbers of hidden units and heads of each of these layers. 0: the layer has no such
-    part.
-    """
+    """A tier's hidden units and heads per layer; 0 if the layer has no such part."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -43,7 +34,7 @@ class TierShape(BaseModel):
     intermediate_size: tuple[int, ...]
     num_key_value_heads: tuple[int, ...]
     moe_intermediate_size: tuple[int, ...]
-    """Of every expert."""
+    """Hidden units of every expert, per layer."""
 
     @classmethod
     def of(cls, layers: Sequence[tuple[int, int, int]]) -> TierShape:
@@ -52,7 +43,7 @@ class TierShape(BaseModel):
 
     @model_serializer
     def document(self) -> dict[str, tuple[int, ...]]:
-        """As a file says it."""
+        """The entry as a file names it."""
         parts = {part: tuple(size for size in getattr(self, part) if size) for part in SIZES}
         return {"layers": self.layers} | {part: sizes for part, sizes in parts.items() if sizes}
 
@@ -116,9 +107,7 @@ def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
 
 
 def _sizes(where: str, said: object, most: Sequence[int]) -> tuple[int, ...]:
-    """One number for every layer that is kept, none above what the tier before has of it; 0 where
-    that has none.
-    """
+    """Return one number per kept layer, at most the previous tier's; 0 where that is 0."""
     if said is None:
         return tuple(most)
     having = [limit for limit in most if limit]

@@ -1,9 +1,7 @@
-"""A checkpoint's tokenizer, used in a process of its own.
+"""A checkpoint's tokenizer, used in a child process with bounded memory and time per answer.
 
-Decided: what a `tokenizer.json` asks for is done by native code. It ends its process where memory runs out (padding to
-10^12 tokens, replacements that multiply), panics where a rule makes no sense, and no time is too long for it: four
-kilobytes suffice for each, and the file may be a stranger's. So it is read and used in a child of bounded memory, which
-has a bounded time for every answer, and whatever becomes of that is a CheckpointError here.
+A file from a stranger can exhaust memory, panic or never end in native code, with four kilobytes
+of input. Each such failure is a CheckpointError here.
 """
 
 from __future__ import annotations
@@ -30,11 +28,13 @@ _LARGEST_ID = 2**32 - 1
 
 
 class Tokenizer:
-    """The tokenizer in the bytes of a `tokenizer.json` at `where`; calls from several threads are answered in turn.
+    """The tokenizer in the bytes of a `tokenizer.json` at `where`; calls from several threads are
+    answered in turn.
 
     `companions` are its other files, by name, which say what its special tokens are.
 
-    Raises CheckpointError, in every call, if the file is not a tokenizer, or cannot answer. Its process ends with it.
+    Raises CheckpointError, in every call, if the file is not a tokenizer, or cannot answer. Its
+    process ends with it.
     """
 
     def __init__(self, data: bytes, where: str, companions: Mapping[str, bytes] | None = None) -> None:
@@ -76,7 +76,7 @@ class Tokenizer:
         return token if type(token) is str else None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a text; `special`: with those that the tokenizer puts before or after every text."""
+        """Return the tokens of a text; `special` adds the tokenizer's own around it."""
         failed = "cannot split a text into tokens"
         found = self._ask(json.dumps({"text": text, "special": special}).encode(), failed)
         if type(found) is not list or not all(type(one) is int and 0 <= one <= _LARGEST_ID for one in found):
@@ -92,7 +92,7 @@ class Tokenizer:
         return found
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the text of tokens that follow others. Decoders may strip the space at the beginning of a text."""
+        """Return the text of tokens after others. Decoders may strip the leading space."""
         beginning = self.decode(before)
         whole = self.decode([*before, *ids])
         return whole[len(beginning) :] if whole.startswith(beginning) else self.decode(ids)
@@ -113,7 +113,7 @@ class Tokenizer:
 
 
 def _exchanged(child: subprocess.Popen[bytes], message: bytes) -> bytes:
-    """The answer of a child. Raises OSError if it has ended, or takes too long, ValueError if it says too much."""
+    """Return a child's answer. Raises OSError if it ends or is slow, ValueError if too long."""
     assert child.stdin is not None
     assert child.stdout is not None
     slow = threading.Timer(_PATIENCE, child.kill)

@@ -1,6 +1,6 @@
-"""The files of a tokenizer: which of its tokens begin and end a text, and a copy without a training script's limits.
+"""The files of a tokenizer: its begin and end tokens, and a copy without training limits.
 
-`tokenizer.json` itself does not say which of its tokens begin or end a text; its other files do.
+`tokenizer.json` does not name the tokens that begin and end a text; the other files do.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ IdOf = Callable[[str], int | None]
 
 
 def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
-    """Return a `tokenizer.json`, and by name its other files, which say what its special tokens are.
+    """Return a `tokenizer.json`, and by name its other files, which say what its special tokens
+    are.
 
-    `place` is that file or its folder. Raises CheckpointError, also for other formats by their names.
+    `place` is that file or its folder. Raises CheckpointError, also for other formats by their
+    names.
     """
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
@@ -57,7 +59,7 @@ def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
 
 
 def same_tokens(one: bytes, other: bytes) -> bool:
-    """Return whether two `tokenizer.json` have the same model and added tokens. Broken files count as equal."""
+    """Return whether two files have equal models and added tokens; broken ones are equal."""
     try:
         documents = [json_value(data, MAX_TOKENIZER_BYTES) for data in (one, other)]
         first, second = ((document["model"], document.get("added_tokens")) for document in documents)
@@ -67,7 +69,8 @@ def same_tokens(one: bytes, other: bytes) -> bool:
 
 
 def without_limits(tokenizer: bytes) -> bytes:
-    """Return a `tokenizer.json` that neither cuts nor pads texts; one that does not is returned as it is.
+    """Return a `tokenizer.json` that neither cuts nor pads texts; one that does not is returned as
+    it is.
 
     Raises Malformed if it is not a JSON object.
     """
@@ -80,16 +83,12 @@ def without_limits(tokenizer: bytes) -> bytes:
 
 
 def begin_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
-    """Return the id of the token that begins a text, or None. `companions`: the tokenizer's other
-    files, by name.
-    """
+    """Return the id of the begin token, or None. `companions` are the other files by name."""
     return next(_named(companions, "bos_token", id_of), None)
 
 
 def end_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
-    """Return the id of the token that ends a text, or None. `companions`: the tokenizer's other
-    files, by name.
-    """
+    """Return the id of the end token, or None. `companions` are the other files by name."""
     named = next(_named(companions, "eos_token", id_of), None)
     if named is not None:
         return named
@@ -97,7 +96,7 @@ def end_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
 
 
 def with_end_token(tokenizer_config: bytes | None, end_token: str | None) -> bytes:
-    """Return a `tokenizer_config.json` that names this end-of-text token and keeps everything else."""
+    """Return a `tokenizer_config.json` with this end-of-text token and all other keys."""
     document = _object(tokenizer_config)
     named = document.get("eos_token")
     text = named.get("content") if isinstance(named, dict) else named

@@ -1,9 +1,8 @@
-"""The process in which a checkpoint's tokenizer is used: see `tokenizer`. It imports nothing that takes time or memory.
+"""The child process of `tokenizer`. It imports nothing that takes time or memory.
 
-Messages are JSON behind their length in four bytes, little-endian. First comes the file, as it is, whose answer is the
-size of the vocabulary. Then come `{"text": ..., "special": ...}`, `{"ids": ...}`, `{"token": ...}` and `{"id": ...}`.
-Every answer is `{"is": ...}`, or `{"error": ...}` if the library refuses, or panics. An answer that takes too long ends
-the process from within, too: the process that asked may have been killed meanwhile.
+Messages are JSON after their length in four bytes, little-endian: first the file, then requests
+`{"text", "special"}`, `{"ids"}`, `{"token"}` and `{"id"}`. Answers are `{"is"}` or `{"error"}`.
+A slow answer also ends the process from within, because its parent may be dead.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ LENGTH = struct.Struct("<I")
 _MOST_MEMORY = 2 << 30
 """Bytes of address space, where the system bounds that."""
 PATIENCE = 60
-"""Seconds for one answer. Most is what starting takes on a busy machine; reading a large vocabulary takes two."""
+"""Seconds for one answer. Starting on a busy machine takes most of it."""
 
 
 def read(data: bytes) -> Tokenizer:
-    """Return the tokenizer of a file, which neither cuts nor pads. Raises ValueError if the file is not a tokenizer.
+    """Return the tokenizer of a file, which neither cuts nor pads. Raises ValueError if the file is
+    not a tokenizer.
 
-    A file saved by a training script may say that texts are cut or padded to a length. As in transformers, that is for
-    the caller of the tokenizer to ask.
+    A file saved by a training script may say that texts are cut or padded to a length. As in
+    transformers, that is for the caller of the tokenizer to ask.
     """
     tokenizer: Tokenizer = _told(lambda: Tokenizer.from_str(data.decode("utf-8-sig")))
     tokenizer.no_truncation()
@@ -39,12 +39,12 @@ def read(data: bytes) -> Tokenizer:
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
-    """Return the smallest vocabulary that has all ids. Ids may have gaps, so it can exceed the number of tokens."""
+    """Return the smallest vocabulary with all ids, which may have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def answer(tokenizer: Tokenizer, asked: dict[str, Any]) -> object:
-    """The ids of a text, the text of ids, the id of a token or the token of an id. Raises ValueError."""
+    """Return ids of a text, text of ids, id of a token or token of an id. Raises ValueError."""
     if "text" in asked:
         return _told(lambda: tokenizer.encode(asked["text"], add_special_tokens=asked.get("special", True)).ids)
     if "token" in asked:
@@ -64,7 +64,8 @@ def _told(call: Callable[[], Any]) -> Any:
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends it
     _bound_memory()
-    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    asked = sys.stdin.buffer
+    answers = sys.stdout.buffer
     tokenizer = None
     while (message := _next(asked)) is not None:
         _end_in(PATIENCE)
@@ -83,9 +84,7 @@ def _main() -> None:
 
 
 def _end_in(seconds: int) -> None:
-    """Have the system end this process after `seconds`, whatever it does. 0: never. On Windows the
-    caller must.
-    """
+    """Have the system end this process after `seconds`; 0 is never. Not on Windows."""
     if sys.platform != "win32":
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have ignored it
         signal.alarm(seconds)

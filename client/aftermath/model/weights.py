@@ -1,14 +1,7 @@
-"""Weights in safetensors files, one or many shards, read lazily: only the rows or columns that a tier holds.
+"""Read safetensors weights lazily: a tier reads only the rows or columns that it holds.
 
-Decided
-- What the files say is hostile until it matches the config: names, shapes and types are compared before a value is
-  read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here, and fp8 in
-  blocks is multiplied by its scales (`model/fp8.py`).
-- Files are mapped, and a tier touches what it holds: of a matrix cut by rows those rows, of one cut by columns every
-  page of it, of a layer that it skips nothing. Files of an index that hold only such layers need not be there.
-- Where `model.safetensors` and an index lie together the single file counts, as in transformers.
-- A tied output head that the files hold as well must equal the embedding: versions of transformers differ in which of
-  two they take.
+Names, shapes and types must match the config before a value is read, and values must be finite.
+All arithmetic is fp32: half precision is widened, and fp8 is multiplied by its scales.
 """
 
 from __future__ import annotations
@@ -25,7 +18,6 @@ from torch import Tensor
 
 from aftermath.base.errors import shown
 from aftermath.base.text import counted
-from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import (
     INDEX_FILE,
@@ -36,15 +28,74 @@ from aftermath.model.documents import (
     is_file,
     read_index,
 )
-from aftermath.model.levels import prefix
 from aftermath.model.published import PLAIN, SCALES, FileNames, Form
+from aftermath.model.schema import prefix
+
+FP8_KIND = "F8_E4M3"
+_SCALE_KINDS = ("F32", "BF16")
+
+
+# Files are mapped, so a tier touches only the pages that it needs: the rows of a matrix cut by
+# rows, every page of one cut by columns, nothing of a skipped layer. Shards with only skipped
+# layers may be absent. A single `model.safetensors` wins over an index, as in transformers. A
+# stored copy of a tied head must equal the embedding: versions of transformers differ in which one
+# they load.
+def read_scales(
+    files: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], block: tuple[int, int]
+) -> dict[str, Tensor]:
+    """Return the fp32 scales of these tensors by name. Raises CheckpointError."""
+    found: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for listed in file.keys():  # noqa: SIM118 - it is no dictionary
+                    name = listed.removesuffix(SCALES)
+                    if name == listed or name not in shapes:
+                        continue
+                    if name in found:
+                        raise CheckpointError(f"{path}: {listed} is also in another shard")
+                    part = file.get_slice(listed)
+                    wanted = _blocks(shapes[name], block)
+                    shape = tuple(part.get_shape())
+                    kind = part.get_dtype()
+                    if not wanted or shape != wanted or kind not in _SCALE_KINDS:
+                        raise CheckpointError(
+                            f"{path}: {listed} is {kind} {shape}, config.json says "
+                            + (f"F32 {wanted}" if wanted else "that it is none"),
+                            "Take weights and config.json from the same checkpoint",
+                        )
+                    found[name] = part[:].to(torch.float32, copy=True)
+                    if bool((found[name] < 0).any()):
+                        raise CheckpointError(
+                            f"{path}: {listed} has a scale below 0", "Copy or download the checkpoint again"
+                        )
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, error) from None
+    return found
+
+
+def scaled(weights: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """fp32 [rows, columns], changed in place, of which each block is multiplied by its scale.
+
+    They may be the first rows and columns of what the scales are of.
+    """
+    rows, columns = block
+    for number, strip in enumerate(weights.split(rows)):
+        strip.mul_(scales[number].repeat_interleave(columns)[: weights.shape[1]])
+    return weights
+
+
+def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """How many blocks a matrix has; what is none has no scales."""
+    return tuple(-(-size // edge) for size, edge in zip(shape, block, strict=True)) if len(shape) == 2 else ()
+
 
 log = logging.getLogger(__name__)
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
 def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
-    """Whether full files call so a tensor of which a tier holds nothing, or one that is no part of the model."""
+    """Return whether a name is a tensor that this tier, or the model, does not have."""
     held = config.parameter_shapes(tier)
     names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
     without = FileNames(names | {name + SCALES for name in names}, config.base_prefix)
@@ -52,11 +103,14 @@ def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
 
 
 def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: False) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint directory: the whole one, or those its index names, or all there are.
+    """The safetensors files of a checkpoint directory: the whole one, or those its index names, or
+    all there are.
 
-    Of those in the index, the ones that hold nothing but the tensors `without` which it will do are left out.
+    Of those in the index, the ones that hold nothing but the tensors `without` which it will do are
+    left out.
     """
-    whole, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
+    whole = directory / WEIGHTS_FILE
+    index = directory / INDEX_FILE
     if is_file(whole):
         return (whole,)
     if is_file(index):
@@ -80,15 +134,20 @@ def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: 
 def read_weights(
     files: Sequence[Path], config: ModelConfig, *, stored: int, tier: int, form: Form = PLAIN
 ) -> dict[str, Tensor]:
-    """fp32 tensors of `tier` from files that hold tier `stored` (the same tier, or 0), reading only what is needed.
+    """fp32 tensors of `tier` from files that hold tier `stored` (the same tier, or 0), reading only
+    what is needed.
 
     `form` is what `config.json` says of the files.
 
-    Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not finite everywhere.
+    Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not
+    finite everywhere.
     """
-    there, wanted = config.parameter_shapes(stored), config.parameter_shapes(tier)
+    there = config.parameter_shapes(stored)
+    wanted = config.parameter_shapes(tier)
     embedding, output = config.tables()
-    needed, head = there.keys(), {output: there[embedding]}  # a tied head may be there as well
+    # a tied head may be there as well
+    needed = there.keys()
+    head = {output: there[embedding]}
     there, wanted = head | there, head | wanted
     names = {config.stored_name(name, stored): name for name in there}
     params: dict[str, Tensor] = {}
@@ -100,7 +159,7 @@ def read_weights(
     shapes = {listed: there[name] for listed, name in names.items()}
     for path in files:
         check_readable(path)
-    scales = fp8.read_scales(files, shapes, form.block) if form.block else {}
+    scales = read_scales(files, shapes, form.block) if form.block else {}
     parts = _Parts(form, scales, FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names))
     for path in files:
         try:
@@ -144,7 +203,7 @@ def read_weights(
 
 
 def _require_bytes(files: Sequence[Path], shapes: Iterable[tuple[int, ...]]) -> None:
-    """Raise CheckpointError if files are too small for tensors that are allocated before any is read."""
+    """Raise CheckpointError if files are too small for the tensors, before allocation."""
     size = sum(path.stat().st_size for path in files)
     if (numbers := sum(map(math.prod, shapes))) > size:  # a byte a number at least, in fp8
         raise CheckpointError(
@@ -157,12 +216,15 @@ class _Parts:
     """Tensors out of files of a form, one by one."""
 
     def __init__(self, form: Form, scales: Mapping[str, Tensor], names: FileNames) -> None:
-        self._form, self._scales, self._names = form, scales, names
+        self._form = form
+        self._scales = scales
+        self._names = names
         self.foreign = 0  # tensors that are no part of the model
 
     def known(self, listed: Iterable[str], path: Path) -> list[tuple[str, str]]:
-        """(name in the file, name of the tensor) of each parameter. Names that transformers passes over, and what the
-        form has in addition to the model, are skipped. Raises CheckpointError for any other name.
+        """(name in the file, name of the tensor) of each parameter. Names that transformers passes
+        over, and what the form has in addition to the model, are skipped. Raises CheckpointError
+        for any other name.
         """
         known = []
         for name in listed:
@@ -178,14 +240,15 @@ class _Parts:
         return known
 
     def read(self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> Tensor:
-        """fp32 [wanted], the first part of what must be of shape [there]. Raises CheckpointError."""
+        """Return the first part [wanted] of a tensor [there] in fp32. Raises CheckpointError."""
         part = file.get_slice(name)
-        shape, kind = tuple(part.get_shape()), part.get_dtype()
+        shape = tuple(part.get_shape())
+        kind = part.get_dtype()
         scales = self._scales.get(name)
-        if kind not in _FLOATS and not (kind == fp8.KIND and scales is not None):
+        if kind not in _FLOATS and not (kind == FP8_KIND and scales is not None):
             raise CheckpointError(
                 f"{path}: {name} is of type {kind}, which is not read"
-                + (f" without {name}{SCALES}" if kind == fp8.KIND else ""),
+                + (f" without {name}{SCALES}" if kind == FP8_KIND else ""),
                 f"Use a checkpoint of {', '.join(sorted(_FLOATS))}",
             )
         if shape != there:
@@ -193,13 +256,13 @@ class _Parts:
                 f"{path}: {name} is {kind} {shape}, config.json says {there}",
                 "Take weights and config.json from the same checkpoint",
             )
-        if kind != fp8.KIND and scales is not None:
+        if kind != FP8_KIND and scales is not None:
             raise CheckpointError(f"{path}: {name} is {kind} and has scales of fp8", "Download the checkpoint again")
         tensor: Tensor = (
             part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
         )  # the slice is a view of the mapped file
         if scales is not None and self._form.block is not None:
-            fp8.scaled(tensor, scales, self._form.block)
+            scaled(tensor, scales, self._form.block)
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path}: {name} holds a value that is not finite", "Use another checkpoint")
         return tensor

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from aftermath.model.levels import SchemaError, Segment, is_table
+from aftermath.model.schema import SchemaError, Segment, is_table
 from aftermath.optim.balance import Balances, nothing_balances
 
 MAX_BLOCK = 65535  # indices are u16, and one marks an unused entry
@@ -61,7 +61,7 @@ def cut(
     Raises SchemaError if `chunk` makes them too large, or if a segment's matrices are not adjacent.
     """
     # Rows of the embedding and the head learn from few tokens each, and most runs can afford to
-    # keep more of them (docs/research.md). Balance vectors (`optim.balance`) have blocks of one
+    # keep more of them (docs/models.md). Balance vectors (`optim.balance`) have blocks of one
     # number.
     return tuple(
         _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk) for s in segments

@@ -292,9 +292,18 @@ class _Decoding:
         count = self._canonical_size(widths)
         if not count:
             return layout.grouped(torch.empty(0, dtype=torch.int8, device=octets.device), widths)
-        numbers, wrong = packed.unpacked_digits(octets, count, self._results.values.bits)
-        self._checks.refuse(wrong, lambda: f"level {self._level}: the code of digit {_first(wrong)} is not valid")
+        bits = self._results.values.bits
+        if octets.is_cpu:  # NumPy looks codes up by bytes, PyTorch by int64: 8 times the memory
+            found, first = digits.from_bytes(octets.numpy(), count, bits)
+            numbers = torch.from_numpy(found)
+            self._checks.refuse(torch.tensor(first is not None), lambda: self._invalid_digit(first))
+        else:
+            numbers, wrong = packed.unpacked_digits(octets, count, bits)
+            self._checks.refuse(wrong, lambda: self._invalid_digit(_first(wrong)))
         return layout.grouped(numbers, widths)
+
+    def _invalid_digit(self, number: int | None) -> str:
+        return f"level {self._level}: the code of digit {number} is not valid"
 
     def _signs(self, octets: Tensor, used: Sequence[Tensor]) -> list[Tensor]:
         """Return votes int8 [blocks, topk] per group, [blocks, 0] where blocks are digits."""

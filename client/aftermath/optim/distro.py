@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from aftermath.model.canonical import decimal, portable
-from aftermath.model.schema import StateSchema
+from aftermath.model.schema import StateSchema, decimal, portable
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import at_least_zero, within_u16

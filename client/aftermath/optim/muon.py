@@ -16,7 +16,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from aftermath.model.levels import is_hidden_matrix
+from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim import eager
 from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
 

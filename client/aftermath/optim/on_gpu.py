@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.model.levels import Segment
+from aftermath.model.schema import Segment
 from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
 from aftermath.optim.layout import Group, LevelLayout, Part

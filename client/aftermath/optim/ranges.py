@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from aftermath.model.levels import SchemaError
+from aftermath.model.schema import SchemaError
 
 
 def within_u16(label: str, number: int, fix: str) -> None:

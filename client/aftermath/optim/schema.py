@@ -15,9 +15,7 @@ from typing import Any
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
-from aftermath.model.canonical import canonical
-from aftermath.model.levels import SchemaError
-from aftermath.model.schema import StateInputs, StateSchema, state_of_inputs, state_schema
+from aftermath.model.schema import SchemaError, StateInputs, StateSchema, canonical, state_of_inputs, state_schema
 from aftermath.optim.distro import Distro, DistroInputs
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs

@@ -60,7 +60,7 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
         return config, (
             f"a member on this machine could not train: its data has the hash {found}, and data_hash is another"
         )
-    trouble = trouble_with_tokenizer(config)
+    trouble = warning_about_tokenizer(config)
     if given:
         return config, trouble
     try:
@@ -69,7 +69,7 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
         return config, "the folder of the data leaves no room for its hash: nobody finds out that a member has others"
 
 
-def trouble_with_tokenizer(config: RunConfig) -> str:
+def warning_about_tokenizer(config: RunConfig) -> str:
     """Return why the model would be trained on tokens of another tokenizer, empty if it would not or nobody knows."""
     data = config.llm.data_location.Local
     model = config.llm.checkpoint.Local

@@ -58,12 +58,12 @@ class Shape:
 
     @property
     def bytes_per_round(self) -> list[int]:
-        """By tier: the bytes of a member's result, which goes to every other member in every round."""
+        """Return by tier the bytes of a member's result, which goes to every other member in every round."""
         return [self.schema.results.result_bytes(tier) for tier in range(self.schema.state.tiers)]
 
     @property
     def bytes_in_words(self) -> list[str]:
-        """The same as people read it."""
+        """Return the sizes as text."""
         return [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(self.bytes_per_round)]
 
     def to_chain(self) -> dict[str, object]:

@@ -1,8 +1,7 @@
-"""Peer to peer: real QUIC endpoints (iroh) between the members of a run, authenticated by the p2p keys on chain.
+"""Peer-to-peer connections between a run's members over QUIC (iroh), authenticated by the p2p keys
+on chain.
 
-Owns connections, announcements (small messages to everyone), blobs (large bytes by BLAKE3 digest) and requests
-(small remote calls). Knows nothing of torch, of the chain or of training: the caller hands in who the members are.
-
-`transport` holds the interface, `iroh` its implementation (`open_iroh`), `discovery` where peers on one machine
-find each other, `named` those whose addresses the user says.
+It carries announcements (small messages to all), blobs (large bytes named by BLAKE3 digest) and
+requests (small calls). The caller says who the members are. `transport` is the interface, `iroh`
+implements it, and `discovery` finds the peers' addresses.
 """

@@ -1,23 +1,7 @@
-"""Which incoming connections get a handshake: before it nobody has a key, so what is bounded is
-what addresses do.
+"""Decide which incoming connections get a handshake.
 
-Decided: handshakes are few at a time, in all and of each address, and few a second of each address.
-No more than LOOKED_AT_RATE are looked at; the others are left without an answer: that is cheaper
-than one, and QUIC tries again by itself, where a refusal would end an honest dial. Beyond LEFT_RATE
-they wait in QUIC, which keeps tens of thousands, and later arrivals wait for the end of that queue:
-so it is as high as can be afforded. While half of the handshakes are under way an address has to
-prove first that it hears us, which costs us no memory: else packets that claim to come from many
-addresses would lock all others out. Where all places are taken, the oldest handshake gives way of
-the address that has most, to an address that has fewer: else a few addresses that begin handshakes
-and say no more would lock all others out. One fewer counts only where that handshake takes longer
-than it should: else all members of a run who come at once would prevent each other from ever ending
-theirs. Of IPv6 a whole /64 is one address, since a host with one address there has all of them. The
-port from which a member was connected last has a place of its own, as often as a member may
-connect, and strangers' handshakes give way to it at once: else a peer that shares its address, or
-has many and begins again before it is late, could keep it out once its connection is lost. It
-counts where there is no other way in, and is proven first, since anybody may name it. Who comes by
-way of a relay is known by a key that cost nothing, before the handshake: those who are no members
-have one place together, since some dozens of keys would have all places.
+Before a handshake nobody has a key, so the limits apply to addresses. An IPv6 /64 counts as one
+address, because a host with one address in it has all of them.
 """
 
 from __future__ import annotations
@@ -28,64 +12,88 @@ from dataclasses import dataclass
 
 import iroh
 
-from aftermath.base.rate_limit import Bucket, network_of
+from aftermath.base.rate_limit import TokenBucket, network_of
 from aftermath.p2p.limits import ARRIVALS_BURST, ARRIVALS_RATE, REMEMBERED_PEERS
 
 MAX_HANDSHAKES = 64
 MAX_HANDSHAKES_OF_ADDRESS = 16
-ADDRESS_RATE, ADDRESS_BURST = 10.0, 300.0
-"""At once: 256 members of one machine, or behind one router."""
-LOOKED_AT_RATE, LOOKED_AT_BURST = 100.0, 600.0
+ADDRESS_RATE = 10.0
+ADDRESS_BURST = 300.0
+"""The burst admits 256 members on one machine or behind one router."""
+LOOKED_AT_RATE = 100.0
+LOOKED_AT_BURST = 600.0
 GIVE_WAY_S = 2.0
-"""What a handshake may take, however many wait."""
-LEFT_RATE, LEFT_BURST = 1000.0, 1000.0
+"""Time that a handshake gets, even if others wait."""
+LEFT_RATE = 1000.0
+LEFT_BURST = 1000.0
 RELAYED = "relayed"
-"""The place of all who are no members and come by way of a relay."""
+"""The shared place of relayed peers that are not members."""
 REMEMBERED = 1024
-"""Addresses; those that came last."""
+"""Most recent addresses to remember."""
 
 
 @dataclass(eq=False)
 class Handshake:
-    """One that is under way; `give_up` ends it."""
+    """A handshake in progress. `give_up` ends it."""
 
     where: str
     began: float
     give_up: Callable[[], object] = lambda: None
 
 
-class Door:
-    """`clock` returns seconds and never goes back."""
+class AcceptLimits:
+    """Limits on handshakes, in all and for each address. `clock` returns seconds and never goes
+    back.
+
+    At most LOOKED_AT_RATE connections per second get an answer. The rest are dropped, which is
+    cheaper, and QUIC retries by itself, while a refusal would end an honest dial. Beyond LEFT_RATE
+    they wait in QUIC, which keeps tens of thousands.
+
+    From half of MAX_HANDSHAKES on, an address must first prove that it receives our packets.
+    Otherwise packets with forged source addresses would lock everyone out.
+
+    When all slots are taken, the oldest handshake of the address with most gives way to an address
+    with fewer. Otherwise a few silent addresses could hold all slots. One fewer counts only if that
+    handshake is late, so that members that start together do not evict each other.
+
+    The port from which a member was last connected has a slot of its own, and strangers' handshakes
+    give way to it at once. It is used only when there is no other slot, and is proven first,
+    because anyone may claim it. Otherwise a peer that shares the member's address could lock it out
+    after a lost connection.
+
+    Peers on a relay are known by a key that costs nothing. So all that are not members share one
+    slot.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._inside: dict[str, deque[Handshake]] = {}
-        """By place, those that began first in front."""
-        self._rates: OrderedDict[str, Bucket] = OrderedDict()
+        """Handshakes by place, the oldest first."""
+        self._rates: OrderedDict[str, TokenBucket] = OrderedDict()
         self._ports: OrderedDict[bytes, str] = OrderedDict()
-        self._members: dict[str, Bucket] = {}
-        self.looks = Bucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
-        self.leavings = Bucket(clock, LEFT_RATE, LEFT_BURST)
+        self._members: dict[str, TokenBucket] = {}
+        self.looks = TokenBucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
+        self.leavings = TokenBucket(clock, LEFT_RATE, LEFT_BURST)
 
     @property
     def busy(self) -> bool:
-        """Whether addresses have to be proven."""
+        """Whether addresses must be proven."""
         return self._total() >= MAX_HANDSHAKES // 2
 
     def remember(self, member: bytes, port: str) -> None:
-        """A member is connected from this address and port, from no other one any more, and nobody
-        else from it.
-        """
+        """Record that a member is connected from this address and port, and nobody else is."""
         rate = self._members.pop(self._ports.pop(member, ""), None)
         for other in [one for one, where in self._ports.items() if where == port]:
             del self._ports[other]
         self._ports[member] = port
-        self._members[port] = rate or Bucket(self._clock, ARRIVALS_RATE, ARRIVALS_BURST)
+        self._members[port] = rate or TokenBucket(self._clock, ARRIVALS_RATE, ARRIVALS_BURST)
         if len(self._ports) > REMEMBERED_PEERS:
             self._members.pop(self._ports.popitem(last=False)[1], None)
 
     def invites(self, port: str) -> bool:
-        """Whether a member was connected from there last, and has not come too often since."""
+        """Return whether a member was last connected from there and has not reconnected too
+        often.
+        """
         return port in self._members and not self._members[port].next_in()
 
     def lets_in(self, where: str) -> bool:
@@ -94,7 +102,7 @@ class Door:
         return room and not self.looks.next_in() and not self._rate(where).next_in()
 
     def enter(self, where: str) -> Handshake | None:
-        """Begin a handshake of this place; None if there can be none now."""
+        """Start a handshake from this place. Return None if none is possible now."""
         own = len(self._inside.get(where, ()))
         full = self._total() >= MAX_HANDSHAKES
         oldest = self._gives_way(where, own) if full else None
@@ -117,7 +125,7 @@ class Door:
         return most[0] if len(most) > own + (not late) else None
 
     def leave(self, handshake: Handshake) -> None:
-        """It has ended, however; once it has, nothing more happens."""
+        """End a handshake. A second call does nothing."""
         of_place = self._inside.get(handshake.where, deque())
         if handshake in of_place:
             of_place.remove(handshake)
@@ -127,11 +135,11 @@ class Door:
     def _total(self) -> int:
         return sum(map(len, self._inside.values()))
 
-    def _rate(self, where: str) -> Bucket:
+    def _rate(self, where: str) -> TokenBucket:
         if where in self._members:
             return self._members[where]
         if where not in self._rates:
-            self._rates[where] = Bucket(self._clock, ADDRESS_RATE, ADDRESS_BURST)
+            self._rates[where] = TokenBucket(self._clock, ADDRESS_RATE, ADDRESS_BURST)
         self._rates.move_to_end(where)
         if len(self._rates) > REMEMBERED:
             self._rates.popitem(last=False)
@@ -139,9 +147,7 @@ class Door:
 
 
 def place_of(address: iroh.IncomingAddr, members: Container[bytes]) -> str:
-    """What the handshakes of one place have in common: its IP address, or the key that a relay saw
-    a member prove.
-    """
+    """Return what limits apply to: the IP address, or on a relay the key that it saw proven."""
     if isinstance(address, iroh.IncomingAddr.RELAY):
         return str(address.endpoint_id) if bytes(address.endpoint_id.to_bytes()) in members else RELAYED
     if not isinstance(address, iroh.IncomingAddr.IP):

@@ -1,10 +1,7 @@
-"""Announcements: small messages to all members, best effort, repaired after every reconnect.
+"""Announcements: small messages to all members, best effort, repeated after a reconnect.
 
-Decided: one unidirectional stream per connection carries them in order; a peer that opens a second one breaks the
-protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a slow one loses its oldest
-messages and delays nobody else. The last REPLAY own messages open every connection; the receiver remembers what it
-delivered per sender and drops repeats. A peer that floods is read no faster than its quota; if it continues, sending
-something else each time, it breaks the protocol.
+Each connection has one unidirectional stream for them. Each peer has a bounded queue, so a slow
+peer loses its oldest messages and delays nobody else. Receivers drop repeats.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ import iroh
 from blake3 import blake3
 
 from aftermath.base.concurrency import first_of
-from aftermath.p2p.limits import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, Shared
+from aftermath.p2p.limits import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, SharedLimit
 from aftermath.p2p.link import Link
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame
 
@@ -33,8 +30,8 @@ REMEMBERED = 256
 WRITE_S = 30.0
 
 
-class Outbox:
-    """What still has to go to one peer: bounded, the oldest go first when it is full."""
+class PeerOutbox:
+    """The bounded queue of messages to one peer. A full queue drops the oldest."""
 
     def __init__(self, messages: Iterable[bytes]) -> None:
         self._queue: deque[bytes] = deque(messages, maxlen=OUTBOX)
@@ -43,14 +40,14 @@ class Outbox:
             self._filled.set()
 
     def put(self, message: bytes) -> bool:
-        """Queue a message; False if an older one had to go."""
+        """Queue a message. Return False if an older one was dropped."""
         full = len(self._queue) == OUTBOX
         self._queue.append(message)
         self._filled.set()
         return not full
 
     async def take(self) -> bytes:
-        """All that is queued, framed; waits for the first message."""
+        """Return all queued messages, framed. Wait for the first one."""
         await self._filled.wait()
         self._filled.clear()
         batch = b"".join(frame(message) for message in self._queue)
@@ -58,17 +55,17 @@ class Outbox:
         return batch
 
 
-class Subscription(AsyncIterator[Announcement]):
-    """One reader of announcements, with its own bounded queue; ends when the transport closes."""
+class AnnouncementSubscription(AsyncIterator[Announcement]):
+    """One reader of announcements with a bounded queue. It ends when the transport closes."""
 
-    def __init__(self, pending: Iterable[Announcement], pace: Pace) -> None:
+    def __init__(self, pending: Iterable[Announcement], pace: PeerMeasurements) -> None:
         self._queue: deque[Announcement] = deque(pending, maxlen=INBOX)
         self._stirred = asyncio.Event()
         self._pace = pace
         self._closed = False
 
     def put(self, announcement: Announcement) -> None:
-        """Queue an announcement; the oldest is lost, and counted, if the reader is too slow."""
+        """Queue an announcement. If the reader is too slow, drop and count the oldest."""
         if len(self._queue) == INBOX:
             self._pace.events["dropped"] += 1
         self._queue.append(announcement)
@@ -89,17 +86,22 @@ class Subscription(AsyncIterator[Announcement]):
 
 
 class Announcer:
-    """Sends and receives announcements over all links of an endpoint."""
+    """Sends and receives announcements over all links of an endpoint.
 
-    def __init__(self, pace: Pace) -> None:
+    A second announcement stream breaks the protocol. A flooding peer is read no faster than its
+    quota; if it continues, it breaks the protocol too. The last REPLAY messages are sent again on
+    every new connection.
+    """
+
+    def __init__(self, pace: PeerMeasurements) -> None:
         self._pace = pace
         self._log: deque[bytes] = deque(maxlen=REPLAY)
-        self._outboxes: dict[Link, Outbox] = {}
+        self._outboxes: dict[Link, PeerOutbox] = {}
         self._seen: dict[bytes, dict[bytes, None]] = {}
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._subscriptions: WeakSet[AnnouncementSubscription] = WeakSet()
         self._early: deque[Announcement] = deque(maxlen=INBOX)
         self._subscribed = False
-        self._all = Shared(pace.clock, ALL_TOLD_RATE, ALL_TOLD_BURST)
+        self._all = SharedLimit(pace.clock, ALL_TOLD_RATE, ALL_TOLD_BURST)
 
     def announce(self, data: bytes) -> None:
         """Queue `data` for every connected peer and remember it for those that connect later."""
@@ -109,17 +111,19 @@ class Announcer:
             if not outbox.put(data):
                 self._pace.events["dropped"] += 1
 
-    def subscribe(self) -> Subscription:
-        """A new reader; the first one also gets what came before it."""
-        subscription = Subscription(self._early, self._pace)
+    def subscribe(self) -> AnnouncementSubscription:
+        """Return a new reader. The first one also gets earlier announcements."""
+        subscription = AnnouncementSubscription(self._early, self._pace)
         self._early.clear()
         self._subscribed = True
         self._subscriptions.add(subscription)
         return subscription
 
     async def write(self, link: Link) -> None:
-        """Service of a link: replay, then send what is queued, until the link closes or the peer stops reading."""
-        outbox = self._outboxes[link] = Outbox(self._log)
+        """Send the replay and then queued messages until the link closes or the peer stops
+        reading.
+        """
+        outbox = self._outboxes[link] = PeerOutbox(self._log)
         try:
             async with asyncio.timeout(WRITE_S):
                 stream = await link.connection.open_uni()
@@ -134,7 +138,7 @@ class Announcer:
             del self._outboxes[link]
 
     async def read(self, link: Link) -> None:
-        """Service of a link: receive announcements from its one stream of them."""
+        """Receive announcements from the link's one stream of them."""
         stream = await link.connection.accept_uni()
         await first_of(self._read_all(link, stream), link.connection.accept_uni())
         raise ProtocolViolation("a second stream of announcements")
@@ -149,15 +153,19 @@ class Announcer:
         link.taken += len(data) + 4
         self._pace.received["announce"] += len(data) + 4
         in_time = await self._pace.throttle(link.quota.told, self._all)
-        if not self._is_new(sender, data):
+        # A reconnecting member repeats its last REPLAY announcements. More repeats count as a flood.
+        is_new = self._is_new(sender, data)
+        if not is_new:
+            link.repeats += 1
             self._pace.events["duplicates"] += 1
-            return
-        if not in_time and not link.quota.excess.spare():
+        replayed = not is_new and link.repeats <= REPLAY
+        if not in_time and not replayed and not link.quota.excess.spare():
             raise ProtocolViolation("announcing too often, and going on")
-        self._deliver(Announcement(sender, data))
+        if is_new:
+            self._deliver(Announcement(sender, data))
 
     def _is_new(self, sender: bytes, data: bytes) -> bool:
-        """Remember an announcement; False if this sender's was delivered before."""
+        """Remember an announcement. Return False for a repeat of this sender's."""
         seen = self._seen[sender] = self._seen.pop(sender, {})
         if len(self._seen) > REMEMBERED_PEERS:
             del self._seen[next(iter(self._seen))]

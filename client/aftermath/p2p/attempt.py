@@ -1,9 +1,8 @@
-"""A blob that is being filled: which bytes are missing, who is bringing them, and who brought those that are here.
+"""A blob being downloaded: which bytes are missing, who is sending them, and who sent the rest.
 
-Decided: the blob is cut into spans, and a span's bytes arrive in order. A span normally has one pull. One that
-brings nothing is not waited for: another pull joins the span where it stands, and whichever first brings a byte that
-is still missing leads from there on. A pull that lost the lead is out, so every byte is written once, each pull gave
-one run of bytes, and what can be blamed on whom stays exact.
+The blob is cut into spans whose bytes arrive in order. Each span normally has one pull. If that
+pull brings nothing, another one joins at the same position, and the first to bring a missing byte
+leads. Each byte is written once, so blame stays exact.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ LEAST_PROGRESS = 32768
 
 
 @dataclass(eq=False)
-class Span:
-    """Bytes [position, end) still to come; `end` shrinks when another worker takes the tail."""
+class BlobSpan:
+    """Missing bytes [position, end). `end` shrinks when another worker takes the tail."""
 
     position: int
     end: int
@@ -34,13 +33,14 @@ class Span:
 
 @dataclass(eq=False)
 class Pull:
-    """One holder's work on a span. `position` is the next byte it reads; it gave the bytes [given_from, given_to).
+    """One holder's work on a span.
 
-    `joined`: others were at the span already; `silent` and `slow`: what the last tick found.
+    `position` is the next byte it reads. It gave the bytes [given_from, given_to). `joined`: others
+    already worked on the span. `silent` and `slow` are results of the last tick.
     """
 
     holder: bytes
-    span: Span
+    span: BlobSpan
     start: int
     asked_end: int
     began: float
@@ -59,21 +59,23 @@ class Pull:
 
 
 @dataclass
-class Attempt:
-    """`origin` notes who gave which bytes; `changed` is set when an idle worker may find something to do."""
+class PartialBlob:
+    """Bytes so far. `origin` records who sent which bytes; `changed` is set when idle workers may
+    find work.
+    """
 
     size: int
     buffer: bytearray
-    todo: deque[Span]
+    todo: deque[BlobSpan]
     active: dict[bytes, Pull] = field(default_factory=dict)
     origin: list[tuple[bytes, int, int]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, size: int) -> Attempt:
-        """An empty one; large blobs are cut into ranges."""
+    def of(cls, size: int) -> PartialBlob:
+        """Return an empty blob. Large ones are cut into ranges."""
         step = RANGE if size >= STRIPE_FROM else size
-        spans = deque(Span(start, min(start + step, size)) for start in range(0, size, step))
+        spans = deque(BlobSpan(start, min(start + step, size)) for start in range(0, size, step))
         return cls(size, bytearray(size), spans)
 
     @property
@@ -82,7 +84,9 @@ class Attempt:
         return not self.todo and not any(pull.span.rest for pull in self.active.values())
 
     def take(self, holder: bytes, now: float) -> Pull | None:
-        """Work for an idle worker: the next range, the rest of a silent one, half of the longest rest, or nothing."""
+        """Return work for an idle worker: the next range, a silent pull's rest, half of the longest
+        rest, or None.
+        """
         if self.todo:
             return self._begin(holder, self.todo.popleft(), now)
         spans = list(dict.fromkeys(pull.span for pull in self.active.values() if pull.span.rest))
@@ -93,27 +97,32 @@ class Attempt:
         if longest is None or longest.rest < self._worth_stealing(longest):
             return None
         middle = (longest.position + longest.end) // 2
-        tail = Span(middle, longest.end)
+        tail = BlobSpan(middle, longest.end)
         longest.end = middle
         return self._begin(holder, tail, now)
 
-    def _on(self, span: Span) -> list[Pull]:
+    def _on(self, span: BlobSpan) -> list[Pull]:
         return [pull for pull in self.active.values() if pull.span is span]
 
-    def _worth_stealing(self, span: Span) -> int:
-        """The least rest of which to take half: little of those that will not make it, much of others."""
+    def _worth_stealing(self, span: BlobSpan) -> int:
+        """The least rest of which to take half: little of those that will not make it, much of
+        others.
+        """
         hopeless = all(pull.silent or pull.slow for pull in self._on(span))
         return 2 * LEAST_PROGRESS if hopeless else WORTH_STEALING
 
-    def _begin(self, holder: bytes, span: Span, now: float) -> Pull:
+    def _begin(self, holder: bytes, span: BlobSpan, now: float) -> Pull:
         at = span.position
         pull = Pull(holder, span, at, span.end, now, at, at, at, joined=bool(self._on(span)))
         self.active[holder] = pull
         return pull
 
     def put(self, pull: Pull, chunk: bytes) -> bool:
-        """Take the next bytes of a pull, as far as they are still missing; False if it has nothing more to bring."""
-        span, at = pull.span, pull.position
+        """Store the bytes that are still missing. Return False if this pull has nothing more to
+        bring.
+        """
+        span = pull.span
+        at = pull.position
         pull.position += len(chunk)
         pull.silent = False
         if pull.led and not pull.leads:
@@ -121,7 +130,9 @@ class Attempt:
         end = min(pull.position, span.end)
         if end > span.position:
             if not pull.leads:
-                span.lead, pull.led, pull.given_from = pull, True, span.position
+                span.lead = pull
+                pull.led = True
+                pull.given_from = span.position
             whole = span.position == at and end == pull.position
             self.buffer[span.position : end] = chunk if whole else chunk[span.position - at : end - at]
             span.position = pull.given_to = end

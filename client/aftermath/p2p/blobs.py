@@ -1,10 +1,8 @@
-"""Blobs we hold, and serving ranges of them.
+"""Store blobs and serve ranges of them.
 
-A blob is bytes named by their BLAKE3 digest: kept here (`publish`), or produced piece by piece by its owner
-(`publish_source`), so that a model is served without a second copy in memory. Nothing is evicted: who publishes
-retracts. Ranges go out in pieces, each with a deadline, so a reader that stops reading costs one stream for a while.
-It is long, because a member with a thin uplink serves many at once, and a piece cut off would count against it. Since
-slow readers can be many, few pieces are large: what all of them hold of us together is bounded.
+A blob is bytes named by their BLAKE3 digest, held here (`publish`) or produced piece by piece
+(`publish_source`), so that a model needs no second copy in memory. Nothing is evicted. Pieces have
+long deadlines, because a member with little uplink serves many peers at once.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from dataclasses import dataclass
 import iroh
 from blake3 import blake3
 
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import ReadRange
-from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
+from aftermath.p2p.wire import BlobRequest, Code, Reply, ReplyStatus, frame_of
 
 PIECE = 1 << 20
 SMALL_PIECE = 1 << 16
@@ -37,7 +35,7 @@ class Blob:
 
 
 class BlobStore:
-    """Digest to blob."""
+    """Blobs by digest."""
 
     def __init__(self) -> None:
         self._blobs: dict[bytes, Blob] = {}
@@ -45,7 +43,7 @@ class BlobStore:
         self._large = 0
 
     def publish(self, data: bytes) -> bytes:
-        """Keep `data`; returns its digest. ValueError if it is empty."""
+        """Keep `data` and return its digest. Raises ValueError if it is empty."""
         if not data:
             raise ValueError("a blob has at least one byte")
         digest = hash_of(data)
@@ -69,25 +67,30 @@ class BlobStore:
         self._data.pop(digest, None)
 
     def held(self, digest: bytes, size: int) -> bytes | None:
-        """The blob, if it is kept here as bytes of that size."""
+        """Return the blob if its bytes are held here and have this size."""
         data = self._data.get(digest)
         return data if data is not None and len(data) == size else None
 
-    async def serve(self, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
+    async def serve(self, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements) -> None:
         """Answer one request for a range."""
         blob = self._blobs.get(request.digest)
         if blob is None:
-            await _finish_with(stream, Reply(Status.MISSING, 0))
+            await _finish_with(stream, Reply(ReplyStatus.MISSING, 0))
         elif request.offset + request.length > blob.size:
-            await _finish_with(stream, Reply(Status.REFUSED, blob.size))
+            await _finish_with(stream, Reply(ReplyStatus.REFUSED, blob.size))
         else:
             await self._send_range(blob, request, stream, pace)
 
-    async def _send_range(self, blob: Blob, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
-        """Send the reply and the range; a blob that cannot deliver, or a reader that stalls, resets the stream."""
+    async def _send_range(
+        self, blob: Blob, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements
+    ) -> None:
+        """Send the reply and the range; a blob that cannot deliver, or a reader that stalls, resets
+        the stream.
+        """
         async with asyncio.timeout(PIECE_S):
-            await stream.write_all(frame_of(Reply(Status.OK, blob.size)))
-        offset, end = request.offset, request.offset + request.length
+            await stream.write_all(frame_of(Reply(ReplyStatus.OK, blob.size)))
+        offset = request.offset
+        end = request.offset + request.length
         while offset < end:
             large = self._large < LARGE_PIECES
             self._large += large

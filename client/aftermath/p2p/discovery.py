@@ -1,8 +1,8 @@
-"""Where peers say where they are. On one machine: one small file per endpoint in a directory only this user can write.
+"""Find the addresses of peers: in a directory of this machine, or named by the user.
 
-`<hex node id>.json` holds the addresses of that endpoint. It is written atomically, refreshed when the addresses
-change or the file vanished, and removed on close. Whatever is read is checked (owner, size, address syntax); a stale
-or forged address only costs a failed dial, because the connection itself proves the peer's id.
+`<hex node id>.json` in a private directory holds an endpoint's addresses, and is rewritten when
+they change. Readers check owner, size and syntax. A stale or forged address only costs a failed
+dial, because the connection proves the peer's id.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from aftermath.p2p.transport import DiscoveryFailed
 
 MAX_FILE = 4096
 MAX_ADDRESSES = 16
-MAX_ADDRESS, MAX_RELAY = 64, 256
+MAX_ADDRESS = 64
+MAX_RELAY = 256
 """Characters of each: a server tells all members what one has told it."""
 
 
@@ -42,29 +43,33 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class Directory(Protocol):
-    """What tells where the endpoints of a run are, ours too. Nothing in it is believed: an address is only tried."""
+    """Source of the addresses of a run's endpoints. Nothing in it is trusted: an address is only
+    tried.
+    """
 
     def prepare(self) -> None:
-        """Before anything else. Raises DiscoveryFailed."""
+        """Prepare the directory. Raises DiscoveryFailed."""
 
     def write(self, whereabouts: Whereabouts) -> None:
-        """Publish where we are. Raises DiscoveryFailed."""
+        """Publish our addresses. Raises DiscoveryFailed."""
 
     def refresh(self, whereabouts: Whereabouts) -> None:
-        """Publish it again if that is needed. Raises DiscoveryFailed."""
+        """Publish our addresses again if needed. Raises DiscoveryFailed."""
 
     def remove(self) -> None:
         """Withdraw our entry."""
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Where an endpoint says it is, None if that is not known."""
+        """Return where an endpoint says it is, or None if unknown."""
 
 
 def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: str) -> Path:
-    """The per-user directory under the system's temporary folder in which peers of one run find each other.
+    """The per-user directory under the system's temporary folder in which peers of one run find
+    each other.
 
-    A wallet has the same p2p key in all runs of one id. So the name tells apart runs of other clusters (`cluster`: the
-    genesis hash) and runs that were created again (`identity`: see `Run.identity`).
+    A wallet has the same p2p key in all runs of one id. So the name tells apart runs of other
+    clusters (`cluster`: the genesis hash) and runs that were created again (`identity`: see
+    `Run.identity`).
     """
     safe = re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id)
     digits = hashlib.sha256("\0".join((cluster, program, run_id, identity)).encode()).hexdigest()[:16]
@@ -74,13 +79,15 @@ def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: st
 
 @dataclass(frozen=True)
 class LocalDirectory:
-    """The directory of one run, and our own entry in it."""
+    """The directory of one run, and our entry in it."""
 
     path: Path
     node_id: bytes
 
     def prepare(self) -> None:
-        """Create the directory, private to this user; DiscoveryFailed if that is impossible or it is someone else's."""
+        """Create the directory, private to this user. Raises DiscoveryFailed if it is someone
+        else's.
+        """
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -95,7 +102,7 @@ class LocalDirectory:
             )
 
     def write(self, whereabouts: Whereabouts) -> None:
-        """Publish our addresses atomically; a full or vanished disk is reported as DiscoveryFailed."""
+        """Publish our addresses atomically. Raises DiscoveryFailed for a full or missing disk."""
         target = self._file(self.node_id)
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -109,7 +116,7 @@ class LocalDirectory:
             ) from error
 
     def refresh(self, whereabouts: Whereabouts) -> None:
-        """Write our entry again if it is missing or says something else."""
+        """Write our entry again if it is missing or different."""
         if self.read(self.node_id) != whereabouts:
             self.write(whereabouts)
 
@@ -119,7 +126,7 @@ class LocalDirectory:
             self._file(self.node_id).unlink()
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Where `node_id` says it is, or None if there is no entry that can be believed."""
+        """Return the location of `node_id`, or None without a believable entry."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             descriptor = os.open(self._file(node_id), flags)
@@ -139,9 +146,9 @@ class LocalDirectory:
 
 
 def believable(found: Whereabouts) -> bool:
-    """True if all that an entry names are addresses; ValueError for some that are none.
+    """Return whether all addresses are valid. Raises ValueError for an invalid one.
 
-    A stranger may have written it: it is short, and says nothing but where to dial.
+    A stranger may have written the entry: it is short, and only says where to dial.
     """
     if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
         return False
@@ -153,7 +160,7 @@ def believable(found: Whereabouts) -> bool:
 
 
 def _is_address(text: str) -> bool:
-    """True for `1.2.3.4:5` and `[::1]:5` with a usable port."""
+    """Return whether a string is like `1.2.3.4:5` or `[::1]:5`, with a usable port."""
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         return False
@@ -172,38 +179,41 @@ _FORM = "Write KEY@HOST:PORT; the key is what show-identity calls p2p, the port 
 
 
 @dataclass(frozen=True)
-class NamedPeer:
-    """`key`: its p2p id, 32 bytes."""
+class StaticPeer:
+    """A peer whose address the user named. `key` is its 32-byte p2p id."""
 
     key: bytes
     host: str
     port: int
 
 
-def peers_named(given: str) -> list[NamedPeer]:
-    """KEY@HOST:PORT, several with commas between them. Raises UsageError for anything else."""
+def parse_static_peers(given: str) -> list[StaticPeer]:
+    """Parse KEY@HOST:PORT, several separated by commas. Raises UsageError."""
     named = [_peer_named(one.strip()) for one in given.split(",")]
     if len(named) > MOST_NAMED:
         raise UsageError(f"--peer names {len(named)} peers, and a run has {MOST_NAMED} others", "Name fewer")
     return named
 
 
-def _peer_named(text: str) -> NamedPeer:
+def _peer_named(text: str) -> StaticPeer:
     found = _PEER.fullmatch(text)
     if found is None or not 0 < int(found[3]) < 65536:
         raise UsageError(f"--peer {shown(text)} is no peer with an address", _FORM)
-    return NamedPeer(bytes.fromhex(found[1]), found[2].strip("[]"), int(found[3]))
+    return StaticPeer(bytes.fromhex(found[1]), found[2].strip("[]"), int(found[3]))
 
 
-def addresses_of(peers: Sequence[NamedPeer]) -> dict[bytes, tuple[str, ...]]:
-    """Their addresses, those of one key together. It may wait for a name service. Raises UsageError."""
+def addresses_of(peers: Sequence[StaticPeer]) -> dict[bytes, tuple[str, ...]]:
+    """Return the peers' addresses by key. It may wait for a name service. Raises UsageError.
+
+    Names are looked up once, at the start, so that a wrong one fails there and not in a round.
+    """
     found: dict[bytes, tuple[str, ...]] = {}
     for peer in peers:
         found[peer.key] = (*found.get(peer.key, ()), *_looked_up(peer))[:MAX_ADDRESSES]
     return found
 
 
-def _looked_up(peer: NamedPeer) -> list[str]:
+def _looked_up(peer: StaticPeer) -> list[str]:
     try:
         answers = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
@@ -215,11 +225,12 @@ def _looked_up(peer: NamedPeer) -> list[str]:
     return [f"[{host}]:{peer.port}" if ":" in host else f"{host}:{peer.port}" for host in hosts]
 
 
-class NamedPeers:
-    """A `Directory` of these addresses and those of another directory, if any."""
+class StaticPeers:
+    """A `Directory` of static peers, on top of another directory if there is one."""
 
     def __init__(self, named: Mapping[bytes, tuple[str, ...]], other: Directory | None) -> None:
-        self._named, self._other = named, other
+        self._named = named
+        self._other = other
 
     def prepare(self) -> None:
         if self._other is not None:
@@ -238,7 +249,9 @@ class NamedPeers:
             self._other.remove()
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Without another directory and a name the addresses are empty: whatever iroh itself knows is tried then."""
+        """Return a peer's location. Without another directory and a name it is empty, and iroh
+        tries what it knows.
+        """
         found = self._other.read(node_id) if self._other is not None else Whereabouts(())
         named = self._named.get(node_id)
         if named is None:

@@ -1,11 +1,6 @@
-"""Speed of the iroh binding: hands `bytes` to Rust with one copy instead of one Python assignment per byte.
+"""Speed up the iroh binding: pass `bytes` to Rust with one copy, and skip backtraces.
 
-Decision: iroh 1.2.0's generated `_UniffiRustBufferBuilder.write` stores byte by byte (about 7 MB/s). `install`
-replaces that one method by a `ctypes.memmove`, only if the class and the fields it needs look as they did when this
-was written, and proves the new method on a small buffer first. Otherwise the binding stays untouched: slower, correct.
-
-Where RUST_BACKTRACE is set, the binding looks up, in the event loop, from where each failed handshake came: 60 ms of a
-core, and strangers let handshakes fail at will. So it is told not to. Rust asks once, when the first error is made.
+The generated `_UniffiRustBufferBuilder.write` of iroh 1.2.0 stores byte by byte, about 7 MB/s.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ def _write(self: _Builder, value: bytes | bytearray | memoryview) -> None:
 
 
 def _proven(builder_class: Any, buffer_class: Any) -> bool:
-    """True if `_write` fills a real buffer exactly as the original does."""
+    """Return whether `_write` fills a real buffer exactly as the original does."""
     fields = dict(getattr(buffer_class, "_fields_", ()))
     if set(fields) != {"capacity", "len", "data"} or fields["data"] is not ctypes.POINTER(ctypes.c_char):
         return False
@@ -51,12 +46,21 @@ def _proven(builder_class: Any, buffer_class: Any) -> bool:
 
 
 def leave_out_backtraces() -> None:
-    """Have errors of the binding made without a backtrace; those of panics stay as the user wants them."""
+    """Make the binding's errors without a backtrace. Panics keep theirs.
+
+    If RUST_BACKTRACE is set, each failed handshake costs 60 ms in the event loop, and strangers can
+    cause as many as they like. Rust reads the variable when it makes its first error.
+    """
     os.environ["RUST_LIB_BACKTRACE"] = "0"
 
 
 def install(binding: types.ModuleType) -> bool:
-    """Replace the slow method in `binding` (the module `iroh.iroh_ffi`); True if the fast one is now in place."""
+    """Replace the slow method in `binding` (the module `iroh.iroh_ffi`). Return whether that
+    worked.
+
+    The replacement is made only if the class looks as expected and the new method is proven on a
+    small buffer. Otherwise the binding stays as it is: slower and correct.
+    """
     builder_class = getattr(binding, "_UniffiRustBufferBuilder", None)
     buffer_class = getattr(binding, "_UniffiRustBuffer", None)
     wanted = ("write", "_reserve", "finalize", "discard")

@@ -1,11 +1,7 @@
-"""Fetching one blob from several holders: ranges, resume, helpers, blame.
+"""Fetch one blob from several holders: ranges, resume, helpers and blame.
 
-Decided: a small blob is one range, a large one many, pulled by one worker per holder. A holder that dies or stalls
-hands its unread rest to the others, so no byte that arrived is asked for twice. An idle worker takes half of the
-longest rest. Where all who are waited for are silent, or too slow for the deadline, one more holder is asked besides
-them; what they let us wait is counted in ticks, so that a pause of our own is nobody's fault. The digest is checked
-at the end; if it is wrong and one holder gave everything, it is the liar, else holders are asked one at a time and
-the holder whose bytes differ from the verified blob is blamed.
+One worker per holder pulls ranges. A holder that dies or stalls leaves its unread rest to others,
+so no byte is requested twice. An idle worker takes half of the longest rest.
 """
 
 from __future__ import annotations
@@ -19,27 +15,32 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.base.rate_limit import Backoff
-from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
+from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull
 from aftermath.p2p.blobs import PIECE, hash_of
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable, TransportError, short
-from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, Status, cause, frame_of, read_message
+from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, ReplyStatus, cause, frame_of, read_message
 
 MOST_HOLDERS = 8
 STRIKES = 3
 PARTS_OF_DEADLINE = 3
-"""A holder is waited for at most this part of the deadline, and a range should take no more of what is left."""
+"""A holder is waited for at most this part of the deadline, and a range should take no more of what
+is left.
+"""
 TICK_S = 0.2
-TRICKLE, TRICKLE_S = 16384, 0.005
-"""What comes in fewer bytes than that is read again after so long: who sends single bytes costs us no more reads."""
+TRICKLE = 16384
+TRICKLE_S = 0.005
+"""What comes in fewer bytes than that is read again after so long: who sends single bytes costs us
+no more reads.
+"""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
 log = logging.getLogger(__name__)
-_complaints = Complaints(log)
+_complaints = LogLimits(log)
 
 
 class HolderFailed(Exception):
@@ -47,17 +48,23 @@ class HolderFailed(Exception):
 
 
 class HolderLied(Exception):
-    """A holder stated something about the blob that is false; it is not asked again for it."""
+    """A holder stated something false about the blob. It is not asked for it again."""
 
 
 class HolderLacks(Exception):
-    """A holder does not have the blob, which is an honest answer; asked again later it may."""
+    """A holder does not have the blob. That is an honest answer, and it may have it later."""
 
 
 class Fetch:
-    """One call of `Transport.fetch`."""
+    """One call of `Transport.fetch`.
 
-    def __init__(self, links: Links, pace: Pace, digest: bytes, size: int, deadline_s: float) -> None:
+    If every active holder is silent or too slow for the deadline, one more is asked. Waiting is
+    counted in ticks, so that a pause of this process is nobody's fault. The digest is checked at
+    the end. If it is wrong and one holder gave everything, that holder lied. Otherwise holders are
+    asked one at a time, and the one whose bytes differ from the verified blob is blamed.
+    """
+
+    def __init__(self, links: Links, pace: PeerMeasurements, digest: bytes, size: int, deadline_s: float) -> None:
         self._links = links
         self._pace = pace
         self._digest = digest
@@ -83,9 +90,12 @@ class Fetch:
             ) from error
 
     async def _persist(self, holders: Sequence[bytes]) -> bytes:
-        """Pass over the holders again and again, keeping what arrived, until verified or nobody is left to ask."""
-        attempt = Attempt.of(self._size)
-        alone, turns = False, Counter[bytes]()
+        """Go through the holders repeatedly, keeping what arrived, until verified or none is
+        left.
+        """
+        attempt = PartialBlob.of(self._size)
+        alone = False
+        turns = Counter[bytes]()
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             asked = self._askable(holders)
@@ -100,15 +110,17 @@ class Fetch:
                 if await self._verified(attempt):
                     return bytes(attempt.buffer)
                 alone = alone or len({holder for holder, _, _ in attempt.origin}) > 1
-                attempt = Attempt.of(self._size)
+                attempt = PartialBlob.of(self._size)
             elif alone:
-                attempt = Attempt.of(self._size)
+                attempt = PartialBlob.of(self._size)
                 await asyncio.sleep(FIRST_PAUSE_S)
             elif len(attempt.origin) == before:
                 await asyncio.sleep(pauses.next())
 
     def _askable(self, holders: Sequence[bytes], *, excluded: bool = False) -> list[bytes]:
-        """Holders worth asking, best first (see `Pace.ranked`); BlobRejected or BlobUnavailable if none is left."""
+        """Return holders worth asking, best first. Raises BlobRejected or BlobUnavailable if none
+        is left.
+        """
         left = [one for one in holders if one not in self._liars and self._strikes[one] < STRIKES]
         if left:
             return self._pace.ranked(left, self._links.live(), self._size, excluded=excluded)
@@ -116,7 +128,7 @@ class Fetch:
             raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "Get it from others")
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")
 
-    async def _pass(self, attempt: Attempt, asked: list[bytes]) -> None:
+    async def _pass(self, attempt: PartialBlob, asked: list[bytes]) -> None:
         """Let holders work until the blob is full or each of them has failed once."""
         width = min(len(asked), MOST_HOLDERS) if self._size >= STRIPE_FROM else 1
         standby = deque(asked)
@@ -138,8 +150,8 @@ class Fetch:
         finally:
             await cancel(begun)
 
-    def _need_help(self, attempt: Attempt) -> bool:
-        """Count a tick of waiting; True if none who is waited for will bring the rest in time."""
+    def _need_help(self, attempt: PartialBlob) -> bool:
+        """Count a tick of waiting. Return whether no active holder will bring the rest in time."""
         hopeless = 0
         for holder in self._waited:
             self._waited[holder] += TICK_S
@@ -147,7 +159,8 @@ class Fetch:
             silent = self._waited[holder] >= min(self._pace.hedge(holder), self._patience(holder))
             slow = pull is not None and self._too_slow(pull)
             if pull is not None:
-                pull.silent, pull.slow = silent, slow
+                pull.silent = silent
+                pull.slow = slow
             if silent or slow:
                 self._pace.late(holder)
             hopeless += silent or slow
@@ -156,9 +169,10 @@ class Fetch:
         return 0 < hopeless == len(self._waited)
 
     def _too_slow(self, pull: Pull) -> bool:
-        """True if, at the pace so far, the range would take more than its part of the time left."""
+        """Return whether the range would take more than its part of the time left."""
         now = self._pace.clock()
-        spent, brought = now - pull.began, pull.position - pull.start
+        spent = now - pull.began
+        brought = pull.position - pull.start
         if spent < self._pace.hedge(pull.holder) or not brought:
             return False
         return pull.span.rest * spent / brought > (self._ends - now) / PARTS_OF_DEADLINE
@@ -167,8 +181,10 @@ class Fetch:
         """Seconds without progress after which a holder is given up."""
         return min(self._pace.patience(holder), self._deadline_s / PARTS_OF_DEADLINE)
 
-    async def _work(self, attempt: Attempt, holder: bytes) -> None:
-        """Pull ranges from one holder until the blob is full or the holder fails; the failure is noted."""
+    async def _work(self, attempt: PartialBlob, holder: bytes) -> None:
+        """Pull ranges from one holder until the blob is full or the holder fails; the failure is
+        noted.
+        """
         try:
             while not attempt.complete:
                 self._waited[holder] = 0.0
@@ -203,7 +219,7 @@ class Fetch:
             self._fault(holder, f"brought about a {type(error).__name__} of ours", strike=True)
         self._waited.pop(holder, None)
 
-    async def _pull(self, attempt: Attempt, link: Link, pull: Pull) -> None:
+    async def _pull(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         """Ask one holder for one range and read it into the buffer, as far as it gets."""
         try:
             await self._read(attempt, link, pull)
@@ -212,7 +228,7 @@ class Fetch:
         if pull.leads:
             self._pace.delivered(link.peer, pull.position - pull.start, self._pace.clock() - pull.began)
 
-    async def _read(self, attempt: Attempt, link: Link, pull: Pull) -> None:
+    async def _read(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         patience = self._patience(pull.holder)
         async with asyncio.timeout(patience):
             stream = await link.connection.open_bi()
@@ -229,16 +245,18 @@ class Fetch:
             await stream.recv().stop(0)
 
     def _check(self, reply: Reply) -> None:
-        """Refuse a holder before the first byte if what it says about the blob cannot be."""
-        if reply.status == Status.MISSING:
+        """Reject a holder before the first byte if its statement about the blob is impossible."""
+        if reply.status == ReplyStatus.MISSING:
             raise HolderLacks("does not have it (any more)")
         if reply.size != self._size:
             raise HolderLied(f"states {reply.size} bytes")
-        if reply.status != Status.OK:
+        if reply.status != ReplyStatus.OK:
             raise HolderFailed("refused to send it")
 
-    async def _progress(self, attempt: Attempt, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
-        """Read at least LEAST_PROGRESS bytes, so that a trickle is no progress; False if no more are wanted."""
+    async def _progress(self, attempt: PartialBlob, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
+        """Read at least LEAST_PROGRESS bytes, so that a trickle does not count. Return False if no
+        more are wanted.
+        """
         goal = pull.position + LEAST_PROGRESS
         while pull.position < goal:
             chunk = await stream.read(min(PIECE, pull.asked_end - pull.position))
@@ -253,8 +271,8 @@ class Fetch:
                 await asyncio.sleep(TRICKLE_S)
         return True
 
-    async def _verified(self, attempt: Attempt) -> bool:
-        """Check the digest; if it is wrong note who is to blame, or who may be."""
+    async def _verified(self, attempt: PartialBlob) -> bool:
+        """Check the digest. If it is wrong, record who is to blame, or who may be."""
         found = await asyncio.to_thread(hash_of, attempt.buffer)
         if found == self._digest:
             for holder, start, end, given in self._suspects:
@@ -270,7 +288,7 @@ class Fetch:
         return False
 
     def _condemn(self, holder: bytes, lie: str) -> None:
-        """Ask a liar no more; what else it is found to have lied about adds nothing."""
+        """Stop asking a holder that lied. Further lies add nothing."""
         if holder in self._liars:
             return
         news = not self._pace.is_blamed(holder)  # else a peer could fill our log with the lies it tells
@@ -292,7 +310,7 @@ class Fetch:
         return f"blob {self._digest.hex()[:10]} ({self._size} bytes)"
 
     def _why(self) -> str:
-        """What stood against each holder."""
+        """Return the reason against each holder."""
         if not self._troubles:
             return ""
         return ": " + "; ".join(f"peer {short(one)}: {what}" for one, what in sorted(self._troubles.items()))

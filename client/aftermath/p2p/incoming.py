@@ -1,7 +1,7 @@
-"""Incoming connections: who gets a handshake, who is a member and may connect now, and their greeting.
+"""Accept incoming connections: handshake, membership check and greeting.
 
-Decided: whatever one connection or one stranger causes, the others are let in. Of one member one greeting is heard at a
-time, and one that says more than a greeting is closed, and its sender kept out.
+No connection and no stranger can keep the others out. One greeting per member is read at a time. A
+peer that sends more than a greeting is closed and banned.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import iroh
 
 from aftermath.base.concurrency import first_of
-from aftermath.p2p.accept_limits import Door, Handshake, place_of
-from aftermath.p2p.limits import Bars
+from aftermath.p2p.accept_limits import AcceptLimits, Handshake, place_of
+from aftermath.p2p.limits import Bans
 from aftermath.p2p.link import Link, answer_greeting, close_connection, hear_greeting, only_a_greeting
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer import SHORTEST_PAUSE_S, Contact
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer import SHORTEST_PAUSE_S, Peer
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.wire import Code, ProtocolViolation, cause
 
 HANDSHAKE_S = 10.0
@@ -28,27 +28,30 @@ log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-class Arrivals:
-    """Incoming connections of one endpoint.
-
-    `offer` is called with each link that has greeted, `spawn` with its background tasks.
+class IncomingConnections:
+    """Incoming connections of one endpoint. `offer` gets each greeted link, `spawn` the background
+    tasks.
     """
 
     def __init__(
         self,
         endpoint: iroh.Endpoint,
         instance: bytes,
-        contacts: Mapping[bytes, Contact],
-        bars: Bars,
-        pace: Pace,
+        contacts: Mapping[bytes, Peer],
+        bars: Bans,
+        pace: PeerMeasurements,
         offer: Callable[[Link], None],
         spawn: Spawn,
     ) -> None:
-        self._endpoint, self._instance = endpoint, instance
-        self._contacts, self._bars, self._pace = contacts, bars, pace
-        self._offer, self._spawn = offer, spawn
-        self._complaints = Complaints(log)
-        self.door = Door(pace.clock)
+        self._endpoint = endpoint
+        self._instance = instance
+        self._contacts = contacts
+        self._bars = bars
+        self._pace = pace
+        self._offer = offer
+        self._spawn = spawn
+        self._complaints = LogLimits(log)
+        self.door = AcceptLimits(pace.clock)
 
     async def accept(self) -> None:
         """Take incoming connections until the endpoint closes."""
@@ -80,7 +83,7 @@ class Arrivals:
         await how()
 
     async def _welcome(self, incoming: iroh.Incoming, begun: Handshake, port: str) -> None:
-        """Let a member in, tell anyone else why not."""
+        """Admit a member. Tell anyone else why not."""
         connection = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -130,8 +133,8 @@ class Arrivals:
         await answer_greeting(stream, self._instance)
         self._offer(link)
 
-    def _objection(self, peer: bytes, contact: Contact | None) -> str:
-        """Why this peer may not connect now, or nothing."""
+    def _objection(self, peer: bytes, contact: Peer | None) -> str:
+        """Return why this peer may not connect now, or None."""
         if contact is None:
             return "not a member of this run"
         if self._bars.left(peer):

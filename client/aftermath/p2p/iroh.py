@@ -1,7 +1,8 @@
-"""The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this package together.
+"""The transport over iroh: bind a QUIC endpoint, publish its addresses, and connect this package's
+parts.
 
-Decided: n0's relays and discovery are iroh's own presets; on one machine a private directory is enough and nothing
-leaves it. `close` stops our tasks first, then the endpoint, so that it is quick whatever is under way.
+n0's relays and discovery are iroh's own presets. On one machine a private directory suffices, and
+nothing leaves it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from aftermath.base.errors import UsageError
 from aftermath.p2p import fastffi
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.discovery import Directory, LocalDirectory, NamedPeers, Whereabouts
+from aftermath.p2p.discovery import Directory, LocalDirectory, StaticPeers, Whereabouts
 from aftermath.p2p.fetch import Fetch
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.relay import DISABLED, N0
 from aftermath.p2p.requests import Requests
 from aftermath.p2p.transport import (
@@ -60,7 +61,7 @@ class IrohTransport:
         self.node_id = bytes(endpoint.id().to_bytes())
         self._endpoint = endpoint
         self._directory = directory
-        self._pace = Pace(clock)
+        self._pace = PeerMeasurements(clock)
         self._store = BlobStore()
         self._announcer = Announcer(self._pace)
         self._requests = Requests(self._store, self._pace)
@@ -157,11 +158,11 @@ class IrohTransport:
             raise TransportError("the transport is closed")
 
     def _services(self, link: Link) -> list[Coroutine[Any, Any, None]]:
-        """What runs on every connection."""
+        """Return what runs on every connection."""
         return [self._announcer.write(link), self._announcer.read(link), self._requests.serve(link)]
 
     def _locate(self, peer: bytes) -> iroh.EndpointAddr | None:
-        """Where to dial a peer; None if the directory has no entry."""
+        """Return where to dial a peer, or None if the directory has no entry."""
         if self._directory is None:
             return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), None, [])
         found = self._directory.read(peer)
@@ -170,7 +171,7 @@ class IrohTransport:
         return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses))
 
     async def _refresh(self, directory: Directory) -> None:
-        """Keep our entry in the directory present and true; a trouble is said when it begins."""
+        """Keep our directory entry present and correct. Log a problem once when it starts."""
         said = ""
         while True:
             await asyncio.sleep(REFRESH_S)
@@ -185,7 +186,9 @@ class IrohTransport:
 
 
 def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:
-    """Where this endpoint can be reached; the loopback address too if it listens on all interfaces."""
+    """Return where this endpoint can be reached. Include loopback if it listens on all
+    interfaces.
+    """
     address = endpoint.addr()
     found = dict.fromkeys(address.direct_addresses())
     for bound_address in endpoint.bound_sockets():
@@ -209,9 +212,9 @@ async def open_iroh(
 ) -> IrohTransport:
     """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
 
-    `relay` is disabled, n0 or a URL (`relay.relay_named`).
-    `bind_port` 0 lets the system choose; `bind_host` None listens on all interfaces. Local discovery needs
-    `discovery_dir` (see `discovery.local_discovery_dir`), or another `directory` to look in. `named` are addresses of
+    `relay` is disabled, n0 or a URL (`relay.relay_named`). `bind_port` 0 lets the system choose;
+    `bind_host` None listens on all interfaces. Local discovery needs `discovery_dir` (see
+    `discovery.local_discovery_dir`), or another `directory` to look in. `named` are addresses of
     peers, tried in addition to these. Raises BindFailed, DiscoveryFailed.
     """
     if len(secret) != 32:
@@ -224,7 +227,7 @@ async def open_iroh(
     if discovery == "local" and discovery_dir is not None:
         directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))
     if named:
-        directory = NamedPeers(named, directory)
+        directory = StaticPeers(named, directory)
     if directory is not None:
         try:
             directory.prepare()
@@ -246,7 +249,9 @@ def check_interface(address: str | None) -> None:
 
 
 def check_port(host: str | None, port: int) -> None:
-    """Raise BindFailed if the UDP port cannot be bound. Call this before slow work. Port 0 is always free."""
+    """Raise BindFailed if the UDP port cannot be bound. Call this before slow work. Port 0 is
+    always free.
+    """
     if not port:
         return
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
@@ -287,7 +292,7 @@ def _relay_mode(relay: str) -> iroh.RelayMode:
 
 
 async def bound(secret: bytes, host: str | None, port: int, relay: str, discovery: Discovery) -> iroh.Endpoint:
-    """Bind the endpoint; BindFailed names the port and what to do."""
+    """Bind the endpoint. Raises BindFailed, which names the port and what to do."""
     preset = iroh.preset_n0() if discovery == "n0" else iroh.preset_minimal()
     address = f"{host or '0.0.0.0'}:{port}"
     options = iroh.EndpointOptions(
@@ -306,10 +311,11 @@ async def bound(secret: bytes, host: str | None, port: int, relay: str, discover
         raise _cannot_listen(address, why) from error
 
 
-async def taken_by(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
-    """Where an endpoint at this interface is found once the relay has it; None if it has not within `seconds`.
+async def reachable_via_relay(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
+    """Return an endpoint's location once the relay accepts it, or None after `seconds`.
 
-    Raises UsageError, BindFailed.
+    A relay that answers a ping may still reject an endpoint, so this one connects, with a fresh
+    key. Raises UsageError, BindFailed.
     """
     endpoint = await bound(secrets.token_bytes(32), host, 0, relay, "local")
     try:

@@ -1,12 +1,4 @@
-"""What a peer, and all peers together, may make us do in a second.
-
-Decided: a peer's buckets belong to its place and not to a connection, so that a new connection
-fills none. Beyond its own, what a peer asks needs a turn in what all of them share: of those that
-wait, the peer with most left of its own goes first, so that peers that flood wait for one another,
-and who asks little waits for none of them. A peer that continues announcing or connecting beyond
-its own breaks the protocol: a member that is out is sooner done without than one whose own words
-come late behind its flood.
-"""
+"""Quotas and bans: what one peer, and all peers together, may make us do in a second."""
 
 from __future__ import annotations
 
@@ -17,35 +9,43 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from aftermath.base.rate_limit import Bucket
+from aftermath.base.rate_limit import TokenBucket
 from aftermath.rules.bitmap import MAX_MEMBERS
 
-ARRIVALS_RATE, ARRIVALS_BURST = 0.5, 10.0
-"""Connections of a peer."""
-ASKED_RATE, ASKED_BURST = 100.0, 500.0
-"""Streams of requests of a peer, whatever comes on them."""
-TOLD_RATE, TOLD_BURST = 20.0, 300.0
-"""Announcements of a peer: of an honest one some in a round, and 64 again with each connection."""
-EXCESS_RATE, EXCESS_BURST = 0.5, 100.0
+ARRIVALS_RATE = 0.5
+ARRIVALS_BURST = 10.0
+"""Connections of one peer."""
+ASKED_RATE = 100.0
+ASKED_BURST = 500.0
+"""Request streams of one peer, whatever they carry."""
+TOLD_RATE = 20.0
+TOLD_BURST = 300.0
+"""Announcements of one peer. An honest one sends a few a round, and 64 again per connection."""
+EXCESS_RATE = 0.5
+EXCESS_BURST = 100.0
 """Announcements and connections of a peer beyond these, until it is kept out: no correct member
 comes near.
 """
-ALL_ASKED_RATE, ALL_ASKED_BURST = 400.0, 2000.0
-ALL_TOLD_RATE, ALL_TOLD_BURST = 500.0, 16384.0
-"""At once: what 256 members say again to one that comes back."""
+ALL_ASKED_RATE = 400.0
+ALL_ASKED_BURST = 2000.0
+ALL_TOLD_RATE = 500.0
+ALL_TOLD_BURST = 16384.0
+"""The burst admits what 256 members repeat to one that comes back."""
 REMEMBERED_PEERS = 2 * MAX_MEMBERS
-"""Those that did last whatever is remembered of peers: a run's members, and as many that were
-before.
-"""
+"""Peers to remember: a run's members and as many former ones."""
 
 Clock = Callable[[], float]
 
 
-class Shared:
-    """`burst` turns at once and `rate` a second, for all peers."""
+class SharedLimit:
+    """`burst` turns at once and `rate` a second, for all peers together.
+
+    Of the waiting peers, the one with most of its own quota left goes first. So flooding peers wait
+    for each other, and a peer that asks little waits for none of them.
+    """
 
     def __init__(self, clock: Clock, rate: float, burst: float) -> None:
-        self._bucket = Bucket(clock, rate, burst)
+        self._bucket = TokenBucket(clock, rate, burst)
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = count()
         self._due: asyncio.TimerHandle | None = None
@@ -84,21 +84,23 @@ class Shared:
 
 @dataclass(eq=False)
 class Quota:
-    """One peer's own: connections, streams of requests, announcements, and how often it may go
-    beyond.
+    """One peer's limits: connections, request streams, announcements, and how often it may exceed
+    them.
+
+    The buckets belong to the peer and not to a connection, so that reconnecting fills none.
     """
 
     clock: Clock
-    arrivals: Bucket = field(init=False)
-    asked: Bucket = field(init=False)
-    told: Bucket = field(init=False)
-    excess: Bucket = field(init=False)
+    arrivals: TokenBucket = field(init=False)
+    asked: TokenBucket = field(init=False)
+    told: TokenBucket = field(init=False)
+    excess: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrivals = Bucket(self.clock, ARRIVALS_RATE, ARRIVALS_BURST)
-        self.asked = Bucket(self.clock, ASKED_RATE, ASKED_BURST)
-        self.told = Bucket(self.clock, TOLD_RATE, TOLD_BURST)
-        self.excess = Bucket(self.clock, EXCESS_RATE, EXCESS_BURST)
+        self.arrivals = TokenBucket(self.clock, ARRIVALS_RATE, ARRIVALS_BURST)
+        self.asked = TokenBucket(self.clock, ASKED_RATE, ASKED_BURST)
+        self.told = TokenBucket(self.clock, TOLD_RATE, TOLD_BURST)
+        self.excess = TokenBucket(self.clock, EXCESS_RATE, EXCESS_BURST)
 
 
 FIRST_S = 10.0
@@ -111,16 +113,22 @@ class _Record:
     until: float
 
 
-class Bars:
-    """`clock` returns seconds and never goes back."""
+class Bans:
+    """Bans of peers that sent what no correct member sends. `clock` returns seconds and never goes
+    back.
+
+    The time doubles with each offence of a key. It falls back to the first once the key has been
+    clean for as long as the longest ban. A key's record outlives its membership.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: OrderedDict[bytes, _Record] = OrderedDict()
 
     def offended(self, peer: bytes) -> float:
-        """Keep this peer out, longer than the last time; returns for how many seconds."""
-        now, before = self._clock(), self._known.pop(peer, None)
+        """Ban this peer, longer than the last time, and return for how many seconds."""
+        now = self._clock()
+        before = self._known.pop(peer, None)
         again = before is not None and now < before.until + LONGEST_S
         offences = before.offences + 1 if before is not None and again else 1
         seconds = min(LONGEST_S, FIRST_S * 2.0 ** min(offences - 1, 16))
@@ -130,6 +138,6 @@ class Bars:
         return seconds
 
     def left(self, peer: bytes) -> float:
-        """Seconds for which this peer is still kept out; 0 if it is not."""
+        """Return the seconds that this peer is still banned, or 0."""
         known = self._known.get(peer)
         return max(0.0, known.until - self._clock()) if known is not None else 0.0

@@ -1,9 +1,7 @@
-"""One connection to one peer: the greeting that opens it, its place against a duplicate, and its pulse.
+"""One connection to one peer: its greeting, the choice between duplicates, and its liveness.
 
-Decided: a pair of peers keeps one connection. Of two started by different sides both keep the one dialled by the
-smaller id; a newer one by the same side, or by a restarted peer (another `instance`), replaces the older.
-The pulse is QUIC's own acknowledgements: a datagram that nobody has to read is acknowledged by the peer's QUIC stack
-even while its Python is busy training, so silence means that the process or the path is gone.
+A pair of peers keeps one connection. If both sides dialled, both keep the one dialled by the
+smaller id. A newer one by the same side, or by a restarted peer, replaces the older one.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.p2p.limits import Quota
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import PeerUnreachable, escaped, short
 from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
 
@@ -31,9 +29,11 @@ MOST_UNREAD = 32 << 20
 MOST_UNREAD_OF_ALL = 256 << 20
 """Limit of unread bytes over all peers. Beyond it, the peer that sends most is closed."""
 MOST_BEFORE_GREETING = 64 << 10
-"""Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few thousand."""
+"""Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few
+thousand.
+"""
 MOST_BEFORE_ANSWER = 1 << 20
-"""The same where we have dialled: who has answered announces and asks at once, before we may have read its answer."""
+"""Limit before a dialled peer's answer is read. It announces and asks right after answering."""
 GREETING_LOOK_S = 0.1
 _AROUND_REQUEST = 256
 """Bytes of QUIC and of our framing around a request, without its body."""
@@ -44,13 +44,17 @@ _ACKNOWLEDGED = 0.05
 _MOST_GIVEN_UP = 8 << 20
 """Bytes that may still arrive of what we asked for and gave up: no peer is to blame for them."""
 _CHATTER = 512
-"""Bytes of each call of `asked_for` that are QUIC's own (pulses, probes of the path), or sent twice."""
+"""Bytes of each call of `asked_for` that are QUIC's own (pulses, probes of the path), or sent
+twice.
+"""
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Link:
-    """A greeted connection. `dialer` is the id of the side that opened it; `broke_rules`: how its peer did so."""
+    """A greeted connection. `dialer` is the id of the side that opened it. `broke_rules` says how
+    its peer did.
+    """
 
     peer: bytes
     connection: iroh.Connection
@@ -68,6 +72,8 @@ class Link:
     silent: int = 0
     taken: int = 0
     """Bytes that we read from its streams."""
+    repeats: int = 0
+    """Announcements on it that this peer had sent before."""
     given_up: int = 0
     """Bytes that we asked for, did not read, and may still be sent."""
     unread: float = 0.0
@@ -75,12 +81,12 @@ class Link:
     """Bytes received, sent and taken when `unread` was last computed."""
 
     def limit(self) -> None:
-        """Have QUIC hold the peer to few open streams, before there is a task for any of them."""
+        """Limit the peer's open streams in QUIC, before any task exists for them."""
         self.connection.set_max_concurrent_bi_streams(STREAMS_OPEN)
         self.connection.set_max_concurrent_uni_streams(1)
 
     def asked_for(self) -> bool:
-        """Called at a steady rate: False once the peer has sent far more than we read."""
+        """Return False once the peer has sent far more than we read. Call it at a steady rate."""
         stats = self.connection.stats()
         now = stats.udp_rx_bytes, stats.udp_tx_bytes, self.taken
         received, sent, taken = (a - b for a, b in zip(now, self.counted, strict=True))
@@ -100,13 +106,13 @@ class Link:
         self.given_up = min(_MOST_GIVEN_UP, self.given_up + size)
 
     def supersedes(self, other: Link) -> bool:
-        """True if this new link to a peer should replace `other`, the one in use."""
+        """Return whether this new link should replace `other`, the one in use."""
         if self.instance != other.instance or self.dialer == other.dialer:
             return True
         return self.dialer < other.dialer
 
     def close(self, code: Code, reason: str) -> None:
-        """Close the connection; everything that waits on it fails at once."""
+        """Close the connection. Everything that waits on it fails at once."""
         close_connection(self.connection, code, reason)
 
     def violated(self, violation: ProtocolViolation) -> None:
@@ -115,7 +121,11 @@ class Link:
         self.close(Code.VIOLATION, "protocol violation")
 
     def pulse(self) -> bool:
-        """Called at a steady rate: False once nothing has been heard for SILENT_PROBES calls. Also probes the peer."""
+        """Return False once nothing was heard for SILENT_PROBES calls, and probe the peer.
+
+        The peer's QUIC stack acknowledges probes even while its Python trains, so silence means
+        that the process or the path is gone.
+        """
         heard = self.connection.stats().udp_rx_datagrams
         self.silent = self.silent + 1 if heard == self.heard else 0
         self.heard = heard
@@ -128,13 +138,15 @@ class Link:
         return True
 
     def rtt(self) -> float | None:
-        """Round trip in seconds as QUIC measures it, or None if no path is selected yet."""
+        """Return QUIC's round trip in seconds, or None before a path is selected."""
         milliseconds = self.connection.rtt()
         return None if milliseconds is None else milliseconds / 1000
 
 
 def close_reason(connection: iroh.Connection) -> str | None:
-    """Why a connection closed, in words that the peer may have chosen; None while it is open."""
+    """Return why a connection closed, or None while it is open. The peer may have chosen the
+    words.
+    """
     reason = connection.close_reason()
     return None if reason is None else escaped(reason)
 
@@ -145,7 +157,9 @@ def close_connection(connection: iroh.Connection, code: Code, reason: str) -> No
 
 
 async def greet(connection: iroh.Connection, instance: bytes) -> bytes:
-    """The dialling side's greeting; returns the peer's instance. PeerUnreachable says why the peer refused."""
+    """Greet as the dialling side and return the peer's instance. Raises PeerUnreachable if
+    refused.
+    """
     try:
         stream = await connection.open_bi()
         await stream.send().write_all(frame_of(Hello(instance)))
@@ -156,18 +170,18 @@ async def greet(connection: iroh.Connection, instance: bytes) -> bytes:
 
 
 async def hear_greeting(connection: iroh.Connection) -> tuple[bytes, iroh.SendStream]:
-    """The accepting side's half: the peer's instance, and the stream to answer on."""
+    """Greet as the accepting side. Return the peer's instance and the stream to answer on."""
     stream = await connection.accept_bi()
     return (await read_message(stream.recv(), Hello)).instance, stream.send()
 
 
 async def only_a_greeting(connection: iroh.Connection) -> NoReturn:
-    """ProtocolViolation once a peer that has not greeted yet has sent more than a greeting can be."""
+    """Raise ProtocolViolation if a peer sends more than a greeting before it has greeted."""
     await _no_more_than(connection, MOST_BEFORE_GREETING)
 
 
 async def only_an_answer(connection: iroh.Connection) -> NoReturn:
-    """ProtocolViolation once a peer that we have dialled has sent far more than belongs to its greeting."""
+    """Raise ProtocolViolation if a dialled peer sends far more than its greeting."""
     await _no_more_than(connection, MOST_BEFORE_ANSWER)
 
 
@@ -185,8 +199,10 @@ async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
     await stream.finish()
 
 
-async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], complaints: Complaints) -> None:
-    """Run a link's services until the connection closes; a service that meets a violation closes it."""
+async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], complaints: LogLimits) -> None:
+    """Run a link's services until the connection closes; a service that meets a violation closes
+    it.
+    """
     link.limit()
     tasks = [asyncio.create_task(_guarded(link, service, complaints)) for service in services]
     try:
@@ -198,8 +214,8 @@ async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], compla
         await cancel(tasks)
 
 
-async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: Complaints) -> None:
-    """Run one service of a link; whatever goes wrong ends the link, not the process."""
+async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: LogLimits) -> None:
+    """Run one service of a link. An error ends the link and not the process."""
     try:
         await service
     except ProtocolViolation as violation:

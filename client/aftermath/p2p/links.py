@@ -1,8 +1,8 @@
-"""The table of connections: who dials whom and when again, which of two connections stays.
+"""The table of connections: who dials whom and when again, and which duplicate stays.
 
-Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
-so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept. Who broke
-the protocol is closed and neither let in (`arrivals`) nor dialled for a growing time (`bars`).
+Every pair of members keeps one connection. The smaller id dials at once and the larger one after a
+short grace, so that one side may be behind a NAT. A peer that broke the protocol is closed, and
+neither accepted nor dialled while banned.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import iroh
 
 from aftermath.base.concurrency import cancel, first_of
-from aftermath.p2p.incoming import Arrivals
-from aftermath.p2p.limits import Bars, Quota
+from aftermath.p2p.incoming import IncomingConnections
+from aftermath.p2p.limits import Bans, Quota
 from aftermath.p2p.link import (
     MOST_UNREAD,
     MOST_UNREAD_OF_ALL,
@@ -27,9 +27,9 @@ from aftermath.p2p.link import (
     only_an_answer,
     run_link,
 )
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer import Contact, backoff
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer import Peer, backoff
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
 
@@ -51,7 +51,7 @@ class Links:
     """All connections of one endpoint."""
 
     def __init__(
-        self, endpoint: iroh.Endpoint, instance: bytes, locate: Locate, pace: Pace, services: Services
+        self, endpoint: iroh.Endpoint, instance: bytes, locate: Locate, pace: PeerMeasurements, services: Services
     ) -> None:
         self._endpoint = endpoint
         self._me = bytes(endpoint.id().to_bytes())
@@ -59,14 +59,16 @@ class Links:
         self._locate = locate
         self._pace = pace
         self._services = services
-        self._contacts: dict[bytes, Contact] = {}
-        self._bars = Bars(pace.clock)
+        self._contacts: dict[bytes, Peer] = {}
+        self._bars = Bans(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = Complaints(log)
+        self._complaints = LogLimits(log)
         self._open: set[Link] = set()
         self._say_other_process: set[bytes] = set()
         self._closed = False
-        self._arrivals = Arrivals(endpoint, instance, self._contacts, self._bars, pace, self._offer, self._spawn)
+        self._arrivals = IncomingConnections(
+            endpoint, instance, self._contacts, self._bars, pace, self._offer, self._spawn
+        )
         self._spawn(self._arrivals.accept())
         self._spawn(watch_pulse(self._contacts, pace))
         self._spawn(watch_unread(self._open))
@@ -77,27 +79,26 @@ class Links:
         for peer in [one for one in self._contacts if one not in wanted]:
             self._evict(peer)
         for peer in sorted(wanted - self._contacts.keys()):
-            contact = self._contacts[peer] = Contact(Quota(self._pace.clock))
+            contact = self._contacts[peer] = Peer(Quota(self._pace.clock))
             contact.keeper = self._spawn(self._keep(peer, contact))
 
     def members(self) -> list[bytes]:
-        """The members we keep a place for, in order."""
+        """Return the members with a slot, in order."""
         return sorted(self._contacts)
 
     def live(self) -> frozenset[bytes]:
-        """Members with a connection now."""
+        """Return the members that are connected now."""
         return frozenset(peer for peer, contact in self._contacts.items() if contact.link is not None)
 
     def bar(self, peer: bytes, why: str) -> None:
-        """Close the connection of a peer that broke the rules, and keep it out for a while."""
+        """Close the connection of a peer that broke the rules, and ban it for a while."""
         contact = self._contacts.get(peer)
         if contact is not None and contact.link is not None:
             contact.link.violated(ProtocolViolation(why))
 
     async def get(self, peer: bytes, wait_s: float) -> Link:
-        """The link to a member, waiting up to `wait_s` for it to come up.
-
-        Raises PeerUnreachable, which says what stands against it, or TransportError if we are closed.
+        """Return the link to a member, waiting up to `wait_s` for it. Raises PeerUnreachable with
+        the reason, or TransportError if we are closed.
         """
         if self._closed:
             raise TransportError("the transport is closed")
@@ -143,10 +144,10 @@ class Links:
         if contact.link is not None:
             contact.link.close(Code.NOT_A_MEMBER, "no longer a member of this run")
 
-    # --- dialling -------------------------------------------------------------------------------------------------
+    # --- dialling ---
 
-    async def _keep(self, peer: bytes, contact: Contact) -> None:
-        """Keep one member connected for as long as it is one."""
+    async def _keep(self, peer: bytes, contact: Peer) -> None:
+        """Keep one member connected as long as it is a member."""
         attempt = 0
         while True:
             if contact.link is not None:
@@ -175,7 +176,7 @@ class Links:
             await asyncio.sleep(left)
 
     async def _dial(self, peer: bytes) -> None:
-        """Connect and greet; PeerUnreachable with the cause."""
+        """Connect and greet. Raises PeerUnreachable with the cause."""
         connection = None
         try:
             address = self._locate(peer)
@@ -195,10 +196,10 @@ class Links:
         quota = contact.quota if contact is not None else Quota(self._pace.clock)
         self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
 
-    # --- the table ------------------------------------------------------------------------------------------------
+    # --- the table ---
 
     def _offer(self, link: Link) -> None:
-        """Take a greeted link, unless its peer is no member any more, is kept out, or a better link is there."""
+        """Take a greeted link, unless its peer left the run, is banned, or has a better link."""
         contact = self._contacts.get(link.peer)
         if contact is None:
             link.close(Code.NOT_A_MEMBER, "not a member of this run")
@@ -219,14 +220,16 @@ class Links:
         self._spawn(self._serve(contact, link))
 
     def _retire(self, old: Link, new: Link) -> None:
-        """Close a superseded link: at once if its peer is gone, else after what is under way had time to end."""
+        """Close a superseded link: at once if its peer is gone, otherwise after pending work had
+        time to end.
+        """
         old.retired = True
         reason = "superseded" if old.instance == new.instance else OTHER_PROCESS
         delay = LINGER_S if old.instance == new.instance and old.dialer != new.dialer else 0.0
         asyncio.get_running_loop().call_later(delay, old.close, Code.DUPLICATE, reason)
 
-    async def _serve(self, contact: Contact, link: Link) -> None:
-        """Run a link until it closes, then be without one."""
+    async def _serve(self, contact: Peer, link: Link) -> None:
+        """Run a link until it closes."""
         self._open.add(link)
         try:
             await run_link(link, self._services(link), self._complaints)
@@ -247,8 +250,8 @@ class Links:
     def _tell_other_process(self, link: Link) -> None:
         """Warn, once, that peers say they are connected to another process that proved our key.
 
-        A peer chooses the reason of a close, so it may lie. One peer's word counts only while no other peer is
-        connected, and even then the warning does not ask to stop a process.
+        A peer chooses the reason of a close, so it may lie. One peer's word counts only while no
+        other peer is connected, and even then the warning does not ask to stop a process.
         """
         self._say_other_process.add(link.peer)
         saying = sorted(self._say_other_process & self._contacts.keys())
@@ -267,7 +270,7 @@ class Links:
         )
 
     def _tell(self, link: Link, seconds: float) -> None:
-        """Log what a peer did against the protocol, once for each: it can do it again whenever it is connected."""
+        """Log a protocol violation, once per peer: it can repeat it at every connection."""
         first = self._complaints.new("breaking the protocol", link.peer)
         log.log(
             logging.WARNING if first else logging.DEBUG,
@@ -282,8 +285,8 @@ PROBE_S = 2.0
 UNREAD_S = 0.5
 
 
-async def watch_pulse(contacts: Mapping[bytes, Contact], pace: Pace) -> None:
-    """Take every link's pulse and drop the silent ones, until cancelled."""
+async def watch_pulse(contacts: Mapping[bytes, Peer], pace: PeerMeasurements) -> None:
+    """Probe every link and drop the silent ones, until cancelled."""
     while True:
         await asyncio.sleep(PROBE_S)
         for peer, contact in list(contacts.items()):
@@ -297,8 +300,10 @@ async def watch_pulse(contacts: Mapping[bytes, Contact], pace: Pace) -> None:
 
 
 async def watch_unread(links: Collection[Link]) -> None:
-    """Close links of peers that send far more than we read, and the worst one if all together do,
-    until cancelled.
+    """Close links of peers that send far more than we read, until cancelled.
+
+    If all links together hold too much, close the worst ones. One link's errors do not stop the
+    watch.
     """
     while True:
         await asyncio.sleep(UNREAD_S)

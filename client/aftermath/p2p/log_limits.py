@@ -1,7 +1,4 @@
-"""Complaints: troubles that peers can cause at will are logged in one line, once for each thing and peer.
-
-Decided: the text of an error may hold what a stranger sent, so it is escaped and cut; no traceback.
-"""
+"""Log problems that peers can cause at will only once per kind and peer."""
 
 from __future__ import annotations
 
@@ -12,22 +9,25 @@ from aftermath.p2p.transport import escaped, short
 MOST = 1024
 
 
-class Complaints:
-    """What was complained about already; after MOST different complaints nothing is logged any more."""
+class LogLimits:
+    """Remembers what was logged. After MOST different entries it logs nothing more."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._made: set[tuple[str, bytes]] = set()
 
     def new(self, doing: str, peer: bytes) -> bool:
-        """Whether this is the first complaint about `doing` on behalf of `peer`; later it is not."""
+        """Return whether `doing` is logged for the first time for `peer`."""
         if (doing, peer) in self._made or len(self._made) >= MOST:
             return False
         self._made.add((doing, peer))
         return True
 
     def about(self, doing: str, peer: bytes, error: Exception) -> None:
-        """Log that `doing`, on behalf of `peer`, failed; only the first time."""
+        """Log once that `doing` failed for `peer`.
+
+        The error may quote a stranger, so its text is escaped and cut, without a traceback.
+        """
         if not self.new(doing, peer):
             return
         why = f"{type(error).__name__}: {escaped(str(error))}"

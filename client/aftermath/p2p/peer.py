@@ -1,8 +1,4 @@
-"""One member's place in the table of connections, and when it is dialled again.
-
-Decided: failed dials back off exponentially with a jitter derived from both ids, so a whole run coming back does
-not dial in step, and a test is repeatable. Someone who needs a peer now shortens its wait.
-"""
+"""One member's slot in the table of connections, and when to dial it again."""
 
 from __future__ import annotations
 
@@ -22,10 +18,12 @@ SHORTEST_PAUSE_S = 0.1
 
 
 @dataclass(eq=False)
-class Contact:
-    """`quota`: what the peer may make us do, over whatever connections; `greeting`: one that is being greeted.
+class Peer:
+    """State of one peer.
 
-    `stir` is set by someone who needs the peer now; `trouble` says why it is not connected.
+    `quota`: what the peer may make us do, over all its connections. `greeting`: a connection being
+    greeted. `stir` is set by a caller who needs the peer now. `trouble` says why it is not
+    connected.
     """
 
     quota: Quota
@@ -37,7 +35,9 @@ class Contact:
     keeper: asyncio.Task[None] | None = None
 
     async def pause(self, delay_s: float) -> None:
-        """Wait, less if the link comes up or someone needs it, but never so short that dials become a storm."""
+        """Wait, less if the link comes up or someone needs it, but never so short that dials become
+        a storm.
+        """
         await asyncio.sleep(min(SHORTEST_PAUSE_S, delay_s))
         if self.link is None and not self.stir.is_set():
             try:
@@ -49,7 +49,11 @@ class Contact:
 
 
 def backoff(me: bytes, peer: bytes, attempt: int) -> float:
-    """Seconds to wait before dial number `attempt`: doubling, times 0.5 to 1.5 by a hash of pair and attempt."""
+    """Return the seconds before dial number `attempt`: doubling, times 0.5 to 1.5.
+
+    The jitter is a hash of pair and attempt. So a run that comes back does not dial in step, and
+    tests are repeatable.
+    """
     digest = blake3(me + peer + attempt.to_bytes(8, "big")).digest(4)
     jitter = 0.5 + int.from_bytes(digest, "big") / 2**32
     return doubled(attempt, FIRST_PAUSE_S, LONGEST_PAUSE_S) * jitter

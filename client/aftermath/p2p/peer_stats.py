@@ -1,13 +1,6 @@
-"""What was measured: bytes by kind, events, and each peer's bandwidth, round trip and failures.
+"""Measurements of traffic, and of each peer's bandwidth, round trip and failures.
 
-Everything that has to guess a time limit or an order of peers asks here, so the guesses follow the measurements.
-
-Decided: callers rotate their holders to spread load, so their order stands except against evidence. Evidence is a
-failure (asked last for FAILURE_S), several in a row (not asked at all while others are left) and a measured bandwidth
-at which this blob would take noticeably longer than from the fastest. A holder not measured for STALE_S keeps its
-place: its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.
-Failures say nothing of a process started since: a peer that comes back as another instance starts afresh, but for
-lies, and no more often than its failures would pass by themselves.
+Every timeout and every order of peers is derived from these numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aftermath.base.rate_limit import Bucket
-from aftermath.p2p.limits import REMEMBERED_PEERS, Shared
+from aftermath.base.rate_limit import TokenBucket
+from aftermath.p2p.limits import REMEMBERED_PEERS, SharedLimit
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 
 PATIENCE_S = 5.0
@@ -38,7 +31,7 @@ BLAMED_S = 600.0
 
 
 @dataclass
-class PeerPace:
+class PeerMeasurement:
     """Measurements of one peer."""
 
     bandwidth: float | None = None
@@ -53,34 +46,38 @@ class PeerPace:
 
     @property
     def excluded_until(self) -> float:
-        """When it is asked again although others are left."""
+        """When the peer is asked again although others are left."""
         return max(self.failing_until, self.blamed_until)
 
     def forgive(self) -> None:
-        """Forget its failures; lies are not forgotten."""
-        self.failures, self.last_until, self.failing_until = 0, float("-inf"), float("-inf")
+        """Forget the peer's failures, but not its lies."""
+        self.failures = 0
+        self.last_until = float("-inf")
+        self.failing_until = float("-inf")
 
 
 @dataclass
-class Pace:
+class PeerMeasurements:
     """All measurements of a transport. `clock` returns seconds and never goes back."""
 
     clock: Callable[[], float]
     sent: Counter[Kind] = field(default_factory=Counter)
     received: Counter[Kind] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
-    peers: dict[bytes, PeerPace] = field(default_factory=dict)
+    peers: dict[bytes, PeerMeasurement] = field(default_factory=dict)
 
-    def peer(self, node_id: bytes) -> PeerPace:
-        """The measurements of one peer, empty at first."""
-        found = self.peers.pop(node_id) if node_id in self.peers else PeerPace()
+    def peer(self, node_id: bytes) -> PeerMeasurement:
+        """Return the measurements of one peer, empty at first."""
+        found = self.peers.pop(node_id) if node_id in self.peers else PeerMeasurement()
         self.peers[node_id] = found
         if len(self.peers) > REMEMBERED_PEERS:
             del self.peers[next(iter(self.peers))]
         return found
 
-    async def throttle(self, bucket: Bucket, shared: Shared | None = None) -> bool:
-        """Take a token, waiting until it is paid for, and then a turn in what all peers share; whether it had one."""
+    async def throttle(self, bucket: TokenBucket, shared: SharedLimit | None = None) -> bool:
+        """Take a token of the peer's, wait until it is paid for, and then for a shared turn. Return
+        whether it waited for one.
+        """
         wait = bucket.take()
         if wait:
             self.events["throttled"] += 1
@@ -90,7 +87,7 @@ class Pace:
         return not wait
 
     def patience(self, node_id: bytes) -> float:
-        """Seconds without progress after which this peer is given up."""
+        """Return the seconds without progress after which to give up on this peer."""
         return min(max(PATIENCE_S, self._round_trips(node_id)), LONGEST_PATIENCE_S)
 
     def hedge(self, node_id: bytes) -> float:
@@ -113,11 +110,15 @@ class Pace:
         pace.measured_at = self.clock()
 
     def late(self, node_id: bytes) -> None:
-        """Note that a peer lets us wait; it is asked last for a while, unless it delivers after all."""
+        """Note that a peer lets us wait; it is asked last for a while, unless it delivers after
+        all.
+        """
         self.peer(node_id).last_until = self.clock() + FAILURE_S
 
     def failed(self, node_id: bytes) -> None:
-        """Note a failure; the peer is asked last for a while, after several in a row not at all if others are left."""
+        """Note a failure; the peer is asked last for a while, after several in a row not at all if
+        others are left.
+        """
         self.late(node_id)
         pace = self.peer(node_id)
         pace.failures += 1
@@ -125,8 +126,11 @@ class Pace:
             pace.failing_until = self.clock() + FAILURE_S
 
     def connected(self, node_id: bytes, instance: bytes, rtt: float | None) -> None:
-        """Note a new connection to a peer's process; `instance` is what that process calls itself."""
-        pace, now = self.peer(node_id), self.clock()
+        """Note a new connection to a peer's process; `instance` is what that process calls
+        itself.
+        """
+        pace = self.peer(node_id)
+        now = self.clock()
         self.events["connects"] += 1
         pace.rtt = rtt
         if pace.instance not in (None, instance) and now - pace.returned_at >= FAILURE_S:
@@ -135,7 +139,7 @@ class Pace:
         pace.instance = instance
 
     def is_blamed(self, node_id: bytes) -> bool:
-        """Whether a lie of this peer was proven lately."""
+        """Return whether a lie of this peer was proven recently."""
         return self.peer(node_id).blamed_until > self.clock()
 
     def blamed(self, node_id: bytes) -> None:
@@ -147,10 +151,13 @@ class Pace:
     def ranked(
         self, holders: Iterable[bytes], connected: frozenset[bytes], size: int, *, excluded: bool = False
     ) -> list[bytes]:
-        """Holders in the order to ask them for `size` bytes: connected, did not fail lately, not noticeably slower.
+        """Return holders in the order to ask them for `size` bytes.
 
-        The slower ones follow fastest first; among equals the order of `holders` stands. Excluded ones are left out
-        as long as others remain, unless they are asked for.
+        Callers rotate their holders to spread load, so that order stands except against evidence: a
+        recent failure (asked last for FAILURE_S), several in a row (excluded while others are
+        left), or a measured bandwidth that is noticeably slower for this size. Slower holders
+        follow fastest first. A holder not measured for STALE_S keeps its position. Not holding a
+        blob is no evidence.
         """
         now = self.clock()
         unique = list(dict.fromkeys(holders))
@@ -166,13 +173,15 @@ class Pace:
         return sorted(usable, key=order)
 
     def _expected(self, node_id: bytes, size: int, now: float) -> float | None:
-        """Seconds in which this peer should deliver `size` bytes; None if not measured lately."""
+        """Return the seconds this peer should take for `size` bytes, or None if not measured
+        recently.
+        """
         pace = self.peer(node_id)
         known = pace.bandwidth is not None and now - pace.measured_at < STALE_S
         return size / pace.bandwidth if known and pace.bandwidth else None
 
     def snapshot(self, connected: frozenset[bytes], known: Sequence[bytes]) -> TransportStats:
-        """The counters as the interface shows them."""
+        """Return the counters as the interface shows them."""
         return TransportStats(
             sent=_by_kind(self.sent),
             received=_by_kind(self.received),
@@ -193,5 +202,5 @@ def _by_kind(counter: Mapping[Kind, int]) -> dict[Kind, int]:
     return {kind: counter.get(kind, 0) for kind in KINDS}
 
 
-def _shown(pace: PeerPace, connected: bool) -> PeerStats:
+def _shown(pace: PeerMeasurement, connected: bool) -> PeerStats:
     return PeerStats(connected=connected, bandwidth=pace.bandwidth, rtt=pace.rtt, failures=pace.failures)

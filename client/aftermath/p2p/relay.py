@@ -1,7 +1,6 @@
-"""Which relay carries what peers cannot send each other directly: none, n0's, or one of the user's own.
+"""Parse the option that chooses the relay: none, n0's, or one of the user's own.
 
-Decided: what goes through a relay is encrypted between the peers, so that a plain `http` relay is allowed; a URL is a
-host and a port alone, since nothing else of it would be used.
+Traffic is encrypted between the peers, so a plain `http` relay is allowed.
 """
 
 from __future__ import annotations
@@ -10,11 +9,13 @@ from urllib.parse import urlsplit
 
 from aftermath.base.errors import UsageError, shown
 
-AUTO, DISABLED, N0 = "auto", "disabled", "n0"
+AUTO = "auto"
+DISABLED = "disabled"
+N0 = "n0"
 
 
 def relay_named(given: object) -> str:
-    """auto, disabled, n0, or the URL of a relay. Raises UsageError for anything else."""
+    """Return auto, disabled, n0, or the URL of a relay. Raises UsageError for anything else."""
     text = str(given)
     if text in (AUTO, DISABLED, N0):
         return text

@@ -1,9 +1,6 @@
-"""Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and blob ranges).
+"""Requests: small calls to one peer, and the dispatch of calls and blob ranges that peers ask for.
 
-Decided: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
-peer has at most STREAMS of its streams served at a time, and no more a second than its quota; the rest wait unaccepted,
-and QUIC allows few of those. What follows a request on its stream is not read and not kept. Answers that nobody takes
-are few: who has some already is refused another one while there is no room.
+Each call is one bidirectional stream. Sizes precede the bytes, so nothing oversized is read.
 """
 
 from __future__ import annotations
@@ -17,11 +14,11 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.limits import ALL_ASKED_BURST, ALL_ASKED_RATE, Shared
+from aftermath.p2p.limits import ALL_ASKED_BURST, ALL_ASKED_RATE, SharedLimit
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, RequestRefused, short
 from aftermath.p2p.wire import (
     MAX_TOPIC,
@@ -30,8 +27,8 @@ from aftermath.p2p.wire import (
     Code,
     ProtocolViolation,
     Reply,
+    ReplyStatus,
     Request,
-    Status,
     cause,
     frame_of,
     read_message,
@@ -42,29 +39,36 @@ STREAMS = 16
 HEADER_S = 10.0
 LONGEST_HANDLER_S = 120.0
 ANSWERS = 8 << 20
-"""Bytes of answers that one peer has not taken yet; an answer that is its only one may be larger."""
+"""Bytes of answers that one peer has not taken yet; an answer that is its only one may be
+larger.
+"""
 ALL_ANSWERS = 64 << 20
 """Limit of answer bytes over all peers, besides one answer to each."""
 
 log = logging.getLogger(__name__)
 
 _TROUBLE = {
-    Status.MISSING: "answers no requests on this topic (it may run another version)",
-    Status.REFUSED: "refused the request",
-    Status.FAILED: "failed to answer; its log says why",
-    Status.TOO_LARGE: "has a reply larger than we accept",
+    ReplyStatus.MISSING: "answers no requests on this topic (it may run another version)",
+    ReplyStatus.REFUSED: "refused the request",
+    ReplyStatus.FAILED: "failed to answer; its log says why",
+    ReplyStatus.TOO_LARGE: "has a reply larger than we accept",
 }
 
 
 class Requests:
-    """Handlers of our own, and calls to others."""
+    """Our handlers, and calls to others.
 
-    def __init__(self, store: BlobStore, pace: Pace) -> None:
+    A peer has at most STREAMS of its streams served at a time, and no more per second than its
+    quota. The rest wait in QUIC, which allows few. Data after a request is not read. A peer that
+    does not take its answers gets no further ones while there is no room.
+    """
+
+    def __init__(self, store: BlobStore, pace: PeerMeasurements) -> None:
         self._store = store
         self._pace = pace
-        self._complaints = Complaints(log)
+        self._complaints = LogLimits(log)
         self._handlers: dict[str, Handler] = {}
-        self._all = Shared(pace.clock, ALL_ASKED_RATE, ALL_ASKED_BURST)
+        self._all = SharedLimit(pace.clock, ALL_ASKED_RATE, ALL_ASKED_BURST)
         self._untaken: Counter[bytes] = Counter()
 
     def handle(self, topic: str, handler: Handler) -> None:
@@ -73,7 +77,7 @@ class Requests:
             raise ValueError(f"a topic has 1 to {MAX_TOPIC} characters, not {len(topic)}")
         self._handlers[topic] = handler
 
-    # --- our side of a call ---------------------------------------------------------------------------------------
+    # --- our side of a call ---
 
     async def call(
         self, links: Links, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float
@@ -108,8 +112,8 @@ class Requests:
         await stream.send().finish()
         self._pace.sent["request"] += len(header) + len(body)
         reply = await read_message(stream.recv(), Reply)
-        if reply.status != Status.OK:
-            kind = RequestRefused if reply.status == Status.REFUSED else RequestFailed
+        if reply.status != ReplyStatus.OK:
+            kind = RequestRefused if reply.status == ReplyStatus.REFUSED else RequestFailed
             raise kind(f"peer {short(link.peer)} {_TROUBLE[reply.status]}: {topic!r}")
         if reply.size > max_reply:
             await stream.recv().stop(0)
@@ -119,10 +123,10 @@ class Requests:
         link.taken += len(data)
         return data
 
-    # --- the other side -------------------------------------------------------------------------------------------
+    # --- the other side ---
 
     async def serve(self, link: Link) -> None:
-        """Service of a link: answer what the peer asks, at most STREAMS at a time."""
+        """Answer what the peer asks on a link, at most STREAMS at a time."""
         free = asyncio.Semaphore(STREAMS)
         tasks: set[asyncio.Task[None]] = set()
         try:
@@ -138,7 +142,9 @@ class Requests:
             await cancel(tasks)
 
     async def _answer(self, link: Link, stream: iroh.BiStream) -> None:
-        """Serve one stream; a peer that goes away or stalls only ends its own stream, a violation ends the link."""
+        """Serve one stream. A peer that leaves or stalls ends its stream; a violation ends the
+        link.
+        """
         try:
             async with asyncio.timeout(HEADER_S):
                 request = await read_request(stream.recv())
@@ -162,7 +168,8 @@ class Requests:
         """Run the handler, send its reply."""
         status, reply = await self._handled(peer, request, body)
         if reply and not self._room(peer, len(reply)):
-            status, reply = Status.REFUSED, b""
+            status = ReplyStatus.REFUSED
+            reply = b""
         reply, size = frame_of(Reply(status, len(reply))) + reply, len(reply)
         self._untaken[peer] += size
         try:
@@ -180,20 +187,20 @@ class Requests:
         own = self._untaken[peer] + size
         return own == size or (own <= ANSWERS and self._untaken.total() + size <= ALL_ANSWERS)
 
-    async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[Status, bytes]:
+    async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[ReplyStatus, bytes]:
         """Run the topic's handler within the caller's deadline."""
         handler = self._handlers.get(request.topic)
         if handler is None:
-            return Status.MISSING, b""
+            return ReplyStatus.MISSING, b""
         try:
             async with asyncio.timeout(min(request.deadline_ms / 1000, LONGEST_HANDLER_S)):
                 reply = await handler(peer, body)
         except RequestRefused:
-            return Status.REFUSED, b""
+            return ReplyStatus.REFUSED, b""
         except Exception as error:
             self._complaints.about(f"answering {request.topic!r} to", peer, error)
-            return Status.FAILED, b""
-        return (Status.OK, reply) if len(reply) <= request.max_reply else (Status.TOO_LARGE, b"")
+            return ReplyStatus.FAILED, b""
+        return (ReplyStatus.OK, reply) if len(reply) <= request.max_reply else (ReplyStatus.TOO_LARGE, b"")
 
 
 async def _body_of(request: Request, stream: iroh.RecvStream) -> bytes:

@@ -1,7 +1,7 @@
-"""The interface of the peer-to-peer package: what a member may ask of a transport, its errors and its counters.
+"""The interface of this package: what a member may ask of a transport, its errors and its counters.
 
-A transport connects the members of one run. Peers are named by their 32-byte p2p id, an ed25519 public key that the
-connection itself proves. `aftermath.p2p.iroh` implements it over QUIC; the simulator implements it over virtual time.
+Peers are named by their 32-byte p2p id, an ed25519 public key that the connection proves.
+`aftermath.p2p.iroh` implements it over QUIC, and the simulator over virtual time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class TransportError(AftermathError):
-    """Anything the transport could not do; the message names the peer and the cause, `fix` what to do."""
+    """Raised if the transport failed. The message names the peer and the cause."""
 
     code = "peers"
 
@@ -40,11 +40,13 @@ class PeerUnreachable(TransportError):
 
 
 class RequestFailed(PeerUnreachable):
-    """The peer was reached but gave no usable reply: no such topic, handler failed, or reply too large."""
+    """The peer was reached but gave no usable reply: no such topic, handler failed, or reply too
+    large.
+    """
 
 
 class RequestRefused(RequestFailed):
-    """The peer has no answer to give now. A handler raises it to say so; the asker is told "refused", not why."""
+    """The peer has no answer now. A handler raises it; the asker learns "refused" and not why."""
 
 
 class BlobUnavailable(TransportError):
@@ -100,7 +102,9 @@ class TransportStats:
     connects: int
     """Connections established, in either direction."""
     refused: int
-    """Connections refused because the peer is no member, broke the protocol, or connects too often."""
+    """Connections refused because the peer is no member, broke the protocol, or connects too
+    often.
+    """
     disconnects: int
     """Connections lost or closed after they were established."""
     dropped: int
@@ -127,29 +131,36 @@ class Transport(Protocol):
     """Our own 32-byte p2p id."""
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
-        """Replace the allow-list: only these may connect and are kept connected; others are disconnected."""
+        """Replace the allow-list. Only these peers may connect and are kept connected."""
 
     def bar(self, peer: bytes, why: str) -> None:
-        """Close the connection of a peer that sent what no correct member sends; it is kept out, longer each time."""
+        """Close the connection of a peer that sent what no correct member sends, and ban it, longer
+        each time.
+        """
 
     async def announce(self, data: bytes) -> None:
         """Send `data` (at most MAX_ANNOUNCEMENT bytes) to all other members, best effort.
 
-        Does not wait for delivery. The last 64 own announcements are sent again to a peer that (re)connects;
-        receivers deliver each distinct message of a sender once. ValueError if `data` is too long.
+        Does not wait for delivery. The last 64 own announcements are sent again to a peer that
+        (re)connects; receivers deliver each distinct message of a sender once. ValueError if `data`
+        is too long.
         """
 
     def announcements(self) -> AsyncIterator[Announcement]:
-        """Announcements of others from now on (and those that came before the first subscriber, bounded).
+        """Announcements of others from now on (and those that came before the first subscriber,
+        bounded).
 
-        A subscriber that falls behind loses the oldest, which is counted. Ends when the transport is closed.
+        A subscriber that falls behind loses the oldest, which is counted. Ends when the transport
+        is closed.
         """
 
     def publish(self, data: bytes) -> bytes:
         """Serve `data` to members until retracted; returns its BLAKE3 digest (32 bytes)."""
 
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
-        """Serve a blob of `size` bytes that `read` produces piece by piece, without copying it into the store."""
+        """Serve a blob of `size` bytes that `read` produces piece by piece, without copying it into
+        the store.
+        """
 
     def retract(self, digest: bytes) -> None:
         """Stop serving a blob; unknown digests are ignored."""
@@ -157,25 +168,26 @@ class Transport(Protocol):
     async def fetch(
         self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
     ) -> bytes:
-        """Get the blob of exactly `size` bytes from any of `holders`, verified against its BLAKE3 `digest`.
+        """Get the blob of exactly `size` bytes from any of `holders`, verified against its BLAKE3
+        `digest`.
 
-        Those that deliver are asked in the order given, so rotate it to spread load; who failed lately is asked last.
-        With `keep` it is served onwards. Raises BlobUnavailable (nobody delivered within `deadline_s`) or
-        BlobRejected (all that answered lied).
+        Those that deliver are asked in the order given, so rotate it to spread load; who failed
+        lately is asked last. With `keep` it is served onwards. Raises BlobUnavailable (nobody
+        delivered within `deadline_s`) or BlobRejected (all that answered lied).
         """
 
     async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
         """Ask one peer and return its reply of at most `max_reply` bytes.
 
-        Raises PeerUnreachable, its subclass RequestFailed if the peer answered but not usably, or RequestFailed's
-        subclass RequestRefused if it would not.
+        Raises PeerUnreachable, its subclass RequestFailed if the peer answered but not usably, or
+        RequestFailed's subclass RequestRefused if it would not.
         """
 
     def handle(self, topic: str, handler: Handler) -> None:
         """Answer requests on `topic`.
 
-        A handler that has no answer raises RequestRefused. Whatever else it raises is logged, once for each peer, and
-        reported to the peer as failed, without details.
+        A handler that has no answer raises RequestRefused. Whatever else it raises is logged, once
+        for each peer, and reported to the peer as failed, without details.
         """
 
     def reachable(self) -> frozenset[bytes]:
@@ -194,5 +206,5 @@ def short(node_id: bytes) -> str:
 
 
 def escaped(text: str) -> str:
-    """What a stranger wrote, fit for a log line or a terminal: printable ASCII, at most 200 characters."""
+    """Return a stranger's text as printable ASCII of at most 200 characters."""
     return ascii(text)[1:-1][:200]

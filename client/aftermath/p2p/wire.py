@@ -1,10 +1,9 @@
-"""Bytes on the wire: the ALPN, the frames, their size caps and the codes a connection is closed with.
+"""The wire format: ALPN, frames, size limits and close codes.
 
-A frame is a 4-byte big-endian length and that many bytes. Structured frames are msgpack arrays, decoded into typed
-structs; nothing is allocated before its length passed a cap. Streams:
-- the first bidirectional stream of a connection exchanges `Hello`;
-- a unidirectional stream carries announcements, one frame each;
-- every further bidirectional stream carries one `BlobRequest` or `CallRequest` and its reply.
+A frame is a 4-byte big-endian length and that many bytes. Structured frames are msgpack arrays.
+Nothing is allocated before its length passed a limit. The first bidirectional stream exchanges
+`Hello`, and each later one carries one request and its reply. A unidirectional stream carries
+announcements.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Code(IntEnum):
     STALLED = 6
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """How a peer answers a request."""
 
     OK = 0
@@ -72,7 +71,9 @@ class BlobRequest(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class CallRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Asks `topic`; a body of `size` bytes follows, the reply must come in `deadline_ms` and fit `max_reply` bytes."""
+    """Asks `topic`; a body of `size` bytes follows, the reply must come in `deadline_ms` and fit
+    `max_reply` bytes.
+    """
 
     topic: str
     size: int
@@ -83,7 +84,7 @@ class CallRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
 class Reply(msgspec.Struct, array_like=True, frozen=True):
     """Answer to either request. `size`: of the whole blob, or of the reply body that follows."""
 
-    status: Status
+    status: ReplyStatus
     size: int
 
 
@@ -91,17 +92,17 @@ Request = BlobRequest | CallRequest
 
 
 def frame(payload: bytes) -> bytes:
-    """`payload` with its length in front."""
+    """Return `payload` with its length in front."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 def frame_of(message: msgspec.Struct) -> bytes:
-    """A structured frame."""
+    """Return a structured frame."""
     return frame(msgspec.msgpack.encode(message))
 
 
 async def read_length(stream: iroh.RecvStream, cap: int) -> int:
-    """Length of the next frame; ProtocolViolation if it exceeds `cap`."""
+    """Return the length of the next frame. Raises ProtocolViolation if it exceeds `cap`."""
     (length,) = _LENGTH.unpack(await stream.read_exact(_LENGTH.size))
     if length > cap:
         raise ProtocolViolation(f"a frame of {length} bytes where at most {cap} are allowed")
@@ -120,12 +121,12 @@ async def read_frame(stream: iroh.RecvStream, cap: int = MAX_HEADER) -> bytes:
 
 
 async def read_message(stream: iroh.RecvStream, kind: type[T]) -> T:
-    """The next frame as a `kind`; ProtocolViolation if it is anything else."""
+    """Return the next frame as a `kind`. Raises ProtocolViolation for anything else."""
     return decode(await read_frame(stream), kind)
 
 
 async def read_request(stream: iroh.RecvStream) -> Request:
-    """The next frame as either request; ProtocolViolation if it is anything else."""
+    """Return the next frame as either request. Raises ProtocolViolation for anything else."""
     kind: Any = Request
     request: Request = decode(await read_frame(stream), kind)
     return request
@@ -162,13 +163,13 @@ def _problem(message: object) -> str | None:
 
 
 def check_announcement(data: bytes) -> None:
-    """ValueError if `data` is too long to announce."""
+    """Raise ValueError if `data` is too long to announce."""
     if len(data) > MAX_ANNOUNCEMENT:
         raise ValueError(f"an announcement of {len(data)} bytes; at most {MAX_ANNOUNCEMENT}: publish a blob instead")
 
 
 def cause(error: BaseException) -> str:
-    """One readable line for a failure of the QUIC layer, without its source locations."""
+    """Return one readable line for a failure of the QUIC layer, without source locations."""
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     if not isinstance(error, iroh.IrohError):

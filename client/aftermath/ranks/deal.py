@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from math import prod
 
-from aftermath.model.levels import is_hidden_matrix
+from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim.schema import Schema
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from aftermath.base.concurrency import Turns
+from aftermath.base.concurrency import TurnLock
 from aftermath.optim.moments import Kind
 from aftermath.ranks.orders import Join, Order
 
@@ -39,7 +39,7 @@ class Ranks:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)
-        self.turn = Turns()
+        self.turn = TurnLock()
         """Of who gives orders."""
         self.holder: object = None
         """Whose optimizer's state the ranks hold."""

@@ -15,7 +15,7 @@ from itertools import groupby
 
 import torch
 
-from aftermath.model.levels import Segment
+from aftermath.model.schema import Segment
 from aftermath.model.segments import view
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.format import ResultFormat

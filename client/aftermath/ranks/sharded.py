@@ -23,8 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from aftermath.model.config import ModelConfig
-from aftermath.model.tensor_plan import TensorPlan
+from aftermath.model.config import ModelConfig, TensorPlan
 from aftermath.ranks.fold import OrderedSum
 from aftermath.ranks.motions import Gathering, Motions
 from aftermath.ranks.tensor import cut, is_partial

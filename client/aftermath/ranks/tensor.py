@@ -22,9 +22,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from aftermath.base.errors import Unsuitable
-from aftermath.model.config import ModelConfig
+from aftermath.model.config import ModelConfig, TensorPlan
 from aftermath.model.network import LanguageModel
-from aftermath.model.tensor_plan import TensorPlan
 
 
 def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None:

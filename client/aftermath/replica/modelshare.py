@@ -24,11 +24,11 @@ from aftermath.base.text import counted
 from aftermath.coordinator.ports import Clock
 from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
 from aftermath.model.segments import SegmentError, level_root, segment_bytes, write_segment
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 
 TOPIC = "model"
-_complaints = Complaints(logging.getLogger(__name__))
+_complaints = LogLimits(logging.getLogger(__name__))
 
 
 class ModelUnavailable(Exception):

@@ -23,12 +23,12 @@ from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import Transport, TransportError
 
 TOPIC = "outline"
 ASKED_AT_ONCE = 4
-_complaints = Complaints(logging.getLogger(__name__))
+_complaints = LogLimits(logging.getLogger(__name__))
 _MAX_REPLY = MAX_CONFIG_BYTES + 4096
 _MAX_COMPANIONS = 2 * MAX_COMPANION_BYTES
 """Bytes of a model's companion files together, held in memory."""

@@ -35,3 +35,12 @@ def sole_levels(run: Run, members: Members, seat: int, reachable: Set[bytes]) ->
         if other != seat and members.seats[other].p2p in reachable
     ]
     return list(range(members.seats[seat].tier, min(others, default=run.levels)))
+
+
+def claimed_by_no_other(run: Run, members: Members, seat: int) -> bool:
+    """Return whether some level of a finished run was with the member of `seat` alone.
+
+    Other members that ended the last epoch may hold the model, reachable or not.
+    """
+    took_part = bitmap.contains(run.finishers | members.established, seat)
+    return took_part and bool(sole_levels(run, members, seat, {one.p2p for one in members.seats}))

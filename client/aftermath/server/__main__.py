@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from aftermath.base.environment import sleep_soon
-from aftermath.base.quiet import Quietly
+from aftermath.base.quiet import QuietInterrupts
 from aftermath.base.stdio import write_whole_output
 
 
 def main() -> None:
     """Entry point of the console script."""
-    with Quietly():
+    with QuietInterrupts():
         sleep_soon()
         write_whole_output()
         from aftermath.server.index import CENTRALIZED

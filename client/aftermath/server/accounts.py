@@ -15,7 +15,7 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.base.rate_limit import Bucket
+from aftermath.base.rate_limit import TokenBucket
 from aftermath.chain.addresses import membership_address
 from aftermath.chain.views import parse_run
 from aftermath.localnet.errors import INVALID_REQUEST, RpcError
@@ -45,8 +45,8 @@ class NewIdentities:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._of_all = Bucket(clock, NEW_OF_ALL_RATE, NEW_OF_ALL)
-        self._of_address: OrderedDict[str, Bucket] = OrderedDict()
+        self._of_all = TokenBucket(clock, NEW_OF_ALL_RATE, NEW_OF_ALL)
+        self._of_address: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def count(self, address: str) -> None:
         """Count a new identity. Raise RpcError if its address or the total is over the limit."""
@@ -59,9 +59,9 @@ class NewIdentities:
         own.spare()
         self._of_all.spare()
 
-    def _bucket(self, address: str) -> Bucket:
+    def _bucket(self, address: str) -> TokenBucket:
         """Return an address's bucket, and forget the one that was used least recently."""
-        bucket = Bucket(self._clock, NEW_OF_ADDRESS_RATE, NEW_OF_ADDRESS)
+        bucket = TokenBucket(self._clock, NEW_OF_ADDRESS_RATE, NEW_OF_ADDRESS)
         bucket = self._of_address.setdefault(address, bucket)
         self._of_address.move_to_end(address)
         if len(self._of_address) > REMEMBERED:

@@ -120,7 +120,7 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
             return unused_keys(file, run, model)
     # loads PyTorch: a server that resumes does not wait for it, since its members check
     from aftermath.owner.schema import shape_of
-    from aftermath.owner.troubles import troubles
+    from aftermath.owner.warnings import warnings_of
 
     shape = await asyncio.to_thread(shape_of, file)
     config, trouble = await asyncio.to_thread(with_agreed_data, file, shape.vocab_size)
@@ -134,4 +134,4 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
     await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
     await chain.coordinator.set_paused(run_id, False)
     run, model, _ = await chain.coordinator.snapshot(run_id)
-    return troubles(run, model, shape, trouble)
+    return warnings_of(run, model, shape, trouble)

@@ -22,7 +22,7 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
 from aftermath.events.printable import printable
 from aftermath.events.progress import in_words
-from aftermath.events.status import Standing, standing
+from aftermath.events.status import RunStatus, standing
 from aftermath.server.server import PROGRAM, CentralServer
 from aftermath.ui.terminal.screen import Screen, can_show
 
@@ -102,7 +102,7 @@ async def _tell(server: CentralServer, tell: Callable[[str], None]) -> None:
         await asyncio.sleep(SECONDS)
 
 
-def where(server: CentralServer) -> Standing:
+def where(server: CentralServer) -> RunStatus:
     """Where the run stands now."""
     places = run_addresses(PROGRAM, server.config.run_id)
     bank = server.node.bank
@@ -116,7 +116,7 @@ def where(server: CentralServer) -> Standing:
     return standing(*accounts, int(server.node.time.now()), has_tick=False)
 
 
-def connected(server: CentralServer, found: Standing) -> frozenset[bytes]:
+def connected(server: CentralServer, found: RunStatus) -> frozenset[bytes]:
     """The members that are connected."""
     here = server.sessions.here
     return frozenset(member.signer for member in found.members if here(Pubkey(member.signer)))
@@ -131,7 +131,7 @@ def network(server: CentralServer) -> dict[str, str]:
     }
 
 
-def _line(found: Standing) -> str:
+def _line(found: RunStatus) -> str:
     steps = f"epoch {found.epoch}, step {found.step} of {found.total_steps}"
     state = "training" if found.state.training else in_words(found.state)
     return f"run {found.run_id} is {state}: {steps}"

@@ -19,7 +19,7 @@ import msgspec
 from solders.pubkey import Pubkey
 
 from aftermath.base.concurrency import Pulse, cancel
-from aftermath.base.rate_limit import Bucket
+from aftermath.base.rate_limit import TokenBucket
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.server.rpc_methods import shown
 
@@ -65,7 +65,7 @@ class Sessions:
         self._clients: dict[Pubkey, ConnectedClient] = {}
         self._heard = Pulse()
         self._heard_at = float("-inf")
-        self._lines = Bucket(time.monotonic, LINES_A_SECOND, LINES)
+        self._lines = TokenBucket(time.monotonic, LINES_A_SECOND, LINES)
         self._untold = 0
 
     def here(self, identity: Pubkey) -> bool:

@@ -1,4 +1,6 @@
-"""`python -m aftermath.sim`: play runs from seeds, print a digest of each, and say how to replay what breaks a law."""
+"""`python -m aftermath.sim`: play runs from seeds, print a digest of each, and say how to replay
+what breaks a law.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ examples:
 
 def main() -> int:
     arguments = _parser().parse_args()
-    started, verdicts = time.monotonic(), []
+    started = time.monotonic()
+    verdicts = []
     for verdict in _verdicts(arguments):
         verdicts.append(verdict)
         _tell(verdict, arguments, in_full=arguments.seeds is None)
@@ -37,7 +40,8 @@ def main() -> int:
         arguments.events.write_text("".join(json.dumps(event, default=repr) + "\n" for event in verdicts[0].events))
     broken = [verdict.seed for verdict in verdicts if verdict.broken]
     if arguments.seeds is not None:
-        minutes, virtual = (time.monotonic() - started) / 60, sum(verdict.virtual for verdict in verdicts) / 60
+        minutes = (time.monotonic() - started) / 60
+        virtual = sum(verdict.virtual for verdict in verdicts) / 60
         print(f"{counted(len(verdicts), 'seed')}, {virtual:.0f} virtual minutes in {minutes:.1f} min; ", end="")
         print(f"broken: {' '.join(map(str, sorted(broken)))}" if broken else "all laws hold")
     return 1 if broken else 0

@@ -1,8 +1,7 @@
-"""Where faults are aimed: at the borders of the run's states, just before and just after each change.
+"""Schedule faults just before and just after the run's state changes, where bugs are likeliest.
 
-Decided: a border is a change of the run's state, of what is attested, or of the checkpoint that the chain names. A
-change that a clock makes is foreseen and can be hit from before; every change can be hit from after. Borders of epochs
-count more than those of rounds, of which there are many.
+A change is one of the run's state, of what is attested, or of the checkpoint on chain. Changes that
+a clock makes can be anticipated. Epoch changes count more than those of rounds, which are frequent.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import RunState
 from aftermath.sim.faults import Fault, Faults
 from aftermath.sim.sim_node import START
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.simulation import SimulatedRun
 
 _AT_ONCE = 3  # faults
 _MINOR = 0.15  # how much a round's border counts of an epoch's
@@ -23,13 +22,17 @@ _MINOR = 0.15  # how much a round's border counts of an epoch's
 Place = tuple[RunState, int, int, bool]
 
 
-class Aim:
-    """Makes the faults of one seed until the storm is over."""
+class FaultScheduler:
+    """Causes the faults of one seed until the storm ends."""
 
-    def __init__(self, sim: Simulation, lot: random.Random, eager: float) -> None:
-        self._sim, self._lot, self._eager = sim, lot, eager
-        self._major, self._minor = Pulse(), Pulse()
-        self._place, self._height = self._where(), -1
+    def __init__(self, sim: SimulatedRun, lot: random.Random, eager: float) -> None:
+        self._sim = sim
+        self._lot = lot
+        self._eager = eager
+        self._major = Pulse()
+        self._minor = Pulse()
+        self._place = self._where()
+        self._height = -1
         self._under_way: dict[asyncio.Task[None], None] = {}
         self.faults = Faults(sim, lot, self._border)
         sim.chain.observers.append(self._look)
@@ -40,8 +43,9 @@ class Aim:
         return state, run.levels_attested, self._sim.model.checkpoint_step, run.draining
 
     def _look(self) -> None:
-        """After every transaction: whether it was a border."""
-        run, place = self._sim.run, self._where()
+        """Check after every transaction whether the state changed."""
+        run = self._sim.run
+        place = self._where()
         if place != self._place:
             self._place = place
             self._major.fire()
@@ -61,7 +65,7 @@ class Aim:
                 await self._major.wait()
 
     async def storm(self, seconds: float) -> None:
-        """Make faults until virtual second `seconds`; then all of them are undone."""
+        """Cause faults until virtual second `seconds`, then undo all of them."""
         hunts = [
             asyncio.ensure_future(hunt) for hunt in (self._after_major(), self._after_minor(), self._before_deadlines())
         ]
@@ -86,7 +90,7 @@ class Aim:
             self._maybe(self._eager * _MINOR, self._lot.uniform(0, 2))
 
     async def _before_deadlines(self) -> None:
-        """Just before what a clock will change."""
+        """Cause faults just before a deadline changes the state."""
         while True:
             run = self._sim.run
             deadline = next_deadline(run, self._sim.members)
@@ -98,7 +102,8 @@ class Aim:
 
     def _maybe(self, chance: float, after: float) -> None:
         """Draw whether a fault follows, and which."""
-        drawn, fault = self._lot.random(), self.faults.choose(self._place[0])
+        drawn = self._lot.random()
+        fault = self.faults.choose(self._place[0])
         if drawn < chance and len(self._under_way) < _AT_ONCE:
             self._start(fault, after)
 

@@ -1,10 +1,7 @@
-"""What can befall a run: each fault is one method, lasts for some time or until some border, and
-notes whom it touched.
+"""The faults of a simulated run, one method each. Each lasts a while and records whom it touched.
 
-Decided: the victims are mostly those on whom something hangs at that moment: a member that has just
-sent a transaction, the only holder of a tier, an elected witness. What is done follows the state as
-well: rounds are left and missed, a cooldown loses its members, a warm-up is given up or paused.
-What a fault touched excuses what follows from it for `EXCUSED` seconds.
+Victims are mostly members that matter at that moment: one that just sent a transaction, the only
+holder of a tier, an elected witness. A fault excuses what follows from it for `EXCUSED` seconds.
 """
 
 from __future__ import annotations
@@ -17,22 +14,30 @@ from dataclasses import dataclass
 from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.rules.committee import witnesses
 from aftermath.rules.state import RunState
-from aftermath.sim.faulty_rpc import Mood
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.faulty_rpc import NodeFault
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun
 
 EXCUSED = 90.0
 _LONGEST = 90.0  # virtual seconds a fault lasts at most
 _OUTAGE = 20.0  # and one for all
-_SPOILT = (Mood.HTML, Mood.CUT, Mood.TYPES, Mood.IDS, Mood.GENESIS, Mood.BEHIND, Mood.MUTE)
-_ABSENT = (Mood.REFUSES, Mood.SILENT, Mood.LIMITS, Mood.FAILS)
+_SPOILT = (
+    NodeFault.HTML,
+    NodeFault.CUT,
+    NodeFault.TYPES,
+    NodeFault.IDS,
+    NodeFault.GENESIS,
+    NodeFault.BEHIND,
+    NodeFault.MUTE,
+)
+_ABSENT = (NodeFault.REFUSES, NodeFault.SILENT, NodeFault.LIMITS, NodeFault.FAILS)
 
 Fault = Callable[[], Awaitable[None]]
 
 
 @dataclass
 class Window:
-    """A fault: when it began and ended, and whom it touched."""
+    """A fault's start, end and victims."""
 
     what: str
     names: frozenset[str]
@@ -44,12 +49,14 @@ class Window:
 
 
 class Faults:
-    """All faults of one run. `border` waits for N changes of the run's state, or (None) for a
-    warm-up's end.
+    """All faults of one run. `border` waits for N state changes, or with None for a warm-up's
+    end.
     """
 
-    def __init__(self, sim: Simulation, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
-        self._sim, self._lot, self._border = sim, lot, border
+    def __init__(self, sim: SimulatedRun, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
+        self._sim = sim
+        self._lot = lot
+        self._border = border
         self.windows: list[Window] = []
         self._everywhere: list[Fault] = [
             *(self.kill, self.stop, self.restart, self.alone, self.outage, self.cut, self.lose, self.replies),
@@ -62,21 +69,22 @@ class Faults:
         }
 
     def choose(self, state: RunState) -> Fault:
-        """A fault for this state of the run (of the rounds' states the first stands for both)."""
+        """Return a fault for this state. ROUND_TRAIN stands for both states of a round."""
         return self._lot.choice(self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)]))
 
     def excuses(self, name: str, when: float) -> bool:
-        """Whether a fault can be the reason for what happened to this member."""
+        """Return whether a fault may have caused what happened to this member."""
         return any(name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows)
 
-    # --- whom, and for how long -------------------------------------------------------------------
+    # --- whom, and for how long ---
 
-    def _victim(self) -> Player:
+    def _victim(self) -> SimMember:
         alive = [player for player in self._sim.players if player.alive]
         if not alive:
             return self._lot.choice(self._sim.players)
         tiers = [player.tier for player in alive]
-        run, members = self._sim.run, self._sim.members
+        run = self._sim.run
+        members = self._sim.members
         seated = witnesses(run.current, members)
         elected = {members.seats[seat].signer for seat in seated}
         groups = [
@@ -87,16 +95,15 @@ class Faults:
         ]
         return self._lot.choice(self._lot.choice(groups) or alive)
 
-    def _begin(self, what: str, players: Iterable[Player]) -> Window:
+    def _begin(self, what: str, players: Iterable[SimMember]) -> Window:
         window = Window(what, frozenset(player.name for player in players), self._sim.now)
         self.windows.append(window)
         return window
 
     async def _last(self, longest: float = _LONGEST) -> None:
-        """Some seconds, or until just after a border: one of the next, or the end of the next
-        warm-up.
-        """
-        drawn, after = self._lot.random(), self._lot.uniform(0, 1.5)
+        """Wait some seconds, or until just after one of the next state changes."""
+        drawn = self._lot.random()
+        after = self._lot.uniform(0, 1.5)
         if drawn < 0.35:
             await asyncio.sleep(self._lot.uniform(0.2, min(15.0, longest)))
             return
@@ -109,11 +116,11 @@ class Faults:
     def _end(self, window: Window) -> None:
         window.end = self._sim.now
 
-    def _return(self, player: Player) -> None:
+    def _return(self, player: SimMember) -> None:
         if not player.alive and self._sim.run.state is not RunState.FINISHED:
             self._sim.start(player)
 
-    # --- members ----------------------------------------------------------------------------------
+    # --- members ---
 
     async def kill(self) -> None:
         await self._away("kill", self._sim.kill)
@@ -121,8 +128,8 @@ class Faults:
     async def stop(self) -> None:
         await self._away("stop", self._sim.stop)
 
-    async def _away(self, what: str, end: Callable[[Player], Awaitable[None]]) -> None:
-        """A member ends, and is back after a while."""
+    async def _away(self, what: str, end: Callable[[SimMember], Awaitable[None]]) -> None:
+        """Stop a member and restart it after a while."""
         player = self._victim()
         window = self._begin(what, [player])
         if player.alive:
@@ -132,7 +139,7 @@ class Faults:
         self._end(window)
 
     async def restart(self) -> None:
-        """Dead and back at once."""
+        """Kill a member and restart it at once."""
         player = self._victim()
         window = self._begin("restart", [player])
         if player.alive:
@@ -140,17 +147,17 @@ class Faults:
         self._return(player)
         self._end(window)
 
-    # --- the chain --------------------------------------------------------------------------------
+    # --- the chain ---
 
     async def alone(self) -> None:
-        """One member does not reach the chain."""
+        """Cut one member off from the chain."""
         player = self._victim()
         window = self._begin("alone", [player])
-        await self._under(player, [Mood.REFUSES] * len(player.moods))
+        await self._under(player, [NodeFault.REFUSES] * len(player.moods))
         self._end(window)
 
     async def mood(self) -> None:
-        """One of a member's nodes is sick: absent first, often, so that it is asked for its cluster
+        """Make one of a member's nodes faulty, often after an absence, so that it is checked
         again.
         """
         player = self._victim()
@@ -163,12 +170,12 @@ class Faults:
             await self._under(player, moods)
         self._end(window)
 
-    async def _under(self, player: Player, moods: list[Mood]) -> None:
+    async def _under(self, player: SimMember, moods: list[NodeFault]) -> None:
         player.set_moods(moods)
         try:
             await self._last()
         finally:
-            player.set_moods([Mood.GOOD] * len(moods))
+            player.set_moods([NodeFault.GOOD] * len(moods))
 
     async def outage(self) -> None:
         window = self._begin("outage", self._sim.players)
@@ -185,7 +192,7 @@ class Faults:
         self._end(window)
 
     async def pause(self) -> None:
-        """The owner pauses, and resumes some time after the run has halted."""
+        """Pause the run as its owner, and resume it some time after it halted."""
         window = self._begin("pause", self._sim.players)
         try:
             self._sim.pause(True)
@@ -203,7 +210,7 @@ class Faults:
             except CoordinatorError:
                 return
 
-    # --- the network ------------------------------------------------------------------------------
+    # --- the network ---
 
     async def cut(self) -> None:
         one = self._victim()
@@ -217,19 +224,20 @@ class Faults:
 
     async def lose(self) -> None:
         window = self._begin("lose", self._sim.players)
-        lot, share = random.Random(self._lot.random()), self._lot.choice((0.2, 0.5, 0.9))
+        lot = random.Random(self._lot.random())
+        share = self._lot.choice((0.2, 0.5, 0.9))
         self._sim.network.loses = lambda sender, receiver: lot.random() < share
         await self._last()
         self._sim.network.loses = lambda sender, receiver: False
         self._end(window)
 
     def calm(self) -> None:
-        """Undo everything and have everybody back."""
+        """Undo all faults and restart all members."""
         self._sim.chain.down = False
         self._sim.network.heal()
         self._sim.network.loses = lambda sender, receiver: False
         for player in self._sim.players:
-            player.set_moods([Mood.GOOD] * len(player.moods))
+            player.set_moods([NodeFault.GOOD] * len(player.moods))
         self.resume()
         for player in self._sim.players:
             self._return(player)

@@ -1,8 +1,8 @@
-"""One member's road to the nodes of the chain, in bytes and on virtual time (`chain.wire.Wire`), and what befalls it.
+"""A member's simulated connection to the chain's nodes (`chain.wire.Wire`), with faults.
 
-Decided: every message takes `latency` seconds each way. A node that refuses, limits or fails has done nothing; one
-whose answer is spoilt on the way has done what it was asked. A websocket whose node is out of reach ends; one that is
-mute stays open, answers pings and says nothing. What a spoilt answer holds is drawn from the road's own seed.
+Every message takes `latency` seconds each way. A node that refuses, limits or fails has done
+nothing; one whose answer is damaged on the way has done what was asked. Damage is drawn from the
+connection's own seed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OTHER_TYPES: tuple[Any, ...] = (7, "x", [], {}, True, 1.5)
 _NO_HASHES: tuple[Any, ...] = ("", "null", "not a hash", 7, [], {"hash": 1}, False, "1" * 43 + "0")
 
 
-class Mood(StrEnum):
+class NodeFault(StrEnum):
     """How a node treats one member."""
 
     GOOD = "good"
@@ -55,11 +55,11 @@ class Mood(StrEnum):
     BEHIND = "behind"
     """Answers as of ten seconds ago."""
     MUTE = "mute"
-    """Its websocket says nothing."""
+    """The websocket stays open and silent."""
 
 
-class Cluster(Protocol):
-    """What the road leads to."""
+class RpcCluster(Protocol):
+    """The cluster that the connection leads to."""
 
     @property
     def node(self) -> SimNode: ...
@@ -71,13 +71,15 @@ class Cluster(Protocol):
     def down(self) -> bool: ...
 
 
-class Road(httpx.AsyncBaseTransport):
+class FaultyRpc(httpx.AsyncBaseTransport):
     """One member's `Wire`, and its HTTP transport."""
 
-    def __init__(self, cluster: Cluster, seed: int, nodes: int = 1) -> None:
-        self.moods = [Mood.GOOD] * nodes
+    def __init__(self, cluster: RpcCluster, seed: int, nodes: int = 1) -> None:
+        self.moods = [NodeFault.GOOD] * nodes
         self.replies_lost = 0
-        """How many of the next transactions land although the connection breaks before the reply."""
+        """How many of the next transactions land although the connection breaks before the
+        reply.
+        """
         self._cluster = cluster
         self._random = random.Random(seed)
         self._before: dict[int, bytes] = {}
@@ -89,69 +91,71 @@ class Road(httpx.AsyncBaseTransport):
 
     @property
     def down(self) -> bool:
-        """Whether no node at all can be reached."""
-        return all(mood is Mood.REFUSES for mood in self.moods)
+        """Whether no node can be reached."""
+        return all(mood is NodeFault.REFUSES for mood in self.moods)
 
     @down.setter
     def down(self, down: bool) -> None:
-        self.set_moods([Mood.REFUSES if down else Mood.GOOD] * len(self.moods))
+        self.set_moods([NodeFault.REFUSES if down else NodeFault.GOOD] * len(self.moods))
 
-    def set_moods(self, moods: Sequence[Mood]) -> None:
-        """From now on the nodes treat this member so."""
+    def set_moods(self, moods: Sequence[NodeFault]) -> None:
+        """Set how the nodes treat this member from now on."""
         self.moods = list(moods)
         self.broken()
 
     def broken(self) -> None:
-        """End the websockets whose nodes are out of reach."""
+        """Close the websockets whose nodes are unreachable."""
         for socket in sorted(self._sockets, key=lambda socket: socket.number):
-            if self.mood(socket.index) is Mood.REFUSES:
+            if self.mood(socket.index) is NodeFault.REFUSES:
                 socket.end()
 
-    def mood(self, index: int) -> Mood:
-        return Mood.REFUSES if self._cluster.down else self.moods[index]
+    def mood(self, index: int) -> NodeFault:
+        return NodeFault.REFUSES if self._cluster.down else self.moods[index]
 
-    # --- HTTP ---------------------------------------------------------------------------------------------------
+    # --- HTTP ---
 
     def http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=self, timeout=None, trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        index, body = _index(request.url.host), await request.aread()
+        index = _index(request.url.host)
+        body = await request.aread()
         await asyncio.sleep(self._cluster.latency)
         mood = self.mood(index)
-        if mood is Mood.REFUSES:
+        if mood is NodeFault.REFUSES:
             raise httpx.ConnectError("refused")
-        if mood is Mood.SILENT:
+        if mood is NodeFault.SILENT:
             await asyncio.sleep(_NEVER)
             raise httpx.ReadTimeout("silent")
-        if mood in (Mood.LIMITS, Mood.FAILS):
-            return httpx.Response(429 if mood is Mood.LIMITS else 500, content=b"no")
-        answer = await self._cluster.node.answer(body, lagging=mood is Mood.BEHIND)
+        if mood in (NodeFault.LIMITS, NodeFault.FAILS):
+            return httpx.Response(429 if mood is NodeFault.LIMITS else 500, content=b"no")
+        answer = await self._cluster.node.answer(body, lagging=mood is NodeFault.BEHIND)
         if self.replies_lost and _SENDS in body:
             self.replies_lost -= 1
             raise httpx.ReadError("broken")
         await asyncio.sleep(self._cluster.latency)
-        if self.mood(index) is Mood.REFUSES:
+        if self.mood(index) is NodeFault.REFUSES:
             raise httpx.ReadError("broken")
-        before, self._before[index] = self._before.get(index, b"{}"), answer
-        if mood is Mood.IDS:
+        before = self._before.get(index, b"{}")
+        self._before[index] = answer
+        if mood is NodeFault.IDS:
             return httpx.Response(200, content=before)
-        if mood is Mood.GENESIS and _ASKS_GENESIS in body:
+        if mood is NodeFault.GENESIS and _ASKS_GENESIS in body:
             return httpx.Response(200, content=self._without_hash(answer))
         return httpx.Response(200, content=self._spoilt(mood, answer))
 
     def _without_hash(self, answer: bytes) -> bytes:
         return msgspec.json.encode({**msgspec.json.decode(answer), "result": self._random.choice(_NO_HASHES)})
 
-    def _spoilt(self, mood: Mood, data: bytes) -> bytes:
-        if mood is Mood.HTML:
+    def _spoilt(self, mood: NodeFault, data: bytes) -> bytes:
+        if mood is NodeFault.HTML:
             return _HTML
-        if mood is Mood.CUT:
+        if mood is NodeFault.CUT:
             return data[: len(data) // 2]
-        return self._retyped(data) if mood is Mood.TYPES else data
+        return self._retyped(data) if mood is NodeFault.TYPES else data
 
     def _retyped(self, data: bytes) -> bytes:
-        """The JSON with one of its values, not an absent one, exchanged for one of another type."""
+        """Return the JSON with one present value replaced by one of another type."""
         tree = msgspec.json.decode(data)
         places = list(_places({key: tree[key] for key in ("result", "params") if key in tree}, tree))
         if places:
@@ -160,15 +164,15 @@ class Road(httpx.AsyncBaseTransport):
             holder[key] = self._random.choice(others)
         return msgspec.json.encode(tree)
 
-    # --- websockets ---------------------------------------------------------------------------------------------
+    # --- websockets ---
 
     @asynccontextmanager
     async def websocket(self, url: str) -> AsyncIterator[_Socket]:
         socket = _Socket(self, _index(httpx.URL(url).host), len(self._sockets))
         await asyncio.sleep(self._cluster.latency)
-        if self.mood(socket.index) is Mood.REFUSES:
+        if self.mood(socket.index) is NodeFault.REFUSES:
             raise ConnectionRefusedError("refused")
-        if self.mood(socket.index) is Mood.SILENT:
+        if self.mood(socket.index) is NodeFault.SILENT:
             await asyncio.sleep(_PINGED)
             raise TimeoutError
         self._sockets.add(socket)
@@ -188,18 +192,19 @@ class Road(httpx.AsyncBaseTransport):
             await asyncio.sleep(left)
 
     def passed(self, index: int, text: str) -> str | None:
-        """What arrives of a message of the websocket; None if nothing does."""
+        """Return what arrives of a websocket message, or None."""
         mood = self.mood(index)
-        if mood in (Mood.MUTE, Mood.SILENT, Mood.REFUSES):
+        if mood in (NodeFault.MUTE, NodeFault.SILENT, NodeFault.REFUSES):
             return None
         return self._spoilt(mood, text.encode()).decode()
 
 
 class _Socket:
-    """A websocket (`chain.wire.Connection`), and the outbox of its subscriptions."""
+    """A websocket (`chain.wire.Connection`) and its subscriptions' outbox."""
 
-    def __init__(self, road: Road, index: int, number: int) -> None:
-        self.index, self.number = index, number
+    def __init__(self, road: FaultyRpc, index: int, number: int) -> None:
+        self.index = index
+        self.number = number
         self._road = road
         self._calls = road.calls(self)
         self._arriving: asyncio.Queue[tuple[float, str | None]] = asyncio.Queue()
@@ -213,7 +218,7 @@ class _Socket:
     async def send(self, message: str, /) -> None:
         sent = asyncio.get_running_loop().time()
         await self._road.delay(sent)
-        if self._road.mood(self.index) not in (Mood.SILENT, Mood.REFUSES):
+        if self._road.mood(self.index) not in (NodeFault.SILENT, NodeFault.REFUSES):
             self._calls.answer(message)
 
     async def recv(self) -> str:
@@ -222,7 +227,7 @@ class _Socket:
                 async with asyncio.timeout(_PINGED):
                     sent, text = await self._arriving.get()
             except TimeoutError:
-                if self._road.mood(self.index) in (Mood.SILENT, Mood.REFUSES):
+                if self._road.mood(self.index) in (NodeFault.SILENT, NodeFault.REFUSES):
                     raise ConnectionClosedError(None, None) from None
                 continue
             if text is None:
@@ -240,7 +245,7 @@ def _index(host: str) -> int:
 
 
 def _places(tree: Any, holder: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of every value below `tree` that is there; the first ones are in `holder`."""
+    """Yield (container, key) of every present value below `tree`."""
     found: list[tuple[Any, Any]] = []
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:

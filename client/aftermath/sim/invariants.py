@@ -1,11 +1,4 @@
-"""The laws of a run that is played from a seed, judged while it runs and when it is over.
-
-Safety, in addition to `record`: all replicas are equal, bit by bit, after every step; a member ends only because its
-chain was out of reach; nobody is dropped whom no fault touched, and no witness that none touched is closed before it
-has heard of the result of such a member; the checkpoint that the chain names can be loaded and has the hashes that the
-chain names. Liveness, once a run has been left in peace for its patience: it makes at least `PACE` of the steps that it
-makes undisturbed, and every member takes part in them.
-"""
+"""Invariants of a simulated run, checked while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -19,18 +12,28 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.faults import Faults
-from aftermath.sim.run_record import Broken, state_of
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.run_record import InvariantBroken, state_of
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun
 
 PACE = 0.5
 
 
-class Laws:
-    """Watches one run."""
+class Invariants:
+    """Watches one run.
 
-    def __init__(self, sim: Simulation, faults: Faults) -> None:
-        self._sim, self._faults = sim, faults
+    Safety: all replicas are equal after every step. A member ends only because its chain was
+    unreachable. Members that no fault touched are not dropped, and their results are not missed by
+    witnesses that no fault touched. The checkpoint on chain can be loaded and has the hashes on
+    chain.
+
+    Liveness: left in peace for its patience, the run makes at least `PACE` of its undisturbed pace,
+    and every member takes part.
+    """
+
+    def __init__(self, sim: SimulatedRun, faults: Faults) -> None:
+        self._sim = sim
+        self._faults = faults
         self._dropped = 0
         self._unjust: list[str] = []
         self._loaded: tuple[str, int, bytes] | None = None
@@ -47,9 +50,9 @@ class Laws:
         self._dropped = len(self._sim.record.dropped)
 
     def check_now(self) -> None:
-        """What must hold at every moment. Raises Broken."""
+        """Check what must always hold. Raises InvariantBroken."""
         if self._unjust:
-            raise Broken(self._unjust[0])
+            raise InvariantBroken(self._unjust[0])
         for player in self._sim.players:
             if not player.alive and player.task is not None and not player.task.cancelled():
                 self._check_end(player, player.task.exception())
@@ -58,32 +61,34 @@ class Laws:
             self._check_replica(player)
         self._check_checkpoint()
 
-    def _check_closed_on(self, player: Player) -> None:
-        """What it has told since the last look of results that came too late for it."""
+    def _check_closed_on(self, player: SimMember) -> None:
+        """Check the results that were too late for a member since the last call."""
         for event in player.events[self._compared[player.name] :]:
             if event["kind"] != "refused" or event["why"] != CLOSED_ON or self._faults.excuses(player.name, event["t"]):
                 continue
             signer = self._sim.members.seats[event["seat"]].signer
             name = next((one.name for one in self._sim.players if one.wallet == signer), "")
             if name and not self._faults.excuses(name, event["t"]):
-                raise Broken(f"{player.name} was closed before it heard of {name} in round {event['height']}")
+                raise InvariantBroken(f"{player.name} was closed before it heard of {name} in round {event['height']}")
 
-    def _check_replica(self, player: Player) -> None:
-        """What it has told since the last look: after every step all members of a level hold the same bits."""
+    def _check_replica(self, player: SimMember) -> None:
+        """Check that members of a level hold equal bits, by their hashes since the last call."""
         for event in player.events[self._compared[player.name] :]:
             for level, digest in event.get("hashes", {}).items():
                 place = *state_of(event), level
                 first, expected = self._replicas.setdefault(place, (player.name, digest))
                 if digest != expected:
-                    raise Broken(f"{event['kind']} step {place[1]}: {player.name} and {first} differ in level {level}")
+                    raise InvariantBroken(
+                        f"{event['kind']} step {place[1]}: {player.name} and {first} differ in level {level}"
+                    )
         self._compared[player.name] = len(player.events)
 
-    def _check_end(self, player: Player, error: BaseException | None) -> None:
+    def _check_end(self, player: SimMember, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:
-            raise Broken(f"{player.name} went home before the run was finished")
+            raise InvariantBroken(f"{player.name} went home before the run was finished")
         excused = isinstance(error, Unavailable) and self._faults.excuses(player.name, self._sim.now)
         if error is not None and not excused:
-            raise Broken(f"{player.name} ended with {type(error).__name__}: {error}") from error
+            raise InvariantBroken(f"{player.name} ended with {type(error).__name__}: {error}") from error
 
     def _check_checkpoint(self) -> None:
         model = self._sim.model
@@ -97,22 +102,26 @@ class Laws:
                 return
             weights = load(place, 0, "auto")
         except (OSError, CheckpointError) as error:
-            raise Broken(f"{what} cannot be loaded: {error}") from error
+            raise InvariantBroken(f"{what} cannot be loaded: {error}") from error
         state = self._sim.schema.state
         for level in range(state.levels):
             if level_hash(weights, state, level) != model.checkpoint_hashes[level]:
-                raise Broken(f"{what} has another level {level} than the chain names")
+                raise InvariantBroken(f"{what} has another level {level} than the chain names")
         self._loaded = seen
 
     def check_presence(self, start: float) -> None:
-        """In peace: every member has made a step since `start`. Raises Broken."""
+        """Check that every member has made a step since `start`. Raises InvariantBroken."""
         for player in self._sim.players:
             if not any(event["kind"] == "applied" and event["t"] >= start for event in player.events):
                 seconds = self._sim.now - start
-                raise Broken(f"{player.name} has not taken part for {seconds:.0f} s, although nothing keeps it from it")
+                raise InvariantBroken(
+                    f"{player.name} has not taken part for {seconds:.0f} s, although nothing keeps it from it"
+                )
 
 
 def check_pace(steps: float, undisturbed: float) -> None:
-    """Compare steps per second with those of the undisturbed run. Raises Broken."""
+    """Compare steps per second with the undisturbed run. Raises InvariantBroken."""
     if steps < PACE * undisturbed:
-        raise Broken(f"{3600 * steps:.0f} steps per hour, where the undisturbed run makes {3600 * undisturbed:.0f}")
+        raise InvariantBroken(
+            f"{3600 * steps:.0f} steps per hour, where the undisturbed run makes {3600 * undisturbed:.0f}"
+        )

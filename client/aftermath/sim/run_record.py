@@ -1,7 +1,7 @@
-"""What really happened on chain, noted transaction by transaction, and the laws every run must obey.
+"""Record of what happened on chain after every transaction, and the invariants of every run.
 
-The record is made from the accounts alone, with the rules of `rules/`: which sequences each closed round settled, who
-was dropped. Members' own events are compared with it.
+It uses the accounts and the rules alone: the sequences that each round settled, and who was
+dropped.
 """
 
 from __future__ import annotations
@@ -24,21 +24,26 @@ def _pushed_out(members: Members) -> int:
     return members.mask(MemberState.DROPPED) | members.mask(MemberState.EJECTED)
 
 
-class Broken(AssertionError):
-    """A law does not hold."""
+class InvariantBroken(AssertionError):
+    """Raised if an invariant does not hold."""
 
 
 def state_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Which state of the replica an event tells the hashes of: a round that was no step has a later one's label."""
+    """Return which replica state an event's hashes describe.
+
+    A round that was no step has the label of a later one.
+    """
     return event["kind"], event["step"], event["epoch"], event.get("height")
 
 
 @dataclass
-class Record:
-    """The run so far, as seen after every transaction."""
+class ChainRecord:
+    """The run so far, updated after every transaction."""
 
     settled: dict[tuple[int, int], Ranges] = field(default_factory=dict)
-    """(epoch, height): the sequences whose results were attested, as [start, stop), in seat order."""
+    """(epoch, height): the sequences whose results were attested, as [start, stop), in seat
+    order.
+    """
     steps: dict[tuple[int, int], int] = field(default_factory=dict)
     """(epoch, height): the step of every settled round that had data."""
     dropped: list[tuple[int, int]] = field(default_factory=list)
@@ -50,7 +55,7 @@ class Record:
     _before: tuple[Run, Members] | None = None
 
     def note(self, run: Run, members: Members) -> None:
-        """Take in the accounts after a transaction."""
+        """Record the accounts after a transaction."""
         if self._before is not None:
             old, old_members = self._before
             if old.state.training and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
@@ -63,8 +68,9 @@ class Record:
         self._before = run, members
 
     def _close(self, run: Run, height: int, members: Members) -> None:
-        """Round `height` has closed: the one that it judges is settled."""
-        closed, round_ = run.round(height), run.round(run.config.judged(height))
+        """Record that round `height` closed, which settles the round that it judges."""
+        closed = run.round(height)
+        round_ = run.round(run.config.judged(height))
         if closed is None or round_ is None or not round_.batch:
             return
         shares = assign(round_, members, run.config.verification_percent)
@@ -91,24 +97,30 @@ class Record:
         spans = sorted(trained + waiting)
         for (_, stop), (start, _) in pairwise(spans):
             if start < stop:
-                raise Broken(f"sequence {start} was trained twice, or is trained and waits too")
+                raise InvariantBroken(f"sequence {start} was trained twice, or is trained and waits too")
         found = sum(stop - start for start, stop in spans)
         if found != run.data_index or run.lost_sequences:
-            raise Broken(f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost")
+            raise InvariantBroken(
+                f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost"
+            )
 
     def check_member(self, name: str, applied: Iterable[tuple[int, int, int, Ranges]], ended: Iterable[int]) -> None:
-        """What a member applied, as (epoch, height, step, sequences), in order; `ended`: epochs it went through."""
+        """What a member applied, as (epoch, height, step, sequences), in order; `ended`: epochs it
+        went through.
+        """
         heights: dict[int, list[int]] = {}
         for epoch, height, step, ranges in applied:
             if self.steps.get((epoch, height)) != step:
-                raise Broken(f"{name} applied round {height} of epoch {epoch} as step {step}")
+                raise InvariantBroken(f"{name} applied round {height} of epoch {epoch} as step {step}")
             if ranges != self.settled[epoch, height]:
-                raise Broken(f"{name} applied {ranges} in round {height}, attested were {self.settled[epoch, height]}")
+                raise InvariantBroken(
+                    f"{name} applied {ranges} in round {height}, attested were {self.settled[epoch, height]}"
+                )
             heights.setdefault(epoch, []).append(height)
         for epoch, seen in heights.items():
             if seen != list(range(len(seen))):
-                raise Broken(f"{name} applied rounds {seen} of epoch {epoch}")
+                raise InvariantBroken(f"{name} applied rounds {seen} of epoch {epoch}")
         for epoch in ended:
             rounds = sorted(height for one, height in self.steps if one == epoch)
             if heights.get(epoch, []) != rounds:
-                raise Broken(f"{name} ended epoch {epoch} with {heights.get(epoch, [])} applied, of {rounds}")
+                raise InvariantBroken(f"{name} ended epoch {epoch} with {heights.get(epoch, [])} applied, of {rounds}")

@@ -1,7 +1,7 @@
-"""What a seed stands for: who takes part, under which rules, and for how long faults are made.
+"""Play one seed: draw its scenario, disturb the run, leave it in peace, and check the invariants.
 
-Decided: everything is drawn here from the seed alone, so that a scenario can be printed and played again; the numbers
-are small, so that an hour of a real run's borders passes in minutes.
+The scenario depends on the seed alone. Numbers are small, so an hour of a real run passes in
+minutes. The run's pace is compared with that of the undisturbed run of the same members.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from aftermath.base.concurrency import first_of
 from aftermath.base.errors import AftermathError
 from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 from aftermath.rules.state import RunState
-from aftermath.sim.fault_scheduler import Aim
-from aftermath.sim.invariants import Laws, check_pace
-from aftermath.sim.run_record import Broken
+from aftermath.sim.fault_scheduler import FaultScheduler
+from aftermath.sim.invariants import Invariants, check_pace
+from aftermath.sim.run_record import InvariantBroken
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.sim_member import Said
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.simulation import SimulatedRun
 from aftermath.sim.virtual_time import run_virtual
 
 WINDOW = 100.0
@@ -39,8 +39,8 @@ _GRACE = 45.0  # for what has no setting: lost places are requested with a growi
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One member: its tier, the virtual seconds of one piece of its work, and how many RPC nodes it is given."""
+class MemberScenario:
+    """One member: tier, virtual seconds per piece of work, and number of RPC nodes."""
 
     tier: int
     seconds: float
@@ -49,12 +49,12 @@ class Seat:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run."""
+    """One run's members, rules and faults."""
 
     seed: int
     seconds: float
     """For how long faults are made."""
-    seats: tuple[Seat, ...]
+    seats: tuple[MemberScenario, ...]
     rules: tuple[tuple[str, int], ...]
     quantize: bool
     sparseloco: tuple[tuple[str, str | float], ...]
@@ -66,7 +66,7 @@ class Scenario:
 
     @property
     def patience(self) -> float:
-        """Virtual seconds in which a run that is left in peace finds back to its pace."""
+        """Virtual seconds in which a run left in peace recovers its pace."""
         return self.rule("warmup_time") + self.rule("cooldown_time") + 2 * self.rule("max_round_train_time") + _GRACE
 
     def rule(self, name: str) -> int:
@@ -83,18 +83,20 @@ class Scenario:
 
 
 def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
-    """The scenario of a seed; with `overlap` given, of one that draws this."""
+    """Return the scenario of a seed, with this `overlap` if given."""
     lot = random.Random(f"scenario {seed}")
     if overlap is None:
         overlap = random.Random(f"overlap {seed}").randint(0, 1)  # not of `lot`: what else a seed stands for stays
     count = lot.randint(3, 6)
     scarce = lot.random() < 0.5  # one holder of tier 0 only
     tiers = [0] + [lot.randint(1 if scarce else 0, 2) for _ in range(count - 1)]
-    seats = tuple(Seat(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2))) for tier in tiers)
+    seats = tuple(MemberScenario(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2))) for tier in tiers)
     least = lot.randint(1, count - 1)
     batch = lot.randint(count, 4 * count)
     ends = lot.random() < 0.1
-    warmup, cooldown, rounds = lot.choice((15, 30, 60)), lot.choice((8, 15, 25)), lot.randint(2, 7)
+    warmup = lot.choice((15, 30, 60))
+    cooldown = lot.choice((8, 15, 25))
+    rounds = lot.randint(2, 7)
     rules = {
         "warmup_time": warmup,
         "cooldown_time": cooldown,
@@ -145,7 +147,7 @@ _BACK = 5.0  # virtual seconds after which a member whose chain was out of reach
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a seed; `broken` is the law that does not hold, or empty."""
+    """The outcome of a seed. `broken` is the broken invariant, or empty."""
 
     seed: int
     scenario: str
@@ -162,7 +164,8 @@ class Verdict:
 
 def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
     """Play a seed in a temporary directory, with this `overlap` if one is given."""
-    started, scenario = time.process_time(), draw(seed, seconds, overlap)
+    started = time.process_time()
+    scenario = draw(seed, seconds, overlap)
     with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as place:
         trial = Trial(scenario)
         run_virtual(trial.play(Path(place) / "storm"))
@@ -184,7 +187,7 @@ def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Members warn of every fault, and here faults are many."""
+    """Silence members' warnings, because faults are frequent here."""
     log = logging.getLogger("aftermath")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -194,9 +197,9 @@ def _no_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _stage(scenario: Scenario, place: Path) -> Simulation:
+def _stage(scenario: Scenario, place: Path) -> SimulatedRun:
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
-    sim = Simulation(
+    sim = SimulatedRun(
         place, quantize=scenario.quantize, optimizer=optimizer, config=CONFIG, stored=True, **dict(scenario.rules)
     )
     sim.keeps = scenario.keeps
@@ -206,10 +209,11 @@ def _stage(scenario: Scenario, place: Path) -> Simulation:
 
 
 async def _pace(scenario: Scenario, place: Path) -> tuple[float, float]:
-    """Steps per second of the undisturbed run from its first round on, and the virtual seconds this took."""
+    """Return the undisturbed run's steps per second, and the virtual seconds it took."""
     sim = _stage(scenario, place)
     await sim.until(lambda run: run.state.training)
-    start, before = sim.now, sim.run.step
+    start = sim.now
+    before = sim.run.step
     while sim.now < start + WINDOW and sim.run.state is not RunState.FINISHED:
         await asyncio.sleep(_LOOK)
         sim.look_after()
@@ -224,7 +228,8 @@ class Trial:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self.broken = self.digest = ""
-        self.virtual, self.steps = 0.0, 0
+        self.virtual = 0.0
+        self.steps = 0
         self.late: float | None = None
         """Steps per second in peace, after the storm."""
         self.faults: list[str] = []
@@ -238,33 +243,35 @@ class Trial:
         assert self.late is not None
         try:
             check_pace(self.late, pace)
-        except Broken as broken:
+        except InvariantBroken as broken:
             self.broken = str(broken)
 
     async def play(self, place: Path) -> None:
         sim = _stage(self._scenario, place)
-        chronicle = Chronicle(sim)
-        aim = Aim(sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager)
-        laws = Laws(sim, aim.faults)
+        chronicle = RunDigest(sim)
+        aim = FaultScheduler(sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager)
+        laws = Invariants(sim, aim.faults)
         try:
             await self._phases(sim, aim, laws)
-        except (Broken, AftermathError) as broken:
+        except (InvariantBroken, AftermathError) as broken:
             self.broken = f"at {sim.now:.1f} s: {broken}"
-        self.virtual, self.steps = sim.now, sim.run.step
+        self.virtual = sim.now
+        self.steps = sim.run.step
         self.faults = [window.describe() for window in aim.faults.windows]
         self.events = [{"member": player.name, **event} for player in sim.players for event in player.events]
         self.digest = chronicle.sum_up()
         await sim.close()
 
-    async def _phases(self, sim: Simulation, aim: Aim, laws: Laws) -> None:
+    async def _phases(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
         await first_of(self._watch(sim, laws), self._course(sim, aim, laws))
         sim.check(dropped=sim.players)  # who was dropped without a reason was judged at the time
         laws.check_now()
 
-    async def _course(self, sim: Simulation, aim: Aim, laws: Laws) -> None:
+    async def _course(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
         await aim.storm(self._scenario.seconds)
         await asyncio.sleep(self._scenario.patience)
-        start, before = sim.now, sim.run.step
+        start = sim.now
+        before = sim.run.step
         await asyncio.sleep(WINDOW)
         if sim.run.state is RunState.FINISHED:
             return
@@ -275,8 +282,8 @@ class Trial:
         await asyncio.sleep(self._scenario.rule("max_round_train_time") + 30)  # for members that finish an epoch late
         self.late = late
 
-    async def _watch(self, sim: Simulation, laws: Laws) -> None:
-        """Judge all the time, and start members again whose chain was out of reach."""
+    async def _watch(self, sim: SimulatedRun, laws: Invariants) -> None:
+        """Check all the time, and restart members whose chain was unreachable."""
         gone: dict[str, float] = {}
         while True:
             await asyncio.sleep(_LOOK)
@@ -288,11 +295,15 @@ class Trial:
                     sim.start(player)
 
 
-class Chronicle:
-    """Notes every transaction of a run, and at its end sums up."""
+class RunDigest:
+    """SHA-256 over all members' events and all transactions, as canonical JSON.
 
-    def __init__(self, sim: Simulation) -> None:
-        self._sim, self._digest = sim, hashlib.sha256()
+    Paths are relative to the simulation's directory, so that a seed gives the same digest anywhere.
+    """
+
+    def __init__(self, sim: SimulatedRun) -> None:
+        self._sim = sim
+        self._digest = hashlib.sha256()
         sim.chain.observers.append(self._note)
 
     def _note(self) -> None:
@@ -304,7 +315,7 @@ class Chronicle:
         self._digest.update(text.replace(str(self._sim.place), "").encode() + b"\n")
 
     def sum_up(self) -> str:
-        """The digest; nothing is noted afterwards."""
+        """Return the digest. Nothing may be added afterwards."""
         sim = self._sim
         for player in sim.players:
             for event in player.events:

@@ -1,4 +1,4 @@
-"""A run small enough to be trained in a test: its model and its rules."""
+"""A run small enough for tests: its model, its rules, and the files it starts from."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ def set_up(
     optimizer: Mapping[str, Any] | None,
     stored: bool,
 ) -> RunConfig:
-    """Write model and tokens into `place`, without the weights unless they are `stored`. The tiny run's rules, with
-    these ones in their place.
+    """Write model and tokens into `place`, and return the config with these rules.
+
+    The weights are left out unless they are `stored`.
     """
     write_checkpoint(place / "model", init_weights(config, 0), config, tier=0, companions={}, made_by="simulation")
     (place / "data").mkdir()

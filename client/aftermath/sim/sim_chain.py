@@ -1,7 +1,8 @@
-"""The chain under simulation: the real programs in LiteSVM behind real JSON-RPC, and each member's client of it.
+"""The chain under simulation: the real programs in LiteSVM behind real JSON-RPC, and each member's
+client of it.
 
-A member's client is the real one (`chain.member`) on a simulated road (`road`). The owner, who only sets the stage,
-executes directly and at once.
+A member's client is the real one (`chain.member`) on a simulated road (`road`). The owner, who only
+sets the stage, executes directly and at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from aftermath.coordinator.errors import Refused
 from aftermath.localnet.bank import Executed
 from aftermath.localnet.runtime import SYSTEM_ID
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_SO
-from aftermath.sim.faulty_rpc import Road
+from aftermath.sim.faulty_rpc import FaultyRpc
 from aftermath.sim.sim_node import SimNode
 
 PATIENCE = 20.0  # seconds, as `train` has it
@@ -39,19 +40,20 @@ T = TypeVar("T")
 
 
 class SimChain:
-    """The cluster."""
+    """The simulated cluster."""
 
     def __init__(self, latency: float = 0.02) -> None:
         self.latency = latency
         self.observers: list[Callable[[], None]] = []
         """Called after every transaction that succeeded."""
-        self.coordinator, self.authorizer = coordinator_program(), authorizer_program()
+        self.coordinator = coordinator_program()
+        self.authorizer = authorizer_program()
         programs = [(self.coordinator.id, COORDINATOR_SO), (self.authorizer.id, AUTHORIZER_SO)]
         self.node = SimNode(programs)
         self.node.bank.listeners.append(self)
-        self.roads: list[Road] = []
+        self.roads: list[FaultyRpc] = []
         self.last_signer = b""
-        """Who paid the newest transaction."""
+        """The payer of the newest transaction."""
         self._errors = error_tables(self.coordinator, self.authorizer)
         self._down = False
         self._sent = 0
@@ -59,7 +61,7 @@ class SimChain:
 
     @property
     def down(self) -> bool:
-        """Whether nobody reaches the chain."""
+        """Whether nobody can reach the chain."""
         return self._down
 
     @down.setter
@@ -87,7 +89,7 @@ class SimChain:
         bank.publish(executed)
 
     def view(self, key: Pubkey, parse: Callable[[bytes], T]) -> T:
-        """An account, parsed again only when it has changed."""
+        """Return an account, parsed again only when it changed."""
         if (key, parse) not in self._views:
             self._views[key, parse] = parse(self.data(key))
         found: T = self._views[key, parse]
@@ -111,12 +113,12 @@ class SimChain:
                 observer()
 
 
-class SimMember(SolanaMember):
-    """One member's chain: the real client on its simulated road."""
+class SimMemberChain(SolanaMember):
+    """One member's chain: the real client over a simulated connection."""
 
     def __init__(self, chain: SimChain, keypair: Keypair, run_id: str, nodes: int = 1) -> None:
         seed = int.from_bytes(hashlib.sha256(bytes(keypair.pubkey())).digest()[:8])
-        self.road = Road(chain, seed, nodes)
+        self.road = FaultyRpc(chain, seed, nodes)
         self.pool = RpcPool(self.road.endpoints, patience=PATIENCE, seed=seed, wire=self.road)
         chain.roads.append(self.road)
         chain.fund(keypair.pubkey())
@@ -124,7 +126,7 @@ class SimMember(SolanaMember):
 
     @property
     def down(self) -> bool:
-        """Whether this member alone does not reach the chain."""
+        """Whether only this member cannot reach the chain."""
         return self.road.down
 
     @down.setter

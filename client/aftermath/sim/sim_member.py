@@ -1,4 +1,6 @@
-"""One member of a simulation, with everything it left behind: what it told, how its nodes treat it."""
+"""One member of a simulation, with everything it left behind: what it told, how its nodes treat
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from aftermath.events.event_types import Event
 from aftermath.events.stream import plain
 from aftermath.member.attention import Attention
 from aftermath.member.member import Member
-from aftermath.sim.faulty_rpc import Mood
-from aftermath.sim.sim_chain import SimMember
+from aftermath.sim.faulty_rpc import NodeFault
+from aftermath.sim.sim_chain import SimMemberChain
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.virtual_time import InlineWorker
 
@@ -23,7 +25,7 @@ Said = dict[str, Any]
 
 
 @dataclass
-class Player:
+class SimMember:
     """One member with everything it left behind."""
 
     name: str
@@ -34,7 +36,7 @@ class Player:
     nodes: int = 1
     member: Member | None = None
     task: asyncio.Task[None] | None = None
-    chain: SimMember | None = None
+    chain: SimMemberChain | None = None
     transport: SimTransport | None = None
     compute: InlineWorker | None = None
     events: list[Said] = field(default_factory=list)
@@ -53,11 +55,11 @@ class Player:
         return bytes(self.key.pubkey())
 
     @property
-    def moods(self) -> list[Mood]:
+    def moods(self) -> list[NodeFault]:
         """How its nodes treat it."""
-        return self.chain.road.moods if self.chain is not None else [Mood.GOOD] * self.nodes
+        return self.chain.road.moods if self.chain is not None else [NodeFault.GOOD] * self.nodes
 
-    def set_moods(self, moods: Sequence[Mood]) -> None:
+    def set_moods(self, moods: Sequence[NodeFault]) -> None:
         if self.chain is not None:
             self.chain.road.set_moods(moods)
 
@@ -70,7 +72,10 @@ class Player:
 
 
 class Undisturbed(Attention):
-    """Of members whom nothing holds up: without a timer that shifts all others, a seed stays the trouble it was."""
+    """A stall detector that never fires.
+
+    Its timer would shift all others, and a seed would lose its meaning.
+    """
 
     def woke(self) -> float:
         return float("-inf")

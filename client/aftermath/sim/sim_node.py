@@ -1,7 +1,7 @@
-"""The nodes of the simulated cluster: one bank, its JSON-RPC code, and a node that stays behind the others.
+"""The simulated cluster's RPC nodes: one bank, and a node that lags behind the others.
 
-Everything is answered by the code of `localnet/`, in process and without a thread; the bank's slots follow virtual
-time. A node that lags answers from the accounts as they were, under the slot of then.
+`localnet/` code answers, in process and without a thread, and the bank's slots follow virtual time.
+A lagging node answers from the accounts of an earlier slot.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class LoopTime:
 
 
 class _Past:
-    """A bank as it was some slots ago, to readers; it is told of every transaction."""
+    """A bank as it was some slots ago, for readers."""
 
     def __init__(self, bank: Bank, slots: int) -> None:
-        self._bank, self._behind = bank, slots
+        self._bank = bank
+        self._behind = slots
         self._changes: dict[Pubkey, tuple[list[int], list[Account | None]]] = defaultdict(lambda: ([], []))
         bank.listeners.append(self)
 
@@ -78,7 +79,7 @@ class _Past:
 
 
 class SimNode:
-    """What answers at any address of the cluster."""
+    """Answers at any address of the cluster."""
 
     def __init__(self, programs: list[tuple[Pubkey, Path]]) -> None:
         self.bank = Bank(LoopTime(), Slots(_GENESIS, [Era(FIRST_SLOT, START, SLOT_MS)], START), History())
@@ -94,5 +95,5 @@ class SimNode:
         return Rpc(bank, {**reading.methods(), **sending.methods()})
 
     async def answer(self, body: bytes, *, lagging: bool = False) -> bytes:
-        """The reply to an HTTP request's body."""
+        """Return the reply to an HTTP request's body."""
         return await (self._lagging if lagging else self._rpc).answer(body)

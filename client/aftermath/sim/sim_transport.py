@@ -1,9 +1,4 @@
-"""The simulated network between members: latency, loss, partitions, crashes, and the real transport's promises.
-
-A `SimTransport` satisfies `p2p.transport.Transport`; messages take `latency` seconds of virtual time and are delivered
-in the order they were sent, each distinct one once. A crashed node answers nothing and hears nothing; two nodes whose
-connection is cut hear nothing of each other until it is healed, and then get each other's last announcements again.
-"""
+"""The peer-to-peer transport on virtual time, with latency, cuts, crashes and forged blobs."""
 
 from __future__ import annotations
 
@@ -14,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from blake3 import blake3
 
-from aftermath.p2p.limits import Bars
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.limits import Bans
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import (
     KINDS,
     MAX_ANNOUNCEMENT,
@@ -38,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class SimNetwork:
-    """All nodes, and how long a message takes between two of them."""
+    """All nodes, and the latency between two of them."""
 
     def __init__(self, latency: float = 0.02) -> None:
         self.latency = latency
@@ -48,18 +43,18 @@ class SimNetwork:
         self._nodes: dict[bytes, SimTransport] = {}
 
     def open(self, node_id: bytes) -> SimTransport:
-        """A new node; it replaces a crashed one of the same id."""
+        """Return a new node. It replaces a crashed one of the same id."""
         node = self._nodes[node_id] = SimTransport(self, node_id)
         return node
 
     def crash(self, node_id: bytes) -> None:
-        """The node is gone without a word."""
+        """Remove a node without notice."""
         node = self._nodes.pop(node_id, None)
         if node is not None:
             node.down()
 
     def cut(self, one: bytes, other: bytes) -> None:
-        """Part two nodes."""
+        """Separate two nodes."""
         self._cut.add(frozenset((one, other)))
 
     def heal(self) -> None:
@@ -71,7 +66,7 @@ class SimNetwork:
                     node.replay(other)
 
     def link(self, one: SimTransport, other: bytes) -> SimTransport | None:
-        """The other node, if both are up and each has the other on its list."""
+        """Return the other node if both are up and each allows the other."""
         found = self._nodes.get(other)
         if found is None or self._nodes.get(one.node_id) is not one or frozenset((one.node_id, other)) in self._cut:
             return None
@@ -88,12 +83,12 @@ class SimTransport:
         self.node_id = node_id
         self._network = network
         self._members: frozenset[bytes] = frozenset()
-        self._bars = Bars(lambda: asyncio.get_running_loop().time())
+        self._bars = Bans(lambda: asyncio.get_running_loop().time())
         self.barred: list[tuple[bytes, str]] = []
-        """Whom this node has kept out, and why, in order."""
+        """The peers that this node banned, with reasons, in order."""
         self._blobs: dict[bytes, bytes] = {}
         self._handlers: dict[str, Handler] = {}
-        self._complaints = Complaints(_log)
+        self._complaints = LogLimits(_log)
         self._inbox: asyncio.Queue[Announcement | None] = asyncio.Queue()
         self._sent_last: deque[bytes] = deque(maxlen=_REPLAYED)
         self._heard: set[tuple[bytes, bytes]] = set()
@@ -104,7 +99,9 @@ class SimTransport:
         return node_id in self._members and not (self.barred and self._bars.left(node_id))
 
     def bar(self, peer: bytes, why: str) -> None:
-        """As over the wire, with the connection back, and the last announcements, once the time is over."""
+        """Ban a peer. Afterwards it reconnects and gets the last announcements, as over the
+        wire.
+        """
         seconds = self._bars.offended(peer)
         self.barred.append((peer, why))
         asyncio.get_running_loop().call_later(seconds, self._let_in, peer)
@@ -117,7 +114,7 @@ class SimTransport:
     def down(self) -> None:
         self._inbox.put_nowait(None)
 
-    # --- announcements ------------------------------------------------------------------------------------------
+    # --- announcements ---
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         before = self._network.reachable(self)
@@ -159,7 +156,7 @@ class SimTransport:
         while (heard := await self._inbox.get()) is not None:
             yield heard
 
-    # --- blobs --------------------------------------------------------------------------------------------------
+    # --- blobs ---
 
     def publish(self, data: bytes) -> bytes:
         digest = blake3(data).digest()
@@ -167,7 +164,7 @@ class SimTransport:
         return digest
 
     def forge(self, digest: bytes, data: bytes) -> None:
-        """Serve something else than what the digest stands for."""
+        """Serve other bytes than the digest names."""
         self._blobs[digest] = data
 
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
@@ -199,7 +196,7 @@ class SimTransport:
         await asyncio.sleep(min(deadline_s, _REFUSED_AFTER))
         raise BlobUnavailable(f"no holder delivered blob {short(digest)}")
 
-    # --- requests -----------------------------------------------------------------------------------------------
+    # --- requests ---
 
     async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
         await asyncio.sleep(self._network.latency)
@@ -228,7 +225,7 @@ class SimTransport:
     def handle(self, topic: str, handler: Handler) -> None:
         self._handlers[topic] = handler
 
-    # --- state --------------------------------------------------------------------------------------------------
+    # --- state ---
 
     def reachable(self) -> frozenset[bytes]:
         return self._network.reachable(self)

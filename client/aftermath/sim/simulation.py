@@ -38,7 +38,7 @@ from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
-from aftermath.member.unfinished import ModelLost
+from aftermath.member.stake import ModelLost
 from aftermath.member.wishes import Wishes
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
@@ -49,15 +49,15 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Interval, Run
 from aftermath.rules.state import RunState
-from aftermath.sim.run_record import Broken, Record, state_of
+from aftermath.sim.run_record import ChainRecord, InvariantBroken, state_of
 from aftermath.sim.setup import CONFIG, RUN_ID, set_up
-from aftermath.sim.sim_chain import SimChain, SimMember
-from aftermath.sim.sim_member import Player, Undisturbed
+from aftermath.sim.sim_chain import SimChain, SimMemberChain
+from aftermath.sim.sim_member import SimMember, Undisturbed
 from aftermath.sim.sim_transport import SimNetwork
 from aftermath.sim.virtual_time import InlineWorker, VirtualClock, run_virtual
 
 
-class Simulation:
+class SimulatedRun:
     """A cluster, a run, and members that come and go."""
 
     def __init__(
@@ -70,20 +70,25 @@ class Simulation:
         stored: bool = True,
         **rules: int,
     ) -> None:
-        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of as many tokens;
-        `stored`: whether the run begins with weights that are kept somewhere.
+        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of
+        as many tokens; `stored`: whether the run begins with weights that are kept somewhere.
         """
         torch.set_num_threads(1)
         place.mkdir(exist_ok=True)
         self.config = config
-        self.place, self.chain, self.network, self.record = place, SimChain(), SimNetwork(), Record()
+        self.place = place
+        self.chain = SimChain()
+        self.network = SimNetwork()
+        self.record = ChainRecord()
         self.owner = _key("owner")
-        self.players: list[Player] = []
+        self.players: list[SimMember] = []
         self.hub: Hub | None = None
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
         self.read_hub: Callable[[Checkpoint], None] = lambda _: None
-        """Called with each place on the Hub that a member reads. Raises the error that the Hub would cause."""
+        """Called with each place on the Hub that a member reads. Raises the error that the Hub
+        would cause.
+        """
         self.keeps = True
         self.keep_steps = 3
         self.held_up = False
@@ -93,6 +98,8 @@ class Simulation:
         self.optim_stats_steps = 0
         self.remembers = False
         """Whether members keep what their optimizers know, in one directory `private`."""
+        self.confirms_loss = False
+        """Whether the users of members are asked for a second Ctrl-C."""
         self.share_delay = 0.0
         """Seconds that members wait before each share."""
         self.prompt: Prompt | None = None
@@ -103,7 +110,7 @@ class Simulation:
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
     def _open(self, rules: RunConfig) -> None:
-        """Create the run on chain, and let it begin."""
+        """Create the run on chain and start it."""
         self.chain.fund(self.owner.pubkey())
         self.ix = CoordinatorInstructions(self.chain.coordinator, self.owner.pubkey())
         admit = AuthorizerInstructions(self.chain.authorizer, self.owner.pubkey())
@@ -128,7 +135,7 @@ class Simulation:
 
     @property
     def backlog(self) -> tuple[Interval, ...]:
-        """The sequences that wait to be trained again."""
+        """Return the sequences that wait to be trained again."""
         offset, length = witnesses_backlog_range()
         return parse_backlog(self.chain.data(self._at.witnesses)[offset : offset + length])
 
@@ -147,31 +154,32 @@ class Simulation:
     def pause(self, paused: bool) -> None:
         self._send(self.ix.set_paused(RUN_ID, paused))
 
-    def kick(self, player: Player, *, barred: bool) -> None:
-        wallet, created = player.key.pubkey(), self.run.created
+    def kick(self, player: SimMember, *, barred: bool) -> None:
+        wallet = player.key.pubkey()
+        created = self.run.created
         held = parse_membership(self.chain.data(self.ix.membership(RUN_ID, created, wallet)))
         self._send(self.ix.kick(RUN_ID, created, wallet, barred=barred, sponsor=Pubkey(held.sponsor)))
 
     def rewind(self, place: int) -> None:
         self._send(self.ix.rewind(RUN_ID, place, self.model.recorded[place].step))
 
-    # --- members ------------------------------------------------------------------------------------------------
+    # --- members ---
 
-    def add(self, tier: int, seconds: float = 1.0, nodes: int = 1) -> Player:
-        """A new member; `seconds`: virtual time of one piece of work on its replica (its share takes two); `nodes`:
-        how many RPC nodes it is given.
+    def add(self, tier: int, seconds: float = 1.0, nodes: int = 1) -> SimMember:
+        """A new member; `seconds`: virtual time of one piece of work on its replica (its share
+        takes two); `nodes`: how many RPC nodes it is given.
         """
         name = f"m{len(self.players)}"
-        player = Player(name, tier, _key(name), _key(name + " p2p"), seconds, nodes)
+        player = SimMember(name, tier, _key(name), _key(name + " p2p"), seconds, nodes)
         self.players.append(player)
         self.start(player)
         return player
 
-    def start(self, player: Player) -> None:
-        """Start (again) with nothing in memory."""
+    def start(self, player: SimMember) -> None:
+        """Start a member with nothing in memory."""
         clock = VirtualClock()
         player.transport = self.network.open(player.id)
-        player.chain = SimMember(self.chain, player.key, RUN_ID, player.nodes)
+        player.chain = SimMemberChain(self.chain, player.key, RUN_ID, player.nodes)
         player.compute = InlineWorker(player.seconds)
         ports = Ports(
             coordinator=player.chain,
@@ -182,7 +190,8 @@ class Simulation:
             events=Events(clock.monotonic, [player.note]),
         )
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
-        upload, quick = InlineWorker(self.upload_seconds), InlineWorker(0.01)
+        upload = InlineWorker(self.upload_seconds)
+        quick = InlineWorker(0.01)
         workers = Workers(player.compute, InlineWorker(0.01), upload, quick, InlineWorker(0.01), InlineWorker(0.01))
         data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size)
         wishes = Wishes(
@@ -191,6 +200,7 @@ class Simulation:
             optim_stats_steps=self.optim_stats_steps,
             optimizer_state_dir=self.place / "private" if self.remembers else None,
             share_delay=self.share_delay,
+            confirms_loss=self.confirms_loss,
             prompt=self.prompt,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)
@@ -200,12 +210,12 @@ class Simulation:
         player.member = Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4)
         player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
 
-    async def kill(self, player: Player) -> None:
-        """kill -9."""
+    async def kill(self, player: SimMember) -> None:
+        """Kill a member, as kill -9 does."""
         self.network.crash(player.id)
         await self._end(player)
 
-    async def stop(self, player: Player, again: Callable[[bool], bool] = lambda saved: False) -> None:
+    async def stop(self, player: SimMember, again: Callable[[bool], bool] = lambda saved: False) -> None:
         """Ctrl-C: the member says on chain that it goes. `again`: see `Member.stops`."""
         assert player.member is not None
         player.member.stops(again)
@@ -214,7 +224,7 @@ class Simulation:
             await player.member.leave()
         self.network.crash(player.id)
 
-    async def _end(self, player: Player) -> None:
+    async def _end(self, player: SimMember) -> None:
         assert player.task is not None
         player.task.cancel()
         await asyncio.wait([player.task])
@@ -227,7 +237,7 @@ class Simulation:
         while not wanted(self.run):
             self.look_after()
             if self.now > end:
-                raise Broken(f"what was waited for never came; the run is {self.run}")
+                raise InvariantBroken(f"what was waited for never came; the run is {self.run}")
             await asyncio.sleep(0.1)
         return self.run
 
@@ -247,10 +257,12 @@ class Simulation:
             if player.task is not None and player.task.done() and not player.task.cancelled():
                 player.task.result()
 
-    # --- what must hold -----------------------------------------------------------------------------------------
+    # --- what must hold ---
 
-    def check(self, *, hostile: Collection[Player] = (), dropped: Collection[Player] = ()) -> int:
-        """Every law of a run, `hostile` members apart; only the `dropped` may have been. Comparisons of replicas."""
+    def check(self, *, hostile: Collection[SimMember] = (), dropped: Collection[SimMember] = ()) -> int:
+        """Every law of a run, `hostile` members apart; only the `dropped` may have been.
+        Comparisons of replicas.
+        """
         self.record.check_coverage(self.backlog)
         honest = [player for player in self.players if player not in hostile]
         for player in honest:
@@ -259,11 +271,13 @@ class Simulation:
         wallets = {player.wallet for player in (*hostile, *dropped)}
         unjust = [(e, s) for e, s in self.record.dropped if self.members.seats[s].signer not in wallets]
         if unjust:
-            raise Broken(f"dropped without a reason: {unjust}")
+            raise InvariantBroken(f"dropped without a reason: {unjust}")
         return self.compare(honest)
 
-    def compare(self, players: Collection[Player]) -> int:
-        """All members of a level have the same hash after every step; how many comparisons that were."""
+    def compare(self, players: Collection[SimMember]) -> int:
+        """All members of a level have the same hash after every step; how many comparisons that
+        were.
+        """
         found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
         for player in players:
             for event in player.saw("applied") + player.saw("cooldown"):
@@ -271,7 +285,7 @@ class Simulation:
                     found[*state_of(event), level][player.name] = digest
         for place, hashes in found.items():
             if len(set(hashes.values())) > 1:
-                raise Broken(f"replicas differ at {place}: {hashes}")
+                raise InvariantBroken(f"replicas differ at {place}: {hashes}")
         return sum(len(hashes) - 1 for hashes in found.values())
 
     async def close(self) -> None:
@@ -280,8 +294,8 @@ class Simulation:
                 await self._end(player)
 
 
-async def _live(player: Player, chain: SimMember, member: Member) -> None:
-    """What `train` does between opening its ports and closing them."""
+async def _live(player: SimMember, chain: SimMemberChain, member: Member) -> None:
+    """Do what `train` does between opening its ports and closing them."""
     async with chain:
         try:
             await member.live()
@@ -293,11 +307,11 @@ def _key(name: str) -> Keypair:
     return Keypair.from_seed(hashlib.sha256(name.encode()).digest())
 
 
-def play(place: Path, story: Callable[[Simulation], Awaitable[None]], **rules: Any) -> Simulation:
-    """Tell a story on virtual time, from a fresh simulation to the end of all its members."""
+def play(place: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any) -> SimulatedRun:
+    """Play a story on virtual time, from a fresh simulation to the end of all members."""
 
-    async def told() -> Simulation:
-        sim = Simulation(place, **rules)
+    async def told() -> SimulatedRun:
+        sim = SimulatedRun(place, **rules)
         await story(sim)
         sim.look_after()
         sim.now_at_end = sim.now

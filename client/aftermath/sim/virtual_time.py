@@ -1,7 +1,8 @@
-"""Virtual time: an event loop whose clock jumps to the next timer as soon as nothing else is left to do.
+"""Virtual time: an event loop whose clock jumps to the next timer as soon as nothing else is left
+to do.
 
-Hours of timers pass in milliseconds, and two runs of the same program see the same times in the same order. Threads
-must not be used under it: the loop cannot know that one is still working.
+Hours of timers pass in milliseconds, and two runs of the same program see the same times in the
+same order. Threads must not be used under it: the loop cannot know that one is still working.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """A selector that never waits: the time it was asked to wait passes at once."""
+    """A selector that never waits: the requested time passes at once."""
 
     def __init__(self, pass_time: Callable[[float], None]) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def hold_up(seconds: float) -> None:
-    """Let time pass in which nobody on the running virtual loop does anything, as if all were stopped."""
+    """Let time pass in which nobody on the virtual loop does anything."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop._pass(seconds)

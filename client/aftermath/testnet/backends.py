@@ -1,6 +1,6 @@
-"""What keeps the run of a local testnet: a local network with the real programs, or a centralized server.
+"""What a local testnet runs on: a local network with the real programs, or a centralized server.
 
-Decided: both are set up by the commands that an owner types, and their clients by those that a provider types.
+Both are set up by the commands that an owner types.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Protocol
 
 from aftermath.base.text import counted
 from aftermath.localnet.free_ports import free_ports, is_free
-from aftermath.testnet.chain import SOLANA, Chain, start_chain
-from aftermath.testnet.plan import RUN_ID, Client, Plan
-from aftermath.testnet.processes import Process, Running, StageError, at_once, call, wait_for
+from aftermath.testnet.chain import SOLANA, LocalNetwork, start_chain
+from aftermath.testnet.plan import RUN_ID, LocalTestnetClient, LocalTestnetPlan
+from aftermath.testnet.processes import Process, ProcessError, Running, at_once, call, wait_for
 
 SERVER_SECONDS = 60
 HERE = "127.0.0.1"
@@ -25,15 +25,15 @@ Open = Callable[[str, list[str]], Running]
 
 
 class Backend(Protocol):
-    """What keeps the run. `keeper`: the name of the process that does."""
+    """A network or server that keeps the run. `keeper` names its process."""
 
     keeper: str
 
     def start(self, seen: Open) -> Running:
-        """Bring it up, with a run that waits for its clients; the process that everything hangs on."""
+        """Start it, with a run that waits for its clients. Return its main process."""
 
-    def client(self, client: Client) -> list[str]:
-        """The command that takes part, but for what it says whatever keeps the run."""
+    def client(self, client: LocalTestnetClient) -> list[str]:
+        """Return the command of a client, without the options that every backend shares."""
 
 
 class Solana:
@@ -41,12 +41,14 @@ class Solana:
 
     keeper = "localnet"
 
-    def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
-        self._plan, self._environment = plan, environment
-        self._chain = Chain(plan.port)
+    def __init__(self, plan: LocalTestnetPlan, environment: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._environment = environment
+        self._chain = LocalNetwork(plan.port)
 
     def start(self, seen: Open) -> Running:
-        plan, own = self._plan, self._environment
+        plan = self._plan
+        own = self._environment
         if plan.port:
             refuse_taken(plan.port, plan.port + 1)
         process, self._chain = start_chain(plan.place / "ledger", plan.log(self.keeper), own, port=plan.port)
@@ -66,7 +68,7 @@ class Solana:
         line = self._chain.command(command, "--run-id", RUN_ID, "-w", wallet, *words)
         call(line, self._plan.log("owner"), self._environment)
 
-    def client(self, client: Client) -> list[str]:
+    def client(self, client: LocalTestnetClient) -> list[str]:
         return [
             *self._chain.command("train", "--run-id", RUN_ID, "-w", str(self._plan.keys(client.name))),
             *("--iroh-discovery", "local", "--discovery-dir", str(self._plan.place / "peers")),
@@ -78,11 +80,13 @@ class Centralized:
 
     keeper = "server"
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._port = plan, plan.port
+    def __init__(self, plan: LocalTestnetPlan) -> None:
+        self._plan = plan
+        self._port = plan.port
 
     def start(self, seen: Open) -> Running:
-        plan, state = self._plan, self._plan.place / "state.toml"
+        plan = self._plan
+        state = self._plan.place / "state.toml"
         if self._port:
             refuse_taken(self._port)
         else:
@@ -98,16 +102,16 @@ class Centralized:
         wait_for("the server", lambda: _listens(self._port), SERVER_SECONDS, process)
         return process
 
-    def client(self, client: Client) -> list[str]:
+    def client(self, client: LocalTestnetClient) -> list[str]:
         address = ["--run-id", RUN_ID, "--server-addr", f"{HERE}:{self._port}"]
         command = [sys.executable, "-m", "aftermath.server", "client", "train", *address]
         return [*command, "-i", str(self._plan.keys(client.name))]
 
 
 def refuse_taken(*ports: int) -> None:
-    """Raise StageError if a process listens on one of the ports."""
+    """Raise ProcessError if a process listens on one of the ports."""
     if taken := [port for port in ports if not is_free(HERE, port)]:
-        raise StageError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
+        raise ProcessError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
 
 
 def _write_key(path: Path) -> None:
@@ -124,6 +128,6 @@ def _listens(port: int) -> bool:
     return True
 
 
-def logged(plan: Plan, environment: Mapping[str, str]) -> Open:
-    """Starts processes whose output goes to their logs."""
+def logged(plan: LocalTestnetPlan, environment: Mapping[str, str]) -> Open:
+    """Start processes whose output goes to their logs."""
     return lambda name, command: Process(name, command, plan.log(name), environment)

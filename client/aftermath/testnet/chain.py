@@ -1,4 +1,4 @@
-"""A local network as a process: started, waited for, asked."""
+"""A local network as a process: start it, wait for it, and call its RPC."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.localnet.free_ports import free_ports
-from aftermath.testnet.processes import Process, StageError, wait_for
+from aftermath.testnet.processes import Process, ProcessError, wait_for
 
 SLOT_MS = 50
-"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is four slots later."""
+"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is
+four slots later.
+"""
 START_SECONDS = 90
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Where a local network answers."""
+class LocalNetwork:
+    """The address of a local network."""
 
     port: int
 
@@ -32,7 +34,7 @@ class Chain:
         return f"ws://127.0.0.1:{self.port + 1}"  # as Solana has it
 
     def command(self, *words: str) -> list[str]:
-        """An `aftermath-solana` command against this network."""
+        """Return an `aftermath-solana` command for this network."""
         return [*SOLANA, *words, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
 
@@ -41,8 +43,8 @@ SOLANA = [sys.executable, "-m", "aftermath"]
 
 def start_chain(
     ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
-) -> tuple[Process, Chain]:
-    """Start a local network, ready to answer, at this port or, with 0, a free one."""
+) -> tuple[Process, LocalNetwork]:
+    """Start a local network at this port, or at a free one for 0, and wait until it answers."""
     process, chain = launch_chain(ledger, log, environment, engine, port)
     await_chain(process, chain)
     return process, chain
@@ -50,16 +52,16 @@ def start_chain(
 
 def launch_chain(
     ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
-) -> tuple[Process, Chain]:
+) -> tuple[Process, LocalNetwork]:
     """Start a local network without waiting for it."""
-    chain = Chain(port or free_ports("127.0.0.1", 2))
+    chain = LocalNetwork(port or free_ports("127.0.0.1", 2))
     command = [*SOLANA, "localnet", "--engine", engine, "--slot-ms", str(SLOT_MS)]
     own = ["--port", str(chain.port), "--ledger", str(ledger)]
     return Process("localnet", [*command, *own], log, environment), chain
 
 
-def await_chain(process: Process, chain: Chain) -> None:
-    """Wait until a local network answers. Raise StageError if it ends first or takes too long."""
+def await_chain(process: Process, chain: LocalNetwork) -> None:
+    """Wait until a local network answers. Raise ProcessError if it ends first or takes too long."""
     wait_for("the local network", lambda: healthy(chain.rpc), START_SECONDS, process)
 
 
@@ -68,19 +70,19 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def ask(rpc: str, method: str, *params: object) -> object:
-    """One JSON-RPC call."""
+    """Make one JSON-RPC call."""
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}).encode()
     request = urllib.request.Request(rpc, body, {"Content-Type": "application/json"})
     with _DIRECT.open(request, timeout=10) as reply:
         answer = json.load(reply)
     if "error" in answer:
-        raise StageError(f"{method}: {answer['error']}")
+        raise ProcessError(f"{method}: {answer['error']}")
     return answer["result"]
 
 
 def healthy(rpc: str) -> bool:
-    """Whether a network answers there."""
+    """Return whether a network answers there."""
     try:
         return ask(rpc, "getHealth") == "ok"
-    except (OSError, ValueError, StageError):
+    except (OSError, ValueError, ProcessError):
         return False

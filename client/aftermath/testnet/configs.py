@@ -1,7 +1,8 @@
-"""The config of a local testnet's run: a file, a directory with one, or one of those that come with the package.
+"""Find a run's config, and create the model and the tokens that it names.
 
-Decided: a server's state.toml serves as well as a run's config.toml, since they differ in what only says that a run
-begins; a file that is taken as it is keeps its text, so that what is wrong in it is told with its lines.
+A server's state.toml also serves as a config. Next to NAME.toml, NAME.files.toml holds the options
+of `model init`, `data tokenize` and `data fetch`. `aftermath-solana run-files CONFIG` creates what
+is missing, under another name first, so that files are whole.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.files import parents_made
-from aftermath.base.quiet import Quietly
+from aftermath.base.quiet import QuietInterrupts
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.recipe import recipe_of
@@ -34,33 +35,35 @@ SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A config file, and what is made of it."""
+class ChosenConfig:
+    """A config file, its text and its parsed config."""
 
     path: Path
     text: str
     config: RunConfig
 
 
-def chosen(given: Path, checkpoint: str | None = None) -> Chosen:
-    """The config, which begins with another checkpoint if one is given. Raises UsageError, ConfigError."""
+def chosen(given: Path, checkpoint: str | None = None) -> ChosenConfig:
+    """Return the config, with another checkpoint if one is given. Raises UsageError,
+    ConfigError.
+    """
     path = find(given)
     try:
         text = path.read_bytes().decode("utf-8-sig")
         tables = toml_value(text)
     except (OSError, ValueError, Malformed):
-        return Chosen(path, "", load_config(path))  # which says what is wrong
+        return ChosenConfig(path, "", load_config(path))  # which says what is wrong
     ours = {name: table for name, table in tables.items() if name not in OF_A_SERVER}
     if checkpoint is not None and isinstance(llm := ours.get("model", {}).get("LLM"), dict):
         llm["checkpoint"] = _place(checkpoint)
     elif len(ours) == len(tables):
-        return Chosen(path, text, load_config(path))
+        return ChosenConfig(path, text, load_config(path))
     text = "\n".join(_written(ours)) + "\n"
-    return Chosen(path, text, parse_as(text, str(path), RunConfig))
+    return ChosenConfig(path, text, parse_as(text, str(path), RunConfig))
 
 
 def find(given: Path) -> Path:
-    """The file that is meant. Raises UsageError."""
+    """Return the config file of a path. Raises UsageError."""
     words = given.parts[1:] if given.parts[:1] == ("config",) else given.parts
     places = [given] if given.is_absolute() else [given, SHIPPED.joinpath(*words)]
     for place in places:
@@ -74,7 +77,7 @@ def find(given: Path) -> Path:
 
 
 def configs() -> Iterator[Path]:
-    """The configs of runs that come with the package."""
+    """Return the configs of runs that come with the package."""
     return (path for path in SHIPPED.glob("*/*config.toml"))
 
 
@@ -90,7 +93,7 @@ def _place(checkpoint: str) -> dict[str, Any]:
 
 
 def _written(tables: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The lines of a TOML file that says the same."""
+    """Return the lines of an equivalent TOML file."""
     values = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     if path and (values or not tables):
         yield f"[{path}]"
@@ -120,9 +123,9 @@ def make_missing(
     environment: Mapping[str, str],
     begins: Callable[[Path], None] = lambda _: None,
 ) -> list[Path]:
-    """Make what the config of this file names and nobody has made, and return what that was.
+    """Create the missing files that this config names, and return them.
 
-    `begins` is called with each place before it is made. Raises UsageError, StageError.
+    `begins` is called with each path before it is created. Raises UsageError, ProcessError.
     """
     missing: list[tuple[str, Mapping[str, Any], Path]] = []
     for what, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
@@ -168,7 +171,7 @@ def flags(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Make what is missing for one config, as `aftermath-solana run-files` does, which replaces this module's call."""
+    """Create the missing files of one config, as `aftermath-solana run-files` does."""
     if len(words) != 1 or words[0] in ("-h", "--help"):
         print("Usage: aftermath-solana run-files FILE")
         return 0 if words and words[0] in ("-h", "--help") else 2
@@ -183,5 +186,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    with Quietly():
+    with QuietInterrupts():
         sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,7 @@
-"""What clients tell, as lines that begin with the client's name: for terminals without panes, pipes and logs.
+"""Show a local testnet: in tmux panes, on a screen of its own, or as lines.
 
-Decided: the lines are made of events and not of what processes print, so that they have one form, one order and levels.
+Lines are built from events and not from what processes print, so they have one form, one order and
+levels. If a screen ends by itself, lines follow, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,28 +24,30 @@ from aftermath.events.printable import printable
 from aftermath.events.reader import EventRecord
 from aftermath.events.text import Sentences, in_full
 from aftermath.testnet.member_progress import member_of
-from aftermath.testnet.options import Pictures
-from aftermath.testnet.plan import RUN_ID, Plan
+from aftermath.testnet.options import DisplayOption
+from aftermath.testnet.plan import RUN_ID, LocalTestnetPlan
 from aftermath.ui.terminal.messages import Clients
 from aftermath.ui.terminal.screen import Screen
 
 OWN = "testnet"
 
 
-class Lines:
-    """Prints them."""
+class DisplayLines:
+    """Prints what clients report, each line starting with the client's name."""
 
     def __init__(self, console: Console, level: Verbosity, width: int) -> None:
-        """`width`: that of the longest name."""
-        self._console, self._level, self._width = console, level, max(width, len(OWN))
+        """Pad names to `width` columns."""
+        self._console = console
+        self._level = level
+        self._width = max(width, len(OWN))
         self._sentences: dict[str, Sentences] = defaultdict(Sentences)
 
     def own(self, sentence: str) -> None:
-        """Something that the testnet itself did."""
+        """Report an action of the testnet itself."""
         self._tell(OWN, escape(printable(sentence, keep="\n")))
 
     def told(self, events: Iterable[EventRecord]) -> None:
-        """What clients told, as far as the level goes."""
+        """Report clients' events, as far as the level goes."""
         for told in events:
             name = member_of(told)
             sentence = self._sentences[name].of(told.event)
@@ -57,7 +60,7 @@ class Lines:
                 self._tell(name, sentence)
 
     def stands(self, clients: Clients) -> None:
-        """Where all stand now: lines say what happens, and not that."""
+        """Receive the clients' current state. Lines do not show it."""
 
     def _tell(self, name: str, markup: str) -> None:
         self._console.print(
@@ -69,15 +72,19 @@ MOST_READ = 1 << 16
 """Bytes of a log that are read at once."""
 
 
-class Printed:
-    """Reads some logs, each under its name."""
+class ProcessOutput:
+    """Reads new lines from log files, each under its name.
+
+    Of a log that grows faster than it is read, only the end is read. A line counts once it has its
+    end. Of a progress bar, only the last state counts.
+    """
 
     def __init__(self, logs: Mapping[str, Path]) -> None:
         self._logs = dict(logs)
         self._read = dict.fromkeys(logs, 0)
 
     def read(self) -> Iterator[tuple[str, list[str]]]:
-        """The lines that were printed since the last time, of those who printed any."""
+        """Yield the new lines of each log that has any."""
         for name, log in self._logs.items():
             if lines := self._lines(name, log):
                 yield name, lines
@@ -97,41 +104,44 @@ class Printed:
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines if line.strip()]
 
 
-class Showing(StrEnum):
-    """What it comes to."""
+class DisplayMode(StrEnum):
+    """How a testnet is shown."""
 
     PANES = "panes"
     SCREEN = "screen"
     LINES = "lines"
 
 
-def showing_of(pictures: Pictures, *, terminal: bool, tmux: bool) -> Showing:
-    """How it is seen, where there is a terminal to draw on or not, and tmux or not."""
+def display_mode(pictures: DisplayOption, *, terminal: bool, tmux: bool) -> DisplayMode:
+    """Return how to show the testnet, given the option, a terminal and tmux."""
     if not terminal:
-        return Showing.LINES
-    if tmux and pictures is not Pictures.SCREEN:
-        return Showing.PANES
-    return Showing.LINES if pictures is Pictures.FALSE else Showing.SCREEN
+        return DisplayMode.LINES
+    if tmux and pictures is not DisplayOption.SCREEN:
+        return DisplayMode.PANES
+    return DisplayMode.LINES if pictures is DisplayOption.FALSE else DisplayMode.SCREEN
 
 
 @contextmanager
-def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Verbosity) -> Iterator[Lines]:
-    """What is told while the block runs is seen like this. `keeper`: the process that keeps the run."""
+def shown(
+    showing: DisplayMode, plan: LocalTestnetPlan, keeper: str, console: Console, level: Verbosity
+) -> Iterator[DisplayLines]:
+    """Show the testnet during the block. `keeper` names the process that keeps the run."""
     names = [client.name for client in plan.clients]
-    if showing is not Showing.SCREEN:
-        yield Lines(console, level, max(map(len, names)))
+    if showing is not DisplayMode.SCREEN:
+        yield DisplayLines(console, level, max(map(len, names)))
         return
     tabs = (keeper, *names)
     with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "testnet", RUN_ID, names=tabs) as screen:
-        yield _OnScreen(console, level, screen, Printed({name: plan.log(name) for name in tabs}))
+        yield _OnScreen(console, level, screen, ProcessOutput({name: plan.log(name) for name in tabs}))
 
 
-class _OnScreen(Lines):
-    """Tells a screen, as long as there is one."""
+class _OnScreen(DisplayLines):
+    """Reports to a screen as long as it is open, and as lines afterwards."""
 
-    def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: Printed) -> None:
+    def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: ProcessOutput) -> None:
         super().__init__(console, level, len(OWN))
-        self._screen, self._printed = screen, printed
+        self._screen = screen
+        self._printed = printed
 
     def _tell(self, name: str, markup: str) -> None:
         if not self._screen.open:

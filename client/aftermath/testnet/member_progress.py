@@ -1,4 +1,4 @@
-"""What members have told so far, put together from their events: how far each is, and whether replicas are equal."""
+"""What members have reported so far: how far each is, and whether their replicas are equal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.events import event_types
-from aftermath.events.history import History, Share, mean
+from aftermath.events.history import EventHistory, Share, mean
 from aftermath.events.progress import Progress, phase
 from aftermath.events.reader import EventReader, EventRecord
 
 
 @dataclass
-class MemberStory:
+class MemberProgress:
     """One member, over all of its processes."""
 
     name: str
@@ -40,30 +40,30 @@ class MemberStory:
     progress: Progress = field(default_factory=Progress)
 
     def total(self, counted: Callable[[event_types.Traffic], int]) -> int:
-        """A counter summed over this member's processes."""
+        """Return a counter's sum over this member's processes."""
         return sum(counted(report) for report in self.traffic if report is not None)
 
 
-class Story:
+class RunProgress:
     """Follows the events of all members."""
 
-    def __init__(self, members: list[MemberStory]) -> None:
+    def __init__(self, members: list[MemberProgress]) -> None:
         self.members = members
-        self.history = History(member_of)
+        self.history = EventHistory(member_of)
         self.hashes: dict[tuple[int, int, int, int], dict[str, str]] = defaultdict(dict)
-        """By epoch, round (-1: its end), step and level: the hash that each member told."""
+        """Each member's hash by epoch, round (-1: its end), step and level."""
         self.first_loss_at: float | None = None
         self._reader: EventReader | None = None
         self.state = "being started"
         """What the run does, as the member says that told of it last."""
 
     def follow(self, directory: Path) -> None:
-        """Where the events of the members are, a directory for each under its name."""
+        """Read events from this directory, with a subdirectory per member."""
         directory.mkdir(parents=True, exist_ok=True)
         self._reader = EventReader([directory])
 
     def read(self, now: float) -> list[EventRecord]:
-        """Take in what was written since the last time, and return it."""
+        """Read and return new events."""
         fresh = list(self._reader.read() if self._reader else ())
         for told in fresh:
             self._take(told, now)
@@ -75,53 +75,58 @@ class Story:
         self.history.take(told)
         member.state = phase(event) or member.state
         member.progress.take(event)
-        if isinstance(event, event_types.State | event_types.Round | event_types.Cooldown | event_types.Finished):
+        if isinstance(
+            event,
+            event_types.StateChanged | event_types.RoundStarted | event_types.CooldownStarted | event_types.RunFinished,
+        ):
             self.state = member.state
         match event:
-            case event_types.Started():
+            case event_types.MemberStarted():
                 member.traffic.append(None)
             case event_types.Joined():
                 member.seat = event.seat
-            case event_types.Model():
+            case event_types.ModelReady():
                 member.sources.append(event.source)
                 if member.came_back_with is None and len(member.traffic) > 1:
                     member.came_back_with = event.source
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 self._trained(member, event, now)
-            case event_types.Applied() | event_types.Cooldown():
+            case event_types.Applied() | event_types.CooldownStarted():
                 member.step = max(member.step, event.step)
                 height = event.height if isinstance(event, event_types.Applied) else -1
                 for level, digest in event.hashes.items():
                     self.hashes[event.epoch, height, event.step, level][member.name] = digest
             case event_types.Traffic():
                 member.traffic[-1] = event
-            case event_types.Finished():
+            case event_types.RunFinished():
                 member.finished = True
             case event_types.Warning() | event_types.Error():
                 member.warnings.append(event.message)
 
-    def _trained(self, member: MemberStory, event: event_types.Trained, now: float) -> None:
-        member.loss, member.tokens_per_sec, member.trained = event.loss, event.tokens_per_sec, True
+    def _trained(self, member: MemberProgress, event: event_types.ShareTrained, now: float) -> None:
+        member.loss = event.loss
+        member.tokens_per_sec = event.tokens_per_sec
+        member.trained = True
         member.rounds.add(event.step)
         if member.returned is None and len(member.traffic) > 1:
             member.returned = event.step
         if self.first_loss_at is None:
             self.first_loss_at = now
 
-    # --- findings -----------------------------------------------------------------------------------------------
+    # --- findings ---
 
     @property
     def steps(self) -> int:
-        """The newest step anybody trained."""
+        """Return the newest step that any member trained."""
         return max(self.history.shares, default=0)
 
     @property
     def progress(self) -> Progress:
-        """How far the run is, as the member knows it that has seen most of it."""
+        """Return the progress of the member that is furthest."""
         return max((member.progress for member in self.members), key=lambda progress: progress.step)
 
     def tier_losses(self, last: int) -> dict[int, float]:
-        """The mean loss of every tier, over its newest `last` steps."""
+        """Return every tier's mean loss over its newest `last` steps."""
         found: dict[int, list[Share]] = defaultdict(list)
         for _, shares in sorted(self.history.shares.items()):
             for share in shares.values():
@@ -129,8 +134,9 @@ class Story:
         return {tier: mean(shares[-last:]) for tier, shares in found.items()}
 
     def replica_checks(self) -> tuple[int, list[str]]:
-        """How many pairs of replicas were compared, and where two differed."""
-        checks, differing = 0, []
+        """Return how many pairs of replicas were compared, and where two differed."""
+        checks = 0
+        differing = []
         for (_, _, step, level), found in sorted(self.hashes.items()):
             checks += max(0, len(found) - 1)
             if len(set(found.values())) > 1:
@@ -139,5 +145,5 @@ class Story:
 
 
 def member_of(told: EventRecord) -> str:
-    """The name of the member that told it, which is its directory's."""
+    """Return the name of the member an event comes from: its directory."""
     return told.path.parent.name

@@ -1,8 +1,8 @@
-"""The processes of a testnet in the panes of a tmux of its own, each with a terminal.
+"""Run a testnet's processes in the panes of a private tmux.
 
-Decided: tmux runs in the foreground as a child like any other, so that it ends with us; so do the commands in its
-panes, by a named pipe each, whatever becomes of it. A pane stays when its command ends, and takes the next one of its
-name. There is a tmux on Unix alone, so that what is Unix's may stand here.
+tmux is a child in the foreground and ends with us. Each command watches a named pipe and ends with
+it. A pane stays when its command ends, and takes the next one of its name. tmux exists on Unix
+only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aftermath.testnet import watchdog
-from aftermath.testnet.processes import STOP_SECONDS, Process, StageError, leashed, wait_for
+from aftermath.testnet.processes import STOP_SECONDS, Process, ProcessError, wait_for, watched_command
 
 SESSION = "testnet"
 _LOOK_SECONDS = 0.3  # how old what is known of the panes may be
@@ -33,25 +33,27 @@ class Pane:
     """A process in a pane."""
 
     def __init__(self, name: str, panes: Panes, pid: int) -> None:
-        self.name, self.pid, self._panes = name, pid, panes
+        self.name = name
+        self.pid = pid
+        self._panes = panes
 
     @property
     def code(self) -> int | None:
         return self._panes.code(self.name)
 
     def kill(self) -> None:
-        """kill -9, as a power cut would."""
+        """Kill the process with kill -9, as a power cut would."""
         self._signal(watchdog.kill)
         until = time.monotonic() + STOP_SECONDS
         while self._panes.code(self.name, fresh=True) is None and time.monotonic() < until:
             time.sleep(0.02)
 
     def interrupt(self) -> None:
-        """Ask to end as Ctrl-C does."""
+        """Ask the process to end, as Ctrl-C does."""
         self._signal(watchdog.interrupt)
 
     def last_words(self) -> str:
-        """What its screen shows."""
+        """Return what its pane shows."""
         return self._panes.screen(self.name)
 
     def _signal(self, send: Callable[[int], None]) -> None:
@@ -61,14 +63,16 @@ class Pane:
 
 
 class Panes:
-    """The tmux; `open` as often as there are processes, then `attach`."""
+    """The tmux. Call `open` once per process, then `attach`."""
 
     def __init__(self, place: Path, environment: Mapping[str, str]) -> None:
-        self._place, self._environment = place, {k: v for k, v in environment.items() if k != "TMUX"}
+        self._place = place
+        self._environment = {k: v for k, v in environment.items() if k != "TMUX"}
         self._socket = f"aftermath-{os.getpid()}"
         self._ids: dict[str, str] = {}
         self._held: dict[str, int] = {}
-        self._looked, self._states = 0.0, dict[str, int | None]()
+        self._looked = 0.0
+        self._states = dict[str, int | None]()
         line = ["tmux", "-L", self._socket, "-f", os.devnull, "-D"]
         self._server = Process("tmux", line, place / "logs" / "tmux.log", self._environment)
         wait_for("tmux", lambda: self._tmux("set", *_OPTIONS[0]).returncode == 0, 10, self._server)
@@ -77,7 +81,7 @@ class Panes:
 
     def open(self, name: str, command: list[str]) -> Pane:
         """Start a command in the pane of this name."""
-        line = leashed(str(self._pipe(name)), command)
+        line = watched_command(str(self._pipe(name)), command)
         shown = ("-P", "-F", "#{pane_id} #{pane_pid}")
         if known := self._ids.get(name):
             done = self._tmux("respawn-pane", "-k", "-t", known, *line)
@@ -90,7 +94,7 @@ class Panes:
             )
             told = done.stdout
         if done.returncode or len(told.split()) != 2:
-            raise StageError(
+            raise ProcessError(
                 f"tmux has no room for {name}: {done.stderr.strip()}", "Use a larger window, or --headless"
             )
         self._ids[name], pid = told.split()
@@ -100,11 +104,11 @@ class Panes:
         return Pane(name, self, int(pid))
 
     def attach(self) -> subprocess.Popen[bytes]:
-        """Show it in this terminal; what ends when the user has seen enough."""
+        """Show tmux in this terminal until the user detaches."""
         return subprocess.Popen(["tmux", "-L", self._socket, "attach", "-t", SESSION], env=self._environment)
 
     def code(self, name: str, *, fresh: bool = False) -> int | None:
-        """How the command of a pane ended, None if it has not."""
+        """Return a pane's exit status, or None while its command runs."""
         if not self._server.running:
             return -signal.SIGHUP
         if fresh or time.monotonic() > self._looked + _LOOK_SECONDS:
@@ -112,7 +116,7 @@ class Panes:
         return self._states.get(self._ids[name], -signal.SIGHUP)
 
     def _look(self) -> None:
-        """Learn how the command of each pane ended."""
+        """Read the exit status of each pane's command."""
         form = "#{pane_id} #{pane_dead} #{?pane_dead_signal,-#{pane_dead_signal},#{pane_dead_status}}"
         rows = [row.split() for row in self._tmux("list-panes", "-s", "-t", SESSION, "-F", form).stdout.splitlines()]
         self._states = {row[0]: int(row[2]) if len(row) > 2 else None for row in rows}
@@ -122,7 +126,7 @@ class Panes:
                 os.kill(self._server.pid, signal.SIGCHLD)
 
     def screen(self, name: str) -> str:
-        """The text of a pane."""
+        """Return the text of a pane."""
         return self._tmux("capture-pane", "-p", "-t", self._ids[name]).stdout.strip()[-1500:]
 
     def close(self) -> None:
@@ -134,7 +138,7 @@ class Panes:
         self._held = {}
 
     def _pipe(self, name: str) -> Path:
-        """The named pipe of this name, whose end we hold."""
+        """Return the named pipe of this name, whose other end we hold."""
         path = self._place / "pipes" / name
         if name not in self._held:
             path.parent.mkdir(exist_ok=True)

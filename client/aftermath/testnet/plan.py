@@ -1,8 +1,4 @@
-"""Which clients are killed, and when: drawn from a seed, so that the same plan meets the same clients again.
-
-Decided: only a client that has trained since it was started is killed. One that is still restarting could
-never return on a machine that starts it more slowly than it is killed, and a crash in training is what is tried.
-"""
+"""What a local testnet runs: its clients and their commands, and which of them to kill when."""
 
 from __future__ import annotations
 
@@ -14,16 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
-from aftermath.events.trackers import Wanted
-from aftermath.testnet.configs import Chosen
+from aftermath.events.trackers import TrackerOptions
+from aftermath.testnet.configs import ChosenConfig
 
 BACK_SECONDS = 3.0
 """How long a killed client stays away."""
 
 
 @dataclass
-class Kills:
-    """Kills N of some clients every few seconds, from the first trained step on."""
+class ChaosSchedule:
+    """Kills N of the allowed clients every few seconds, from the first trained step on.
+
+    The order is drawn from a seed, so the same plan kills the same clients. A client is killed only
+    after it has trained since its start. On a slow machine a restarting client would otherwise
+    never return.
+    """
 
     number: int
     interval: float
@@ -34,7 +35,9 @@ class Kills:
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
 
     def now(self, at: float, training: Sequence[int]) -> list[int]:
-        """Whom to kill at this moment, in seconds of any clock, of those that have trained since they were started."""
+        """Return the clients to kill at `at` seconds, of those that have trained since their
+        start.
+        """
         if not self.number:
             return []
         if self._due is None:
@@ -56,8 +59,8 @@ TESTNET_NAMES = r"config\.toml|state\.toml|checkpoints|events|keys|ledger|logs|p
 
 
 @dataclass(frozen=True)
-class Client:
-    """One of them."""
+class LocalTestnetClient:
+    """One client of the testnet."""
 
     number: int
     tier: int
@@ -78,15 +81,15 @@ class ClientExtras:
     eval_tasks: str | None = None
     checkpoints: Path | None = None
     keep_steps: int | None = None
-    trackers: Wanted = field(default_factory=Wanted)
+    trackers: TrackerOptions = field(default_factory=TrackerOptions)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All of it."""
+class LocalTestnetPlan:
+    """Everything that a local testnet runs."""
 
-    chosen: Chosen
-    clients: tuple[Client, ...]
+    chosen: ChosenConfig
+    clients: tuple[LocalTestnetClient, ...]
     place: Path
     """The directory of everything that is written."""
     port: int
@@ -112,12 +115,13 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Of each client, and of whatever else is started."""
+        """Compute threads of each client and of any other process."""
         return max(1, (os.cpu_count() or 1) // len(self.clients))
 
-    def options(self, client: Client) -> Iterator[str]:
-        """What a client's command says whatever keeps its run."""
-        wishes, name = self.wishes, client.name
+    def options(self, client: LocalTestnetClient) -> Iterator[str]:
+        """Yield a client's options that do not depend on the backend."""
+        wishes = self.wishes
+        name = client.name
         yield from ("--matformer-tier", str(client.tier), "--device", wishes.device, "--threads", str(self.threads))
         yield from ("--bind-p2p-interface", "127.0.0.1", "--iroh-relay", "disabled")
         yield from ("--logs", "tui" if self.tui else "console", "--events-dir", str(self.events / name))
@@ -140,15 +144,19 @@ class Plan:
                 yield from ("--" + name.replace("_", "-"), given)
 
     def _local_files(self) -> Iterator[str]:
-        """Yield the options for local model and data; clients do not open paths that the chain names."""
+        """Yield the options for local model and data; clients do not open paths that the chain
+        names.
+        """
         llm = self.chosen.config.llm
         for option, local in (("--model-path", llm.checkpoint.Local), ("--data-path", llm.data_location.Local)):
             if local is not None:
                 yield from (option, str(Path(local.path).expanduser().absolute()))
 
 
-def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
-    """The clients with their tiers. Raises UsageError if the run does not have these, or waits for more clients."""
+def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestnetClient, ...]:
+    """Return the clients with their tiers. Raises UsageError if the run lacks a tier or needs more
+    clients.
+    """
     there = chosen.config.llm.matformer.tiers
     wanted = numbers("--client-matformer-tiers", tiers)
     if len(wanted) > count:
@@ -166,11 +174,11 @@ def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
             f"--num-clients {count}: the run of {chosen.path} waits for {least}",
             f"Say --num-clients {least}, or write another init_min_clients",
         )
-    return tuple(Client(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
+    return tuple(LocalTestnetClient(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
 
 
-def allowed_of(given: str | None, clients: tuple[Client, ...]) -> tuple[int, ...]:
-    """The numbers of those that may be killed. Raises UsageError."""
+def allowed_of(given: str | None, clients: tuple[LocalTestnetClient, ...]) -> tuple[int, ...]:
+    """Return the numbers of the clients that may be killed. Raises UsageError."""
     if given is None:
         return tuple(client.number for client in clients)
     found = numbers("--allowed-to-kill", given)
@@ -182,7 +190,7 @@ def allowed_of(given: str | None, clients: tuple[Client, ...]) -> tuple[int, ...
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them. Raises UsageError."""
+    """Return integers separated by commas. Raises UsageError."""
     words = text.replace(" ", "")
     if not _NUMBERS.fullmatch(words):
         raise UsageError(f"{option} {text!r} is not a list of numbers", f"For example {option} 0,1,2")

@@ -1,4 +1,4 @@
-"""What goes wrong with processes that were started here."""
+"""Child processes with logs: start, wait, interrupt, kill. They end with their parent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from aftermath.base.files import fix_of
 from aftermath.testnet import watchdog
 
 
-class StageError(AftermathError):
-    """A process that was started here did not do what it is for; the message has its last words."""
+class ProcessError(AftermathError):
+    """A child process failed. The message has its last output."""
 
     code = "testnet"
 
@@ -30,30 +30,30 @@ _ERROR = re.compile(r"^error: (.+)\nfix: (.+)$", re.MULTILINE)
 
 
 class Running(Protocol):
-    """A process, wherever it shows what it does."""
+    """A process, in a log or in a pane."""
 
     name: str
 
     @property
     def pid(self) -> int:
-        """The number that the system knows it by."""
+        """The process id."""
 
     @property
     def code(self) -> int | None:
-        """Its exit status, the number of the signal that ended it below 0, or None while it runs."""
+        """The exit status, minus the signal number if a signal ended it, or None while it runs."""
 
     def kill(self) -> None:
-        """kill -9, as a power cut would."""
+        """Kill it with kill -9, as a power cut would."""
 
     def interrupt(self) -> None:
-        """Ask to end as Ctrl-C does."""
+        """Ask it to end, as Ctrl-C does."""
 
     def last_words(self) -> str:
-        """What it said last."""
+        """Return its last output."""
 
 
-def leashed(control: str, command: list[str]) -> list[str]:
-    """The command, so that it ends with the other end of `control`."""
+def watched_command(control: str, command: list[str]) -> list[str]:
+    """Return the command, wrapped so that it ends when the other end of `control` closes."""
     return [sys.executable, "-I", "-S", str(watchdog.__file__), control, *command]
 
 
@@ -62,10 +62,11 @@ class Process:
 
     def __init__(self, name: str, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
         with log.open("ab") as output:
             self._child = subprocess.Popen(
-                leashed("-", command),
+                watched_command("-", command),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -86,31 +87,31 @@ class Process:
         return self._child.poll()
 
     def kill(self) -> None:
-        """kill -9, as a power cut would."""
+        """Kill it with kill -9, as a power cut would."""
         if self.running:
             watchdog.kill(self._child.pid)
         self._child.wait()
 
     def interrupt(self) -> None:
-        """Ask to end as Ctrl-C does."""
+        """Ask it to end, as Ctrl-C does."""
         if self.running:
             watchdog.interrupt(self._child.pid)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ask to end as Ctrl-C does; kill if that takes too long."""
+        """Ask it to end, as Ctrl-C does, and kill it if that takes too long."""
         stop_all([self], seconds)
 
     def expect_running(self) -> None:
         if not self.running:
-            raise StageError(f"{self.name} ended with code {self.code}; its last words:\n{self.last_words()}")
+            raise ProcessError(f"{self.name} ended with code {self.code}; its last words:\n{self.last_words()}")
 
     def last_words(self, size: int = 1500) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-size:] if self.log.exists() else "(nothing)"
 
 
 def stop_all(processes: Iterable[Running], seconds: float = STOP_SECONDS) -> None:
-    """Ask all to end as Ctrl-C does, at once; kill what has not ended in this time."""
+    """Ask all processes to end, and kill those that take longer than this."""
     left = [process for process in processes if process.code is None]
     for process in left:
         process.interrupt()
@@ -122,19 +123,21 @@ def stop_all(processes: Iterable[Running], seconds: float = STOP_SECONDS) -> Non
 
 
 def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Running) -> None:
-    """Wait until `ready()`; StageError if the process ends first or it takes too long."""
+    """Wait until `ready()`; ProcessError if the process ends first or it takes too long."""
     until = time.monotonic() + seconds
     while not ready():
         if process.code is not None:
-            raise StageError(f"{process.name} ended with code {process.code}; its last words:\n{process.last_words()}")
+            raise ProcessError(
+                f"{process.name} ended with code {process.code}; its last words:\n{process.last_words()}"
+            )
         if time.monotonic() > until:
             said = process.last_words()
-            raise StageError(f"{what} did not come up within {seconds:.0f} s; its last words:\n{said}")
+            raise ProcessError(f"{what} did not come up within {seconds:.0f} s; its last words:\n{said}")
         time.sleep(0.05)
 
 
 def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
-    """Run a command to its end; StageError with its last words if it fails."""
+    """Run a command to its end. Raises ProcessError with its last output if it fails."""
     words = " ".join(takewhile(lambda word: not word.startswith("-"), command[2:]))
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -142,23 +145,23 @@ def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
             file.write(f"$ {' '.join(command)}\n".encode())
             begin = file.tell()
     except OSError as error:
-        raise StageError(f"cannot write the log {log} of `{words}`: {error.strerror}", fix_of(error)) from None
+        raise ProcessError(f"cannot write the log {log} of `{words}`: {error.strerror}", fix_of(error)) from None
     process = Process(words, command, log, environment)
     until = time.monotonic() + CALL_SECONDS
     while process.running:
         if time.monotonic() > until:
             process.kill()
-            raise StageError(f"`{words}` took longer than {CALL_SECONDS} s: is this machine busy?", "Try again later")
+            raise ProcessError(f"`{words}` took longer than {CALL_SECONDS} s: is this machine busy?", "Try again later")
         time.sleep(0.02)
     if process.code:
         said = log.read_bytes()[begin:].decode(errors="replace").strip()[-2000:]
         if known := _ERROR.search(said):
-            raise StageError(f"`{words}` failed: {known[1]}", f"{known[2]}; the whole log: {log}")
-        raise StageError(f"`{words}` failed:\n{said}", f"Read the whole log: {log}")
+            raise ProcessError(f"`{words}` failed: {known[1]}", f"{known[2]}; the whole log: {log}")
+        raise ProcessError(f"`{words}` failed:\n{said}", f"Read the whole log: {log}")
 
 
 def at_once(commands: Iterable[list[str]], log: Path, environment: Mapping[str, str]) -> None:
-    """Run commands side by side to their ends, each with a log of its own; StageError as `call` if one fails."""
+    """Run commands in parallel, each with its own log. Raises ProcessError as `call` does."""
     logs = (log.with_stem(f"{log.stem}-{number}") for number in count(1))
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda command, own: call(command, own, environment), commands, logs):

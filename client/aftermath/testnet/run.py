@@ -1,4 +1,4 @@
-"""What a local testnet did, in one line and for programs."""
+"""Run a local testnet: start its clients, kill and restart some, and summarise."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from aftermath.base.text import counted
 from aftermath.testnet.backends import Backend, logged
 from aftermath.testnet.configs import make_missing
-from aftermath.testnet.display import Lines
-from aftermath.testnet.member_progress import MemberStory, Story
+from aftermath.testnet.display import DisplayLines
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.panes import Panes
-from aftermath.testnet.plan import BACK_SECONDS, Client, Kills, Plan
-from aftermath.testnet.processes import Running, StageError, stop_all
+from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, LocalTestnetClient, LocalTestnetPlan
+from aftermath.testnet.processes import ProcessError, Running, stop_all
 from aftermath.ui.terminal.messages import ClientRow, Clients
 
 _LAST = 10  # steps whose mean is the last loss
 
 
 class Ending(StrEnum):
-    """Why it ended."""
+    """Why the testnet ended."""
 
     FINISHED = "finished"
     TIME = "time is over"
@@ -34,7 +34,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Summary:
-    """All of it."""
+    """The outcome of a testnet."""
 
     ending: Ending
     steps: int
@@ -60,7 +60,7 @@ class Summary:
         return asdict(self) | {"ending": self.ending.name.lower()}
 
     def line(self) -> str:
-        """One line."""
+        """Return the summary as one line."""
         took = f"{self.ending}: step {self.steps} of {self.total_steps} in {self.seconds:.0f} s"
         tiers = ("tier " if len(self.tiers) == 1 else "tiers ") + ", ".join(map(str, self.tiers))
         loss = f"loss {self.loss_first:.3f} to {self.loss_last:.3f}" if self.loss_last is not None else "no loss yet"
@@ -77,8 +77,10 @@ class Summary:
         return f"{took}; {', '.join(parts)}; everything is in {self.directory}"
 
 
-def summary_of(plan: Plan, story: Story, ending: Ending, kills: int, failed: list[str], seconds: float) -> Summary:
-    """What happened, from what the clients told."""
+def summary_of(
+    plan: LocalTestnetPlan, story: RunProgress, ending: Ending, kills: int, failed: list[str], seconds: float
+) -> Summary:
+    """Return the summary from what the clients reported."""
     curve = story.history.loss_curve()
     last = [loss for _, loss in curve[-_LAST:]]
     checks, differing = story.replica_checks()
@@ -103,23 +105,33 @@ LOOK_SECONDS = 0.2
 
 
 class Testnet:
-    """One of them."""
+    """One local testnet."""
 
     def __init__(
-        self, plan: Plan, backend: Backend, kills: Kills, environment: Mapping[str, str], lines: Lines
+        self,
+        plan: LocalTestnetPlan,
+        backend: Backend,
+        kills: ChaosSchedule,
+        environment: Mapping[str, str],
+        lines: DisplayLines,
     ) -> None:
-        self._plan, self._backend, self._kills = plan, backend, kills
-        self._environment, self._lines = environment, lines
-        self._running: dict[Client, Running] = {}
-        self._back: dict[Client, float] = {}
+        self._plan = plan
+        self._backend = backend
+        self._kills = kills
+        self._environment = environment
+        self._lines = lines
+        self._running: dict[LocalTestnetClient, Running] = {}
+        self._back: dict[LocalTestnetClient, float] = {}
         """When killed clients are started again."""
         self._failed: list[str] = []
-        self._killed, self._returned = Counter[Client](), Counter[Client]()
-        self.story = Story([MemberStory(client.name, client.tier) for client in plan.clients])
+        self._killed = Counter[LocalTestnetClient]()
+        self._returned = Counter[LocalTestnetClient]()
+        self.story = RunProgress([MemberProgress(client.name, client.tier) for client in plan.clients])
 
     def perform(self, seconds: float | None) -> Summary:
-        """Run it, for at most `seconds` after its clients are started."""
-        plan, started = self._plan, time.monotonic()
+        """Run the testnet, for at most `seconds` after its clients start."""
+        plan = self._plan
+        started = time.monotonic()
         for made in make_missing(plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment):
             self._lines.own(f"made {made}")
         with ExitStack() as stack:
@@ -144,13 +156,13 @@ class Testnet:
         took = time.monotonic() - started
         return summary_of(plan, self.story, ending, self._kills.done, self._failed, took)
 
-    def _start(self, client: Client) -> None:
+    def _start(self, client: LocalTestnetClient) -> None:
         command = [*self._backend.client(client), *self._plan.options(client)]
         self._told(client).trained = False
         self._running[client] = self._open(client.name, command)
 
     def _follow(self, keeper: Running, until: float | None, left: Callable[[], bool]) -> Ending:
-        """Watch, kill and start again until nobody runs or it is time to end; why it ended."""
+        """Watch, kill and restart until nobody runs or time is up. Return why it ended."""
         try:
             while self._running or self._back:
                 self._read()
@@ -158,7 +170,7 @@ class Testnet:
                     return Ending.LEFT
                 if keeper.code is not None:
                     said = keeper.last_words()
-                    raise StageError(f"{keeper.name} ended with code {keeper.code}; its last words:\n{said}")
+                    raise ProcessError(f"{keeper.name} ended with code {keeper.code}; its last words:\n{said}")
                 if until is not None and time.monotonic() > until:
                     return Ending.TIME
                 self._kill_some()
@@ -186,11 +198,12 @@ class Testnet:
             )
         )
 
-    def _told(self, client: Client) -> MemberStory:
+    def _told(self, client: LocalTestnetClient) -> MemberProgress:
         return self.story.members[self._plan.clients.index(client)]
 
-    def _row(self, client: Client, member: MemberStory) -> ClientRow:
-        process, state = self._running.get(client), member.state
+    def _row(self, client: LocalTestnetClient, member: MemberProgress) -> ClientRow:
+        process = self._running.get(client)
+        state = member.state
         if client in self._back:
             state = "killed, comes back"
         elif client.name in self._failed:
@@ -223,7 +236,7 @@ class Testnet:
             self._lines.own(f"{client.name} was killed (kill -9)")
 
     def _see_to_ended(self) -> None:
-        """Take note of who ended, and start those again whom a signal ended."""
+        """Record the clients that ended, and restart those that a signal ended."""
         now = time.monotonic()
         for client, process in list(self._running.items()):
             if (code := process.code) is None:

@@ -1,13 +1,9 @@
-"""Becomes a command, and leaves a watcher that ends it once its parent is gone, kill -9 included.
+"""exec() a command under a watchdog that kills its process group if the parent dies, even by kill
+-9.
 
-Called as `watchdog.py CONTROL COMMAND ARGUMENT...`, by a parent that keeps the other end of CONTROL
-open: a named pipe, or - for the standard input, of which the command then has none. The command
-must be the leader of its process group.
-
-Decided: the end of a pipe tells, since every system closes the files of a process that ends; the
-command keeps the process id, so that its exit status and its signals are nobody else's. It runs
-before every command, so it imports next to nothing. What it does is Unix's, and so are groups:
-another system needs another such file.
+Usage: `watchdog.py CONTROL COMMAND ARGUMENT...`. CONTROL is a named pipe, or - for standard input;
+the parent holds its other end. The command must lead its process group. It keeps its process id, so
+exit status and signals stay its own. Unix only. Imports little.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ CHECK_SECONDS = 1.0
 
 
 def main() -> None:
-    """Leave the watcher and become the command."""
+    """Fork the watchdog and become the command."""
     control, *command = sys.argv[1:]
     watched = os.dup(0) if control == "-" else os.open(control, os.O_RDONLY | os.O_NONBLOCK)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -38,9 +34,7 @@ def main() -> None:
 
 
 def watch(watched: int, leader: int) -> None:
-    """Wait for the end of the pipe, and kill the group of our parent then; or for our parent's own
-    end.
-    """
+    """Kill our parent's process group when the pipe ends. Return when the parent ends by itself."""
     while os.getppid() == leader:
         readable, _, _ = select.select([watched], [], [], CHECK_SECONDS)
         if readable and not os.read(watched, 1):
@@ -50,12 +44,12 @@ def watch(watched: int, leader: int) -> None:
 
 
 def kill(leader: int) -> None:
-    """Kill the group of a process that was started as the leader of one."""
+    """Kill a process group by its leader."""
     os.killpg(leader, signal.SIGKILL)
 
 
 def interrupt(leader: int) -> None:
-    """Ask that group to end as Ctrl-C does."""
+    """Ask a process group to end, as Ctrl-C does."""
     os.killpg(leader, signal.SIGINT)
 
 

@@ -10,28 +10,30 @@ from pathlib import Path
 
 from aftermath.base.locks import hold
 from aftermath.base.outputs import check_names, empty_directory
-from aftermath.testnet.processes import StageError
+from aftermath.testnet.processes import ProcessError
 
 CHECKPOINTS = "checkpoints"
 
 
 @contextmanager
-def claimed(root: Path, who: str, option: str, names: str) -> Iterator[None]:
+def claimed_workdir(root: Path, who: str, option: str, names: str) -> Iterator[None]:
     """Lock `root` and remove what an earlier run left there.
 
-    `names` matches the entries that a run makes; `option` is the command-line option shown in fixes. Checkpoints are
-    moved to `checkpoints-1`, `-2` and so on instead of removed. Raises StageError if another process called `who` works
-    there, and OutputError if other files are there.
+    `names` matches the entries that a run makes; `option` is the command-line option shown in
+    fixes. Checkpoints are moved to `checkpoints-1`, `-2` and so on instead of removed. Raises
+    ProcessError if another process called `who` works there, and OutputError if other files are
+    there.
     """
-    mark, other = root / f".aftermath-{who}", f"Name another directory: {option}"
+    mark = root / f".aftermath-{who}"
+    other = f"Name another directory: {option}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(root.iterdir()):
-            raise StageError(f"{root} holds files that are not a {who}'s", f"Empty it, or name another: {option}")
+            raise ProcessError(f"{root} holds files that are not a {who}'s", f"Empty it, or name another: {option}")
         try:
             held = hold(mark)
         except BlockingIOError:
-            raise StageError(f"another {who} works in {root}", other) from None
+            raise ProcessError(f"another {who} works in {root}", other) from None
         with held:
             kept = rf"{re.escape(mark.name)}|{CHECKPOINTS}-\d+"
             check_names(root, f"{names}|{kept}", f"a {who}")
@@ -39,7 +41,7 @@ def claimed(root: Path, who: str, option: str, names: str) -> Iterator[None]:
             empty_directory(root, names, f"a {who}", kept)
             yield
     except OSError as error:
-        raise StageError(f"cannot work in {root}: {error.strerror}", other) from error
+        raise ProcessError(f"cannot work in {root}: {error.strerror}", other) from error
 
 
 def _set_checkpoints_aside(root: Path) -> None:

@@ -23,7 +23,7 @@ from aftermath.coordinator.ports import Clock
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source, SourceAway
 from aftermath.events import event_types
-from aftermath.events.status import Standing, standing
+from aftermath.events.status import RunStatus, standing
 from aftermath.events.stream import Events
 from aftermath.member.archive import Archive
 from aftermath.member.attention import Attention
@@ -45,6 +45,7 @@ from aftermath.rules.model import Checkpoint
 from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.access_options import access_for
+from aftermath.train.departure import is_a_person_there
 from aftermath.train.keeping import check_room, keeping_advice
 from aftermath.train.kernels import ready_kernels
 from aftermath.train.made import evaluations_of, hub_of, prompt_of
@@ -159,6 +160,7 @@ async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, com
         share_delay=float(settings.dummy_training_delay_secs),
         optimizer_state_dir=settings.optimizer_state_dir,
         signed_dir=state_directory() / "signed",
+        confirms_loss=is_a_person_there(),
         prompt=await compute(lambda: prompt_of(settings, outline, schema)),
         evaluations=await compute(lambda: evaluations_of(settings, outline, schema)),
     )
@@ -172,7 +174,7 @@ async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
         await asyncio.sleep(_SHOW)
 
 
-def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> Standing:
+def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> RunStatus:
     return standing(view.run, view.model, view.members, now, silent=silent, has_tick=has_tick)
 
 

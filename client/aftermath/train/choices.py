@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from aftermath.base.errors import UsageError
-from aftermath.evals.eval_options import Wanted as Asked
+from aftermath.evals.eval_options import EvalRequest as Asked
 from aftermath.evals.eval_options import wanted
-from aftermath.events.trackers import Wanted
-from aftermath.p2p.discovery import peers_named
+from aftermath.events.trackers import TrackerOptions
+from aftermath.p2p.discovery import parse_static_peers
 from aftermath.train.settings import TrainSettings
 
 
 def check_choices(settings: TrainSettings) -> None:
     """Raises UsageError for options that mean nothing together, or alone, Unsuitable for extras that are missing."""
     if settings.peer is not None:
-        peers_named(settings.peer)
+        parse_static_peers(settings.peer)
     _check_prompt(settings)
     _check_sums(settings)
     _check_evaluations(settings)
-    Wanted.of(settings).check()
+    TrackerOptions.of(settings).check()
 
 
 def _check_prompt(settings: TrainSettings) -> None:

@@ -9,29 +9,34 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
+from aftermath.member.stake import SAVE_SECONDS
 
 if TYPE_CHECKING:
     from aftermath.member.member import Member
-    from aftermath.member.unfinished import Stake
-
-_SAVE_SECONDS = 60.0
+    from aftermath.member.stake import Stake
 
 
 class Departure:
-    """Decides what a signal to one member does; `can_ask`: whether a person can press Ctrl-C again."""
+    """Decides what a signal to one member does."""
 
-    def __init__(self, events: Events, *, can_ask: bool) -> None:
+    def __init__(self, events: Events, *, can_ask: bool, ask: Callable[[str], None] = lambda _: None) -> None:
+        """`can_ask`: whether a person can press Ctrl-C again.
+
+        `ask` shows the question where events do not.
+        """
         self.member: Member | None = None
         """The member, once there is one."""
         self.stay: Callable[[], None] = lambda: None
         """Called when a member that was stopped stays until another signal."""
         self.lost: Stake | None = None
         """What is lost with a member that leaves now."""
-        self._events, self._can_ask = events, can_ask
+        self._events = events
+        self._can_ask = can_ask
+        self._ask = ask
         self._asks = self._asked = False
 
     def on_signal(self, number: signal.Signals) -> float | None:
@@ -42,7 +47,7 @@ class Departure:
             self.lost = stake
             self._events.emit(event_types.Leaving(saves=True))
             self.member.stops(self._tried)
-            return _SAVE_SECONDS
+            return SAVE_SECONDS
         if stake is not None and not self._asked:
             how = "Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
             self._warn(stake, how if self._can_ask else "")
@@ -68,12 +73,25 @@ class Departure:
         """Say what leaving loses, and ask for another Ctrl-C if a person can press it."""
         self._asked = self._asks
         fix = "Press Ctrl-C again to leave and lose these steps." if self._asks else "These steps are lost now."
-        self._events.emit(event_types.Warning(message=f"{stake.words()}\n{fix} {more}".rstrip()))
+        message = f"{stake.words()}\n{fix} {more}".rstrip()
+        self._events.emit(event_types.Warning(message=message))
+        if self._asks:
+            self._ask(message)
 
 
 def is_a_person_there() -> bool:
-    """Return whether standard input and output are a terminal."""
+    """Return whether someone can press Ctrl-C: standard input is a terminal."""
+    return _is_terminal(sys.stdin)
+
+
+def ask_on_stderr(question: str) -> None:
+    """Show a question on standard error, unless standard output shows it on a terminal."""
+    if not _is_terminal(sys.stdout):
+        print(question, file=sys.stderr, flush=True)
+
+
+def _is_terminal(stream: TextIO) -> bool:
     try:
-        return sys.stdin.isatty() and sys.stdout.isatty()
+        return stream.isatty()
     except (AttributeError, ValueError):  # it is closed, or not there
         return False

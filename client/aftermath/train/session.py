@@ -36,12 +36,13 @@ from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
 from aftermath.member.notices import Notices
-from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, peers_named
+from aftermath.member.stake import loss_found
+from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.train.departure import Departure, is_a_person_there
+from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_there
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_hub, gradients_place
@@ -83,7 +84,7 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
         admitted = _admitted(runner, settings, first)
         _tell_run(admitted.view.run, events)
         if admitted.view.run.state is RunState.FINISHED:
-            _tell_finished(admitted.view, events)
+            _tell_finished(admitted.view, events, first.wallet.public, settings)
             return
         stack.enter_context(_only_here(settings, first.wallet, admitted))
         stack.enter_context(gradients_place(settings, admitted.view.run.identity))
@@ -110,11 +111,13 @@ def _tell_run(run: Run, events: Events) -> None:
     events.emit(event_types.RunFound(owner=owner, created=run.created, identity=run.identity))
 
 
-def _tell_finished(view: View, events: Events) -> None:
-    """Say that the run is finished and where its model is, as a member that trains says it."""
+def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSettings) -> None:
+    """Say that the run is finished and where its model is, as a member that trains says it. Raises ModelLost."""
     notices, run, model = Notices(events), view.run, view.model
     notices.state(run)
     notices.finished(run, model)
+    if (lost := loss_found(view, wallet, settings.checkpoint_dir)) is not None:
+        raise lost
     notices.never_saved(run, model)
 
 
@@ -197,7 +200,7 @@ def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
 def _introduce(settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events) -> None:
     """The first event: a log says by itself what it is the log of."""
     events.emit(
-        event_types.Started(
+        event_types.MemberStarted(
             run_id=settings.run_id,
             tier=settings.matformer_tier,
             wallet=str(wallet.pubkey),
@@ -216,7 +219,7 @@ def _log_to(events: Events) -> None:
 
 async def _session(settings: TrainSettings, named: Named, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
-    departure = Departure(events, can_ask=is_a_person_there())
+    departure = Departure(events, can_ask=is_a_person_there(), ask=ask_on_stderr)
     interrupts = Interrupts(departure.on_signal)
     departure.stay = interrupts.wait_for_another
     await interrupts.run(_life(settings, named, events, interrupts, departure))
@@ -303,7 +306,7 @@ async def _open_transport(
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
     place = settings.discovery_dir or (local_directory if discovery == "local" else None)
-    named = await asyncio.to_thread(addresses_of, peers_named(settings.peer)) if settings.peer else None
+    named = await asyncio.to_thread(addresses_of, parse_static_peers(settings.peer)) if settings.peer else None
     return await open_iroh(
         secret,
         bind_port=settings.bind_p2p_port,

@@ -17,7 +17,7 @@ from aftermath.base.stdio import VERBOSITY, Verbosity, is_quiet, one_output
 from aftermath.events.console import ConsoleLines
 from aftermath.events.event_files import EpochFiles
 from aftermath.events.stream import Events, JsonLines, Sink, Wall
-from aftermath.events.trackers import Wanted
+from aftermath.events.trackers import TrackerOptions
 from aftermath.train.settings import TrainSettings
 from aftermath.ui.terminal.screen import Screen, can_show
 
@@ -40,13 +40,13 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
         sinks.append(_kept("--events-dir", settings.events_dir, EpochFiles))
     if settings.metrics_port is not None:
         sinks.append(_measured(settings.metrics_port, stack))
-    sinks.extend(stack.enter_context(tracking) for tracking in Wanted.of(settings).sinks())
+    sinks.extend(stack.enter_context(tracking) for tracking in TrackerOptions.of(settings).sinks())
     return Events(lambda: time.monotonic() - started, sinks)
 
 
 def collects_figures(settings: TrainSettings) -> bool:
     """Return whether the user wants figures of the machine."""
-    return settings.metrics_port is not None or Wanted.of(settings).any
+    return settings.metrics_port is not None or TrackerOptions.of(settings).any
 
 
 def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink:

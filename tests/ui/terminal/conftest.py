@@ -16,7 +16,7 @@ async def yielded(*_given: float) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Textual waits until this process uses little of a processor: 20 ms or more after every key and pause. `drawn`
-    # looks at the screen instead, until it does not change any more.
+    # Textual waits until this process uses little of a processor: 20 ms or more after every key and
+    # pause. `drawn` looks at the screen instead, until it does not change any more.
     for module in (app, pilot):
         monkeypatch.setattr(module, "wait_for_idle", yielded)

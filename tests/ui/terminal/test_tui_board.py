@@ -1,4 +1,6 @@
-"""What a screen makes of what it is told: phases, warnings that go, bounds, the chart, and the words of messages."""
+"""What a screen makes of what it is told: phases, warnings that go, bounds, the chart, and the
+words of messages.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,10 @@ def test_the_phases_follow_the_events() -> None:
     assert board.leaving
 
 
-def test_a_member_that_waits_for_the_next_epoch_is_shown_the_steps_that_others_train() -> None:
-    """Nothing tells it of their rounds; one that trains goes by what it is told, also where the chain is a step on."""
+def test_waiting_member_sees_steps_of_others() -> None:
+    """Nothing tells it of their rounds; one that trains goes by what it is told, also where the
+    chain is a step on.
+    """
     board = Board("member", "demo", 1)
     board.take(told("state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000))
     board.take(Stands(where(19)))
@@ -95,7 +99,7 @@ def test_a_member_that_waits_for_the_next_epoch_is_shown_the_steps_that_others_t
     assert "step 22 of 120, " in page.file.getvalue()  # type: ignore[attr-defined]
 
 
-# --- warnings ---------------------------------------------------------------------------------------------------------
+# --- warnings ---
 
 
 def test_a_warning_goes_when_the_event_comes_that_outdates_it() -> None:
@@ -130,7 +134,7 @@ def test_an_error_stays_and_the_newest_of_many_are_first() -> None:
     assert len(shown(alerts, 1010.0)) <= 20
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- what is kept ---
 
 
 def test_what_is_kept_is_bounded() -> None:

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from textual.widgets import Static
 
 from aftermath.ui.terminal.messages import TABS, Stands
-from aftermath.ui.terminal.testnet_app import Overview
+from aftermath.ui.terminal.testnet_app import LocalTestnetApp
 from ui.terminal.tui_boards import busy_member, screen_of, told, where
 from ui.terminal.tui_drawn import drawn
 from ui.terminal.tui_testnets import busy, overview_of, stands
@@ -29,6 +29,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.slow
 async def test_a_look_that_finds_nothing_new_draws_nothing(updates: list[str]) -> None:
     app = screen_of(busy_member())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -75,7 +76,7 @@ async def test_what_is_new_is_drawn_where_it_stands_and_once(updates: list[str])
 
 
 async def test_the_screen_of_a_testnet_is_still_too(updates: list[str]) -> None:
-    app: Overview = overview_of(busy())
+    app: LocalTestnetApp = overview_of(busy())
     async with app.run_test(size=(80, 24)) as pilot:
         await drawn(pilot)
         assert app._board.stands is not None

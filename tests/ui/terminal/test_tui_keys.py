@@ -48,7 +48,8 @@ async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
             await pilot.pause(0.02)
 
 
-# `test_rows_have_one_order_from_the_start` and `test_text_of_strangers_is_text_on_every_tab` draw the others' tabs.
+# `test_rows_have_one_order_from_the_start` and `test_text_of_strangers_is_text_on_every_tab` draw
+# the others' tabs.
 FAST_STATES = {("server", (80, 24)), ("watch", (40, 12))}
 
 
@@ -112,7 +113,7 @@ async def test_up_and_down_move_in_the_table_and_in_the_log() -> None:
         assert log.scroll_y < bottom
 
 
-async def test_the_question_mark_says_what_the_keys_do_and_any_key_closes_it() -> None:
+async def test_question_mark_opens_help_and_any_key_closes_it() -> None:
     async with screen_of(busy_member()).run_test(size=(80, 24)) as pilot:
         for key in ("x", "tab", "escape"):
             await pilot.press("question_mark")
@@ -130,7 +131,7 @@ async def test_the_question_mark_says_what_the_keys_do_and_any_key_closes_it() -
         ("ctrl+q", "watch", "Closing"),
     ],
 )
-async def test_leaving_is_said_at_once_and_the_screen_stays_until_it_is_done(key: str, role: Role, says: str) -> None:
+async def test_leaving_is_shown_until_done(key: str, role: Role, says: str) -> None:
     left: list[int] = []
     app = screen_of(busy_member(), role, leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:

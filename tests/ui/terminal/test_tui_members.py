@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 from aftermath.ui.terminal.messages import Stands
 from aftermath.ui.terminal.run_app import table
 from ui.terminal.tui_boards import WALLET, screen_of, server, where
@@ -15,7 +15,7 @@ from ui.terminal.tui_drawn import drawn
 ALL = ("seat", "wallet", "tier", "standing", "weight", "points", "here", "last seen")
 
 
-def members(standing: str = "takes part", count: int = 5) -> Standing:
+def members(standing: str = "takes part", count: int = 5) -> RunStatus:
     """Members of a run that is some way, one in three of them a witness."""
     found = where(count=count)
     seen = (replace(one, standing=standing, seen="epoch 2, round 39") for one in found.members)
@@ -23,7 +23,7 @@ def members(standing: str = "takes part", count: int = 5) -> Standing:
 
 
 @pytest.mark.parametrize("count", [5, 40])
-async def test_a_servers_screen_of_80_columns_says_when_each_was_last_seen(count: int) -> None:
+async def test_80_column_server_screen_shows_last_seen(count: int) -> None:
     """The scroll bar of many members leaves it readable."""
     found = members(count=count)
     here = frozenset(one.signer for one in found.members[:2])

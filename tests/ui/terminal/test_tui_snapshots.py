@@ -1,7 +1,7 @@
 """Every tab as it is seen in a terminal of 80 by 24: empty, busy and in trouble.
 
-`pytest tests/ui/terminal/test_tui_snapshots.py --snapshot-update` draws them again; look at the pictures
-before you commit them.
+`pytest tests/ui/terminal/test_tui_snapshots.py --snapshot-update` draws them again; look at the
+pictures before you commit them.
 """
 
 from __future__ import annotations

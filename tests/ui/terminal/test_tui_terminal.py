@@ -1,4 +1,6 @@
-"""The screen as a process on a real terminal: how it ends, however the member does, and where it is not."""
+"""The screen as a process on a real terminal: how it ends, however the member does, and where it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def state(tmp_path: Path) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize("key", ["q", pytest.param("\x03", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["q", "\x03"])
 def test_leaving_by_a_key_ends_the_member_and_says_so(state: dict[str, str], key: str, tmp_path: Path) -> None:
     with Terminal([*PROCESS, "stays"], {**state, "GO": str(tmp_path / "go")}) as terminal:
         terminal.shows("step 40 of 120")
@@ -40,7 +43,7 @@ def test_leaving_by_a_key_ends_the_member_and_says_so(state: dict[str, str], key
 
 
 @pytest.mark.slow
-def test_a_member_that_is_interrupted_before_the_screen_is_there_leaves_all_the_same(state: dict[str, str]) -> None:
+def test_interrupt_before_screen_starts_leaves(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.until(lambda: bool(children(terminal.process.pid)))
         terminal.press("\x03")
@@ -51,7 +54,7 @@ def test_a_member_that_is_interrupted_before_the_screen_is_there_leaves_all_the_
 
 
 @pytest.mark.slow
-def test_a_run_that_is_finished_closes_it_even_before_it_is_drawn(state: dict[str, str]) -> None:
+def test_finished_run_closes_undrawn_screen(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "ends"], state) as terminal:
         assert terminal.ended() == 0
         assert "run demo: step 120 of 120" in terminal.after
@@ -61,7 +64,7 @@ def test_a_run_that_is_finished_closes_it_even_before_it_is_drawn(state: dict[st
 
 
 @pytest.mark.slow
-def test_a_member_that_dies_without_a_word_leaves_an_ordinary_terminal(state: dict[str, str]) -> None:
+def test_killed_member_restores_terminal(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.shows("step 40 of 120")
         terminal.process.send_signal(signal.SIGUSR1)
@@ -109,7 +112,7 @@ def test_a_terminal_that_takes_nothing_delays_nobody(state: dict[str, str], tmp_
         assert terminal.modes() == terminal.usual
 
 
-# --- where there is nothing to draw on --------------------------------------------------------------------------------
+# --- where there is nothing to draw on ---
 
 
 def lines_of(text: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""The screen of a local testnet: as it is drawn, its keys, and that what processes print is text."""
+"""The screen of a local testnet: as it is drawn, its keys, and that what processes print is
+text.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +69,7 @@ async def test_what_processes_print_is_text() -> None:
         assert "[bold red]evil[/]�[2J�gpj.exe" in await drawn(pilot)
 
 
+@pytest.mark.slow
 async def test_many_clients_have_rows_that_are_scrolled_and_tabs() -> None:
     names = ("server", *(f"client-{number}" for number in range(1, 31)))
     clients = [ClientRow(name, 0, "starting", None, 0, 0, 100) for name in names[1:]]
@@ -79,7 +82,7 @@ async def test_many_clients_have_rows_that_are_scrolled_and_tabs() -> None:
         assert pilot.app.query_one(TabbedContent).active == "client-30"
 
 
-async def test_ending_is_said_at_once_and_the_screen_stays_until_it_is_done() -> None:
+async def test_ending_is_shown_until_done() -> None:
     left: list[int] = []
     app = overview_of(busy(), leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:

@@ -9,11 +9,11 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.events.status import Standing, standing
+from aftermath.events.status import RunStatus, standing
 from aftermath.rules.state import MemberState, RunState
 from aftermath.ui.terminal.board import Board, Role
 from aftermath.ui.terminal.messages import MESSAGES, Facts, Line, Stands, Told
-from aftermath.ui.terminal.run_app import Tui
+from aftermath.ui.terminal.run_app import RunApp
 from events.sample_events import said
 from rules import builders
 
@@ -27,7 +27,7 @@ def told(kind: str, **fields: Any) -> Told:
     return Told(said(kind, **fields))  # type: ignore[arg-type]
 
 
-def where(step: int = 41, *, count: int = 5, **given: Any) -> Standing:
+def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
     """A run of 120 steps in the middle of an epoch, with members of three tiers, of whom one is
     gone.
     """
@@ -124,11 +124,11 @@ def server() -> list[MESSAGES]:
     ]
 
 
-def screen_of(messages: list[MESSAGES], role: Role = "member", leave: Any = lambda: None) -> Tui:
+def screen_of(messages: list[MESSAGES], role: Role = "member", leave: Any = lambda: None) -> RunApp:
     """A screen that shows what these messages say, at a moment that never changes."""
     board = Board(role, "demo", 1 if role == "member" else None)
     for message in messages:
         board.take(message)
-    screen = Tui(board, lambda: NOW, leave)
+    screen = RunApp(board, lambda: NOW, leave)
     screen.animation_level = "none"  # the line under the tabs would move for 0.3 seconds
     return screen

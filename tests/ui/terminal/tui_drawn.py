@@ -17,7 +17,8 @@ def seen(app: App[None]) -> str:
 
 async def drawn(pilot: Pilot[None]) -> str:
     """Return what is seen once nothing changes any more."""
-    shown, same = "", 0
+    shown = ""
+    same = 0
     while same < LOOKS:
         await pilot.wait_for_scheduled_animations()  # which scrolling is, also where nothing is animated
         now = seen(pilot.app)

@@ -1,4 +1,6 @@
-"""Boards of a local testnet for tests: before anything is told, in the middle of a run, and with a client killed."""
+"""Boards of a local testnet for tests: before anything is told, in the middle of a run, and with a
+client killed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 import msgspec
 
 from aftermath.ui.terminal.messages import MESSAGES, ClientRow, Clients, Line, Output, Said
-from aftermath.ui.terminal.testnet_app import Overview, OverviewBoard
+from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard
 
 NAMES = ("localnet", "client-1", "client-2", "client-3")
 NOW = 75.0
@@ -47,11 +49,11 @@ def killed() -> list[MESSAGES]:
     return [*messages, stands(*rows()[:2], gone)]
 
 
-def overview_of(messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave: Any = lambda: None) -> Overview:
+def overview_of(messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave: Any = lambda: None) -> LocalTestnetApp:
     """A screen that shows what these messages say, at a moment that never changes."""
-    board = OverviewBoard("local-testnet", names)
+    board = LocalTestnetBoard("local-testnet", names)
     for message in messages:
         board.take(message)
-    screen = Overview(board, lambda: NOW, leave)
+    screen = LocalTestnetApp(board, lambda: NOW, leave)
     screen.animation_level = "none"  # the line under the tabs would move for 0.3 seconds
     return screen

@@ -1,4 +1,6 @@
-"""Time that passes at once while nobody in this process has anything to do, for observers and the runs they show."""
+"""Time that passes at once while nobody in this process has anything to do, for observers and the
+runs they show.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Members without trainers on a real embedded network: they take a run through its rounds by their instructions alone.
+"""Members without trainers on a real embedded network: they take a run through its rounds by their
+instructions alone.
 
 `python -m observe.crowd` shows a live run for work on the page: it prints where its network is.
 """
@@ -34,7 +35,8 @@ class Crowd:
     """Members of these tiers in one run, by the seat that each gets."""
 
     def __init__(self, place: Place, run_id: str, members: Sequence[tuple[int, SolanaMember]]) -> None:
-        self.place, self.run_id = place, run_id
+        self.place = place
+        self.run_id = run_id
         self.states_steps: int | None = None
         """The step that all members state with what they attest, if not the round's."""
         self._members = list(members)
@@ -95,7 +97,8 @@ async def crowd(
     run_id: str, tiers: Sequence[int], *, name: str = "", slot_ms: int = 20, **config: int
 ) -> AsyncIterator[Crowd]:
     """A network of its own, and a run on it that members of these tiers are to join."""
-    owner, wallets = Wallet(Keypair()), [Wallet(Keypair()) for _ in tiers]
+    owner = Wallet(Keypair())
+    wallets = [Wallet(Keypair()) for _ in tiers]
     network = await EmbeddedEngine().start(replace(network_config(owner, *wallets), slot_ms=slot_ms))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(network.close)

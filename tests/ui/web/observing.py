@@ -24,7 +24,8 @@ class Viewer:
     """Asks an observer at this address."""
 
     def __init__(self, url: str, session: ClientSession) -> None:
-        self.url, self.session = url, session
+        self.url = url
+        self.session = session
 
     async def text(self, path: str) -> str:
         async with self.session.get(self.url + path) as reply:

@@ -1,4 +1,6 @@
-"""What an observer makes of files of events: a run that no chain knows any more, moments, curves and marks of it."""
+"""What an observer makes of files of events: a run that no chain knows any more, moments, curves
+and marks of it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ import pytest
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
-from aftermath.events.reader import About, EventRecord, RunName
+from aftermath.events.reader import EventOrigin, EventRecord, RunName
 from aftermath.events.stream import line_of
 from aftermath.localnet.free_ports import free_ports
 from aftermath.ui.web import from_events as drawn
-from aftermath.ui.web.from_events import Losses, Retold, Sent
+from aftermath.ui.web.from_events import EventSnapshots, Losses, Sent
 from aftermath.ui.web.observed_run import ObservedRun
-from aftermath.ui.web.run_history import Past, RunRecords
-from aftermath.ui.web.snapshot import Moment
+from aftermath.ui.web.run_history import RunRecords, SnapshotHistory
+from aftermath.ui.web.snapshot import RunSnapshot
 from events.sample_events import said
 from ui.web.observing import observing
 
@@ -36,7 +38,7 @@ class Story:
 
     def say(self, member: int, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
-        about = About("told", WALLETS[member], member, "0.1.0")
+        about = EventOrigin("told", WALLETS[member], member, "0.1.0")
         self.told.append(EventRecord(self.now, about, said(kind, **fields), Path("x")))
 
     def play(self) -> Story:
@@ -65,7 +67,7 @@ class Story:
         return directory
 
 
-async def test_a_run_is_shown_from_events_alone_though_no_chain_answers(tmp_path: Path) -> None:
+async def test_run_is_shown_from_events_without_chain(tmp_path: Path) -> None:
     Story().play().write(tmp_path)
     nobody = f"http://127.0.0.1:{free_ports('127.0.0.1', 2)}"
     async with observing(nobody, events=[tmp_path]) as viewer, viewer.live("/live/told") as socket:
@@ -89,9 +91,11 @@ async def test_a_run_is_shown_from_events_alone_though_no_chain_answers(tmp_path
 
 
 def of_run(created: int, loss: float) -> EventRecord:
-    """What a member of the run created in that slot tells of its first step; slot 0: it does not say of which run."""
+    """What a member of the run created in that slot tells of its first step; slot 0: it does not
+    say of which run.
+    """
     identity = f"{created:016x}" if created else ""
-    about = About("twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity)
+    about = EventOrigin("twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity)
     return EventRecord(NOON, about, said("trained", step=1, loss=loss, tokens=10), Path("x"))
 
 
@@ -117,8 +121,8 @@ def test_records_of_made_up_runs_are_bounded() -> None:
     assert records.told(RunName("twice", "0wner", 3, "3" * 16)) is None
 
 
-def retold(told: list[EventRecord]) -> tuple[Retold, list[Moment]]:
-    found = Retold("told", Losses())
+def retold(told: list[EventRecord]) -> tuple[EventSnapshots, list[RunSnapshot]]:
+    found = EventSnapshots("told", Losses())
     moments = [moment for one in told if (moment := found.take(one)) is not None]
     return found, moments
 
@@ -135,10 +139,10 @@ def test_what_several_members_tell_is_one_moment() -> None:
     assert (small.standing, small.takes_part, small.figures.sent) == ("dropped", False, 4000)
 
 
-def test_members_that_files_make_up_are_counted_and_their_names_cut() -> None:
-    found = Retold("told", Losses())
+def test_invented_members_are_limited_and_names_cut() -> None:
+    found = EventSnapshots("told", Losses())
     for member in range(3000):
-        about = About("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
+        about = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
         found.take(EventRecord(NOON, about, said("trained", step=member, loss=1.0, tokens=1), Path("x")))
     assert len(found.members) == 1024
     assert max(map(len, found.members)) <= 64
@@ -146,7 +150,8 @@ def test_members_that_files_make_up_are_counted_and_their_names_cut() -> None:
 
 
 def test_curves_are_bounded_and_keep_their_means() -> None:
-    losses, sent = Losses(), Sent()
+    losses = Losses()
+    sent = Sent()
     for step in range(1, 20_001):
         losses.told(2, step, 4.0 if step % 2 else 2.0, 10)
         sent.add(2, step, 5)
@@ -177,12 +182,12 @@ def test_a_loss_that_no_model_has_is_no_place_in_a_chart() -> None:
     assert losses.by_tier() == {0: [(2, 9.0)]}
 
 
-def moment(at: int) -> Moment:
-    return Moment(at=at, source="chain", run_id="r", state="paused", epoch=at, step=0, total_steps=0)
+def moment(at: int) -> RunSnapshot:
+    return RunSnapshot(at=at, source="chain", run_id="r", state="paused", epoch=at, step=0, total_steps=0)
 
 
 def test_the_past_is_bounded_exact_when_near_and_coarse_when_far() -> None:
-    past = Past(most=100)
+    past = SnapshotHistory(most=100)
     for at in range(1000):
         past.keep(moment(at))
     times = past.times()
@@ -190,14 +195,14 @@ def test_the_past_is_bounded_exact_when_near_and_coarse_when_far() -> None:
     assert times[0] == 0
     assert times[-40:] == list(range(960, 1000))
     assert times == sorted(times)
-    small = Past(most_bytes=2000)
+    small = SnapshotHistory(most_bytes=2000)
     for at in range(200):
         small.keep(moment(at))
     assert 2 <= len(small.times()) < 40
 
 
 def test_a_time_between_two_moments_is_that_of_the_former() -> None:
-    past = Past()
+    past = SnapshotHistory()
     assert past.before(5) is None
     for at in (20, 10, 10):
         past.keep(moment(at))

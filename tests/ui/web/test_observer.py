@@ -1,4 +1,6 @@
-"""The observer against a real network: what it serves and pushes, whom it refuses, a network that goes away."""
+"""The observer against a real network: what it serves and pushes, whom it refuses, a network that
+goes away.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ async def test_the_page_is_its_own_files_and_may_run_nothing_else(people: Crowd)
             assert reply.status == 405
 
 
-def test_no_file_of_the_page_makes_markup_of_text_or_asks_elsewhere() -> None:
+def test_page_files_make_no_markup_and_no_foreign_requests() -> None:
     for path in PAGE.iterdir():
         text = path.read_text()
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
@@ -111,7 +113,7 @@ async def test_a_run_is_told_as_the_chain_has_it(people: Crowd) -> None:
     assert now["costs"]["lamports"] >= 5000 * now["costs"]["transactions"]
 
 
-async def test_losses_of_every_tier_come_from_what_witnesses_state_on_chain(people: Crowd) -> None:
+async def test_losses_without_events_come_from_witnesses(people: Crowd) -> None:
     async with observed_there(people) as viewer:
         await people.join()
         async with viewer.live(f"/live/{AT}") as socket:
@@ -174,9 +176,7 @@ async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> Non
 
 
 @pytest.mark.parametrize("asks", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500], ids=["nothing", "500 pages"])
-async def test_strangers_who_say_nothing_or_take_nothing_keep_nobody_out(
-    people: Crowd, asks: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_strangers_block_nobody(people: Crowd, asks: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "MOST_OTHERS", 24)
     async with observed_there(people) as viewer, viewer.live("/live") as socket:
         await socket.receive_json(timeout=30)
@@ -302,14 +302,18 @@ async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
                 pass
 
 
+@pytest.mark.slow
 async def test_command_serves_until_ctrl_c_despite_visitors(real_time: None, people: Crowd, tmp_path: Path) -> None:
+    """The command also ends if SIGINT was ignored when it started, as by a script's `&`."""
     absent = tmp_path / "absent"
     arguments = ("--rpc", people.place.network.rpc_url, "--events", str(absent), "--port", "0", "--json")
-    process = await asyncio.create_subprocess_exec(CONSOLE, "observe", *arguments, stdout=PIPE, stderr=PIPE)
+    started = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", CONSOLE, "observe", "--run-id", RUN, *arguments)
+    process = await asyncio.create_subprocess_exec(*started, stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     said = (await process.stdout.readuntil(b"}\n")).decode()
-    url = json.loads(said)["url"].rstrip("/")
+    url, _, page = json.loads(said)["url"].partition("/run/")
+    assert page == AT
     async with ClientSession() as session, Viewer(url, session).live(f"/live/{AT}") as socket:
         await until(socket, state_is("waiting_for_members"))
         process.send_signal(signal.SIGINT)

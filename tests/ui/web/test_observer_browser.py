@@ -1,4 +1,6 @@
-"""The observer's page in a real Chromium: it renders, hears, is driven by keys, and has two sets of colours."""
+"""The observer's page in a real Chromium: it renders, hears, is driven by keys, and has two sets of
+colours.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from ui.web.observing import observing
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -125,7 +128,8 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         await browser.until("document.querySelectorAll('.chip').length === 6")
         assert await browser.ask(text("#link")) == "live"
 
-        # By keys: the first stop skips to the content, the legend switches a tier, the chart says a step.
+        # By keys: the first stop skips to the content, the legend switches a tier, the chart says a
+        # step.
         await browser.ask("document.activeElement.blur()")
         await browser.press(Keys.TAB)
         assert await browser.ask("document.activeElement.className") == "skip"

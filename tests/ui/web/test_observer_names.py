@@ -1,4 +1,6 @@
-"""Under which names the observer answers: a site whose own name leads to this machine reads nothing."""
+"""Under which names the observer answers: a site whose own name leads to this machine reads
+nothing.
+"""
 
 from __future__ import annotations
 

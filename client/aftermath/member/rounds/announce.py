@@ -60,7 +60,7 @@ class Announcing:
         self._kept.results.keep_own(said, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
         self._ports.events.emit(
-            event_types.Trained(
+            event_types.ShareTrained(
                 epoch=plan.epoch,
                 height=plan.header.height,
                 step=plan.header.step,
@@ -76,7 +76,7 @@ class Announcing:
         await self._kept.own.offer(replica)
         if trained.measured is not None:
             self._ports.events.emit(
-                event_types.Optimizer(
+                event_types.OptimizerReport(
                     epoch=plan.epoch,
                     height=plan.header.height,
                     step=plan.header.step,

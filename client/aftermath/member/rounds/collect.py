@@ -19,7 +19,7 @@ from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.optim.votes import Votes
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Commitment, Ready, decode_announcement
 from aftermath.rules.consensus import Fingerprint, matches
@@ -43,7 +43,7 @@ class Collector:
         self._results = results
         self._epoch = epoch
         self._turn = 0
-        self._complaints = Complaints(_log)
+        self._complaints = LogLimits(_log)
 
     async def collect(
         self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]

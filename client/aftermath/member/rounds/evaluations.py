@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from aftermath.base.concurrency import ThreadWorker, Worker, first_of
 from aftermath.base.errors import AftermathError
-from aftermath.evals.eval_options import Wanted
+from aftermath.evals.eval_options import EvalRequest
 from aftermath.evals.likelihood import Ask
 from aftermath.evals.suite import Score, evaluated
 from aftermath.events import event_types
@@ -29,7 +29,7 @@ T = TypeVar("T")
 class Evaluations:
     """Evaluates one member's model again and again, between its rounds."""
 
-    def __init__(self, wish: Wanted, tokenizer: Tokenizer, window: int) -> None:
+    def __init__(self, wish: EvalRequest, tokenizer: Tokenizer, window: int) -> None:
         self._wish = wish
         self._tokenizer = tokenizer
         self._window = window

@@ -104,6 +104,11 @@ class Rounds:
         """Return the number of the epoch."""
         return self._epoch.number
 
+    @property
+    def step(self) -> int:
+        """Return the number of steps in the replica."""
+        return self._applying.step
+
     async def catch_up(self, run: Run) -> int:
         """Apply every round that counts if the rounds stop at `run`. Return the steps in the
         replica.
@@ -160,7 +165,7 @@ class Rounds:
         number = self._epoch.number
         step = plan.header.step
         since = run.state_started_at
-        self._ports.events.emit(event_types.Round(epoch=number, height=height, step=step, since=since))
+        self._ports.events.emit(event_types.RoundStarted(epoch=number, height=height, step=step, since=since))
         return plan
 
     # --- until the next round ---------------------------------------------------------------------

@@ -96,4 +96,4 @@ class Settling:
             if out := [level for level in vouched if level >= result.said.tier and seat not in vouched[level]]:
                 what = f"level{'s' * (len(out) > 1)} {', '.join(map(str, out))}"
                 why = f"{what} left out: too few of the witnesses that judge it have it"
-                self._ports.events.emit(event_types.Refused(height=height, seat=seat, why=why))
+                self._ports.events.emit(event_types.PeerRefused(height=height, seat=seat, why=why))

@@ -1,15 +1,8 @@
 """DeepSeek V2 and V3 with MatFormer feed-forwards: latent attention, shared and routed experts.
 
-Decided
-- Equal scores go to the expert with the lower number, by a stable sort. Experts add to their tokens in the order of
-  their numbers, each token once an expert: no sum depends on the order in which a device writes.
-- Every expert takes part in the graph, also with no token: its gradient is then zero, not absent.
-- Choices are counted where the backward pass comes by, which is once for every token of a share, however often layers
-  are computed; what no backward pass follows is not counted.
-- The norms of the latent vectors have epsilon 1e-6 whatever `rms_norm_eps` says, as in the published model.
-
-Shapes in comments: B sequences, T tokens, N = B T, D hidden size, H heads, P and R head dimensions without and with
-positions, K value head dimension, C the rank of keys and values, E routed experts, S experts a token, V vocabulary.
+Shapes in comments: B sequences, T tokens, N = B T, D hidden size, H heads, P and R head
+dimensions without and with positions, K value head dimension, C rank of keys and values,
+E routed experts, S experts per token, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
-from aftermath.model.arch.llama import FeedForward
-from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
-from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.key_cache import Cache, LayerCache, attention
-from aftermath.model.network import Through
+from aftermath.model.arch.llama import SwiGLU
+from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotate, scaled_rotary
+from aftermath.model.network import LayerCache, TextCache, Through, attention
 
+# The published model uses this epsilon for latent norms, whatever `rms_norm_eps` says.
 _LATENT_EPSILON = 1e-6
 
 
@@ -35,7 +27,7 @@ class Deepseek(Transformer):
     """The network of one tier."""
 
     def __init__(self, config: DeepseekConfig, tier: int = 0) -> None:
-        super().__init__(config, tier, Decoder(config, tier))
+        super().__init__(config, tier, DeepseekDecoder(config, tier))
 
     def take_part(self, rank: int, ranks: int) -> None:
         del rank
@@ -43,7 +35,7 @@ class Deepseek(Transformer):
             layer.self_attn.heads //= ranks
 
 
-class Decoder(nn.Module):
+class DeepseekDecoder(nn.Module):
     """Embedding, layers and final norm: token ids [B, T] -> hidden states [B, T, D]."""
 
     def __init__(self, config: DeepseekConfig, tier: int) -> None:
@@ -53,11 +45,13 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
         kept = config.shape(tier)
         widths = {layer: kept.of_layer(layer)[0] for layer in kept.layers}
-        self.layers = nn.ModuleDict({str(layer): Layer(config, width, layer) for layer, width in widths.items()})
+        self.layers = nn.ModuleDict(
+            {str(layer): DeepseekLayer(config, width, layer) for layer, width in widths.items()}
+        )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._rotation = Rotation(partial(scaled_rotary, config, config.qk_rope_head_dim))
 
-    def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through, cache: TextCache | None = None) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
         rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
         for name, layer in self.layers.items():
@@ -66,8 +60,8 @@ class Decoder(nn.Module):
         return out
 
 
-class Layer(nn.Module):
-    """Pre-norm attention and feed-forward or experts, each added to the residual stream [B, T, D]."""
+class DeepseekLayer(nn.Module):
+    """Pre-norm attention and feed-forward or experts on the residual stream [B, T, D]."""
 
     def __init__(self, config: DeepseekConfig, width: int, number: int) -> None:
         super().__init__()
@@ -75,7 +69,7 @@ class Layer(nn.Module):
         self.self_attn = LatentAttention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         dense = number < config.dense_layers
-        self.mlp = FeedForward(config.hidden_size, width) if dense else Experts(config, width)
+        self.mlp = SwiGLU(config.hidden_size, width) if dense else Experts(config, width)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
@@ -84,14 +78,15 @@ class Layer(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Causal attention whose keys and values come from one vector of rank C; heads share the key's rotated part."""
+    """Causal attention. One vector of rank C gives keys and values; heads share the rotated key."""
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.config = config
-        hidden, rank = config.hidden_size, config.q_lora_rank
+        hidden = config.hidden_size
+        rank = config.q_lora_rank
         heads = self.heads = config.num_attention_heads
-        self.shared_key = nn.Identity()  # a place for ranks
+        self.shared_key = nn.Identity()  # ranks exchange tensors here (`TensorPlan`)
         queries = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
         if rank is None:
             self.q_proj = linear(hidden, queries)  # [H (P + R), D]
@@ -131,14 +126,14 @@ class LatentAttention(nn.Module):
         return projected.view(batch, length, self.heads, -1).transpose(1, 2)  # [B, H, T, n]
 
     def _rotate(self, heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Dimension 2i pairs with 2i + 1: they are moved to i and i + R/2, for queries and keys alike."""
+        """Rotate heads. Published weights pair 2i with 2i + 1: move them to i and i + R/2."""
         if self._pairs:
             heads = heads.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return rotate(heads, rotation)
 
 
 class Gate(nn.Module):
-    """Which experts a token takes, and with which weights: [N, D] -> indices and weights [N, S]."""
+    """Choose the experts of each token: [N, D] -> indices and weights [N, S]."""
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
@@ -165,7 +160,10 @@ class Gate(nn.Module):
         return chosen, weights * config.routed_scaling_factor
 
     def _choose(self, scores: Tensor, best: int, below: float) -> Tensor:
-        """The experts [N, S] with the highest scores [N, E], from the groups whose `best` highest are highest."""
+        """Return the experts [N, S] with the highest scores [N, E].
+
+        Only the groups with the largest sum of their `best` highest scores compete.
+        """
         groups, allowed = self.config.groups
         if allowed < groups:
             grouped = scores.unflatten(-1, (groups, -1))  # [N, groups, E / groups]
@@ -176,23 +174,27 @@ class Gate(nn.Module):
 
 
 class Experts(nn.Module):
-    """The shared experts, as one feed-forward, and for each token its routed ones."""
+    """Add the shared experts, as one feed-forward, and the routed experts of each token."""
 
     def __init__(self, config: DeepseekConfig, width: int) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.given, self.made = nn.Identity(), nn.Identity()  # places for ranks
+        # ranks exchange tensors here (`TensorPlan`)
+        self.given = nn.Identity()
+        self.made = nn.Identity()
         self.gate = Gate(config)
-        self.shared_experts = FeedForward(hidden, width * config.n_shared_experts)
-        self.experts = nn.ModuleList(FeedForward(hidden, width) for _ in range(config.n_routed_experts))
+        self.shared_experts = SwiGLU(hidden, width * config.n_shared_experts)
+        self.experts = nn.ModuleList(SwiGLU(hidden, width) for _ in range(config.n_routed_experts))
 
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(0, 1)  # [N, D]
         chosen, weights = self.gate(tokens)  # [N, S]
         tokens, weights = self.given(tokens), self.given(weights)
+        # Experts add to their tokens in ascending order, so no sum depends on the write order of a
+        # device. An expert without tokens stays in the graph: its gradient is zero, not absent.
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
-            rows, places = (chosen == number).nonzero(as_tuple=True)  # a token takes an expert once: rows differ
+            rows, places = (chosen == number).nonzero(as_tuple=True)  # rows are unique: a token takes an expert once
             found = expert(tokens[rows]) * weights[rows, places].unsqueeze(-1)
             out = out.index_add(0, rows, found.to(out.dtype))
         both: Tensor = self.made(out.view_as(hidden) + self.shared_experts(self.given(hidden)))
@@ -200,12 +202,15 @@ class Experts(nn.Module):
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:
-    """Indices [N, count] of the highest scores of each row; equal ones by the lower index."""
+    """Return the indices [N, count] of the highest scores per row, lower index first on ties."""
+    # The stable sort gives equal scores to the lower index on every device.
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
+# The backward pass visits every token of a share once, however often layers are recomputed.
+# Counting there counts each choice once.
 class _Counted(torch.autograd.Function):
-    """Weights as they are; on the way back the bias gets, in place of a gradient, how often each expert was chosen."""
+    """Pass weights through. The backward pass gives the bias the expert counts as its gradient."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, bias: Tensor, chosen: Tensor) -> Tensor:
@@ -215,11 +220,12 @@ class _Counted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        (gradient,), (counts,) = gradients, ctx.saved_tensors
+        (gradient,) = gradients
+        (counts,) = ctx.saved_tensors
         return gradient, counts, None
 
 
 def _counted(weights: Tensor, bias: Tensor, chosen: Tensor) -> Tensor:
-    """The weights [N, S] of the chosen experts [N, S], of which the bias [E] learns."""
+    """Return the weights [N, S] of the chosen experts [N, S]; the bias [E] learns from them."""
     counted: Tensor = _Counted.apply(weights, bias, chosen)
     return counted

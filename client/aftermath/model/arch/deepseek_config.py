@@ -1,15 +1,6 @@
-"""The shape of a DeepSeek V2 or V3 with MatFormer feed-forwards: what its `config.json` may say.
+"""The config of DeepSeek V2 and V3: their sizes, tensors, tiers and `config.json`.
 
-Decided
-- V3's `e_score_correction_bias` only chooses experts. It moves by how often each is chosen, as
-  published, and by nothing else (`optim.balance`). No auxiliary loss is computed.
-- Where transformers and the published model differ (V2 with `norm_topk_prob`, V3 with it and one
-  expert a token, `moe_layer_freq`), the key is refused. What published files have in addition to
-  plain weights is `model/published.py`'s.
-- transformers multiplies all experts at once, where rows of the experts' matrices must be multiples
-  of 16 bytes. Where they are not, as in a narrow tier, the file asks for one expert after the
-  other: nobody has to know of it.
-
+Tensors have the names of published checkpoints: each matrix of each expert is one tensor.
 Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437).
 """
 
@@ -22,12 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
-from aftermath.model.arch.deepseek_shape import DeepseekShape
 from aftermath.model.arch.known_keys import refuse_contradictions, refuse_ideas
 from aftermath.model.arch.rope_config import rope_table
-from aftermath.model.arch.scaled_config import POSITIONS, fields_of_positions
-from aftermath.model.config import ModelConfigError, sized, stored_tier
-from aftermath.model.tiers import KEY
+from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
+from aftermath.model.config import ModelConfig, ModelConfigError, TensorPlan, check_divisible, sized, stored_tier
+from aftermath.model.tiers import KEY, TierShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +25,173 @@ if TYPE_CHECKING:
     from aftermath.model.arch.deepseek import Deepseek
 
 
+# Tier k keeps the first 1/2^k of the hidden units of dense layers, routed experts and shared
+# experts (one feed-forward), unless `matformer_tiers` names widths. Attention and gates are whole.
+# Ranks cut the same hidden units, and heads; every rank holds gates and what heads share.
+class DeepseekShape(ScaledConfig):
+    """The sizes, under Hugging Face's names. `head_dim` is `qk_rope_head_dim`, as there."""
+
+    ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {
+        "gate_proj.weight": 0,
+        "up_proj.weight": 0,
+        "down_proj.weight": 1,
+    }
+    HEAD_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {
+        "self_attn.q_proj.weight": 0,
+        "self_attn.q_b_proj.weight": 0,
+        "self_attn.kv_b_proj.weight": 0,
+        "self_attn.o_proj.weight": 1,
+    }
+    # The bias moves by how often each expert is chosen, as published, and by nothing else
+    # (`optim.balance`). There is no auxiliary loss.
+    CHOICE_BIAS: ClassVar[bool] = False
+    """Whether experts are chosen by their scores and a bias."""
+    CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "moe_intermediate_size")
+    BASE: ClassVar[tuple[str, ...]] = ("num_hidden_layers", "first_k_dense_replace", "moe_intermediate_size")
+
+    moe_intermediate_size: int = Field(ge=1, le=1 << 20)
+    n_routed_experts: int = Field(ge=1, le=512)
+    n_shared_experts: int = Field(ge=1, le=64)
+    num_experts_per_tok: int = Field(ge=1, le=512)
+    routed_scaling_factor: float = Field(1.0, gt=0, le=1e4)
+    q_lora_rank: int | None = Field(None, ge=1, le=1 << 16)
+    kv_lora_rank: int = Field(ge=1, le=1 << 16)
+    qk_nope_head_dim: int = Field(ge=1, le=1 << 12)
+    qk_rope_head_dim: int = Field(ge=2, le=1 << 12)
+    v_head_dim: int = Field(ge=1, le=1 << 12)
+
+    @model_validator(mode="after")
+    def _head_is_even(self) -> Self:
+        if self.qk_rope_head_dim % 2:
+            raise ValueError(f"qk_rope_head_dim {self.qk_rope_head_dim} is odd; rotary embeddings need an even one")
+        if self.hidden_size % self.num_attention_heads:  # transformers refuses it too
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
+        return self
+
+    @property
+    def dense_layers(self) -> int:
+        """Number of first layers with one feed-forward and no experts."""
+        raise NotImplementedError
+
+    def halved(self, tier: int) -> TierShape:
+        """Return dense layers, then expert layers. Raises WidthNotDivisible for either."""
+        check_divisible(self.moe_intermediate_size, tier, "moe_intermediate_size")
+        dense = min(self.dense_layers, self.num_hidden_layers)
+        experts = [(0, 0, self.moe_intermediate_size >> tier)] * (self.num_hidden_layers - dense)
+        return TierShape.of([(ModelConfig.width(self, tier), 0, 0)] * dense + experts)
+
+    def width(self, tier: int) -> int:
+        """Return the hidden units of the widest dense layer, or the file's number without one."""
+        held = max(self.shape(tier).intermediate_size)
+        return held or (self.intermediate_size if self.matformer_tiers else ModelConfig.width(self, tier))
+
+    def expert_width(self, tier: int) -> int:
+        """Return the hidden units of the widest expert of a tier."""
+        held = max(self.shape(tier).moe_intermediate_size)
+        return held or self.moe_intermediate_size >> (0 if self.matformer_tiers else tier)
+
+    def _sizes(self, tier: int) -> dict[str, int]:
+        shape = self.shape(tier)
+        return {
+            "num_hidden_layers": len(shape.layers),
+            "first_k_dense_replace": sum(size > 0 for size in shape.intermediate_size) if tier else self.dense_layers,
+            "moe_intermediate_size": self.expert_width(tier),
+        }
+
+    def tensor_plan(self, tier: int) -> TensorPlan | str:
+        """Cut heads and hidden units of dense layers and experts. Ranks share the rest."""
+        held = self.shape(tier)
+        units = self.ELASTIC_DIMS
+        divided = {
+            "heads": (self.num_attention_heads,),
+            "hidden units": held.intermediate_size,
+            "hidden units of an expert": held.moe_intermediate_size,
+        }
+        return TensorPlan(
+            {**self.HEAD_DIMS, **{f"mlp.{name}": dim for name, dim in units.items()}},
+            divided,
+            inner={f"{of}.{name}": dim for of in ("experts.*", "shared_experts") for name, dim in units.items()},
+            spread=("self_attn.shared_key", "mlp.given"),
+            summed=("mlp.made",),
+        )
+
+    def deviation(self, name: str) -> float | None:
+        """Return the deviation, smaller for residual writers; None for norms and biases."""
+        if "norm" in name or name.endswith("bias"):
+            return None
+        residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        return self.initializer_range / math.sqrt(2 * self.num_hidden_layers if residual else 1)
+
+    def constant(self, name: str) -> float:
+        """Return 1 for norms and 0 for the choice bias."""
+        return 0.0 if name.endswith("bias") else 1.0
+
+    def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of a tier-k replica. A tied output head has no tensor."""
+        hidden = self.hidden_size
+        kept = self.shape(tier)
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        for layer in kept.layers:
+            prefix = f"model.layers.{layer}."
+            width, _ = kept.of_layer(layer)
+            shapes |= {
+                prefix + "input_layernorm.weight": (hidden,),
+                prefix + "post_attention_layernorm.weight": (hidden,),
+            }
+            shapes.update(self._attention(prefix + "self_attn."))
+            if layer < self.dense_layers:
+                shapes.update(self._feed_forward(prefix + "mlp.", width))
+                continue
+            shapes[prefix + "mlp.gate.weight"] = (self.n_routed_experts, hidden)
+            if self.CHOICE_BIAS:
+                shapes[prefix + "mlp.gate.e_score_correction_bias"] = (self.n_routed_experts,)
+            shapes.update(self._feed_forward(prefix + "mlp.shared_experts.", width * self.n_shared_experts))
+            for number in range(self.n_routed_experts):
+                shapes.update(self._feed_forward(f"{prefix}mlp.experts.{number}.", width))
+        shapes["model.norm.weight"] = (hidden,)
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+    def _attention(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        hidden = self.hidden_size
+        heads = self.num_attention_heads
+        rank = self.q_lora_rank
+        queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        shapes: dict[str, tuple[int, ...]] = {prefix + "q_proj.weight": (queries, hidden)}
+        if rank is not None:
+            shapes = {
+                prefix + "q_a_proj.weight": (rank, hidden),
+                prefix + "q_a_layernorm.weight": (rank,),
+                prefix + "q_b_proj.weight": (queries, rank),
+            }
+        return shapes | {
+            prefix + "kv_a_proj_with_mqa.weight": (self.kv_lora_rank + self.qk_rope_head_dim, hidden),
+            prefix + "kv_a_layernorm.weight": (self.kv_lora_rank,),
+            prefix + "kv_b_proj.weight": (heads * (self.qk_nope_head_dim + self.v_head_dim), self.kv_lora_rank),
+            prefix + "o_proj.weight": (hidden, heads * self.v_head_dim),
+        }
+
+    def _feed_forward(self, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+        return {
+            prefix + "gate_proj.weight": (width, self.hidden_size),
+            prefix + "up_proj.weight": (width, self.hidden_size),
+            prefix + "down_proj.weight": (self.hidden_size, width),
+        }
+
+
 _BIASES = ("attention_bias", "mlp_bias", "sliding_window")
+# transformers multiplies all experts at once, which needs matrix rows in multiples of 16 bytes. For
+# other widths the exported file asks for one expert after the other.
 _AT_ONCE = 8  # numbers of bf16 in 16 bytes; what fp32 needs is half of it
 
 
 class DeepseekConfig(DeepseekShape):
-    """What V2 and V3 have in common."""
+    """The keys that V2 and V3 share."""
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
+    # The published model and transformers differ for other values: V2 with `norm_topk_prob`, V3
+    # with one expert per token, and `moe_layer_freq`.
     ONLY: ClassVar[Mapping[str, Any]]
     """Keys of which this client computes one value, which is also what their absence means."""
     ALIASES: ClassVar[Mapping[str, str]]
@@ -74,7 +223,7 @@ class DeepseekConfig(DeepseekShape):
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """As it says there."""
+        """Return the config of a `config.json`. Raises ModelConfigError."""
         refuse_ideas(hf_config)
         refuse_contradictions(hf_config, cls.ALIASES)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
@@ -96,7 +245,8 @@ class DeepseekConfig(DeepseekShape):
                 "This client computes plain ones here, and yarn",
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})
-        tier, size = stored_tier(hf_config)[0], known.get("moe_intermediate_size")
+        tier = stored_tier(hf_config)[0]
+        size = known.get("moe_intermediate_size")
         if isinstance(size, int) and not isinstance(size, bool) and not hf_config.get(KEY):
             known["moe_intermediate_size"] = size << tier
         if "q_lora_rank" not in hf_config:
@@ -141,7 +291,7 @@ class DeepseekConfig(DeepseekShape):
         )
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> Deepseek:
-        """A DeepSeek."""
+        """Return the network with these tensors."""
         from aftermath.model.arch.deepseek import Deepseek
 
         return Deepseek.of(self, tier, params)
@@ -160,12 +310,12 @@ class DeepseekV2Config(DeepseekConfig):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """One group unless choice is limited to groups."""
+        """Return one group unless the choice is limited to groups."""
         return (self.n_group, self.topk_group) if self.topk_method == "group_limited_greedy" else (1, 1)
 
     @property
     def dense_layers(self) -> int:
-        """None unless it says so."""
+        """Return the number of dense layers. The default is 0."""
         return self.first_k_dense_replace
 
 
@@ -188,17 +338,17 @@ class DeepseekV3Config(DeepseekConfig):
     rope_interleave: bool = True
 
     def balances(self, name: str) -> bool:
-        """The bias of the choice."""
+        """Return whether a tensor is the choice bias."""
         return name.endswith(".e_score_correction_bias")
 
     @property
     def groups(self) -> tuple[int, int]:
-        """As it says."""
+        """Return the number of groups and how many of them a token may use."""
         return self.n_group, self.topk_group
 
     @property
     def dense_layers(self) -> int:
-        """Three unless it says otherwise."""
+        """Return the number of dense layers. The default is 3."""
         return self.first_k_dense_replace
 
     @model_validator(mode="after")

@@ -1,10 +1,4 @@
-"""transformers' own network of any of its causal language models, as one of ours.
-
-Decided
-- Its modules are registered here under their own names, so that parameters are called as in a checkpoint; buffers are
-  made again with the network, since checkpoints do not hold them.
-- It is never in training mode: dropout would draw from a generator that nobody agreed on.
-"""
+"""The network of any causal language model of transformers, wrapped as one of ours."""
 
 from __future__ import annotations
 
@@ -15,8 +9,7 @@ from torch import Tensor
 
 from aftermath.model.arch.hf_auto_config import HfAutoConfig
 from aftermath.model.arch.hf_auto_document import network_of
-from aftermath.model.key_cache import Cache
-from aftermath.model.network import LanguageModel
+from aftermath.model.network import LanguageModel, TextCache
 
 
 class HfAuto(LanguageModel):
@@ -25,31 +18,34 @@ class HfAuto(LanguageModel):
     def __init__(self, config: HfAutoConfig, tier: int = 0) -> None:
         super().__init__(config, tier)
         inner = network_of(config.document_of(tier))
+        # Modules keep their own names, so parameters are named as in a checkpoint. Checkpoints hold
+        # no buffers; transformers computes them when it builds the network.
         for name, child in inner.named_children():
             self.add_module(name, child)
         object.__setattr__(self, "_inner", inner)  # not a module of ours: its children are
+        # Dropout in training mode would draw from a generator that members do not share.
         self.train(False)
 
     @classmethod
     def of(cls, config: Any, tier: int, params: Mapping[str, Tensor]) -> Self:
-        """A network that uses these very tensors (no copy). Raises RuntimeError if names or shapes do not fit."""
+        """Return a network on these tensors (no copy). Raises RuntimeError if they do not fit."""
         model = cls(config, tier)
         inner: Any = model._inner
         wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         if wanted != {name: tuple(tensor.shape) for name, tensor in params.items()}:
-            raise RuntimeError("the tensors are not those of this network")
+            raise RuntimeError("names or shapes of the tensors do not match this network")
         inner.load_state_dict(dict(params), strict=False, assign=True)  # a tied tensor has one name here
         inner.tie_weights()
         return model.requires_grad_(True)
 
     def train(self, mode: bool = True) -> Self:
-        """As it is, whatever is asked for."""
+        """Stay in evaluation mode, whatever the caller asks for."""
         del mode
         return super().train(False)
 
     can_recompute = False
 
-    def body(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def body(self, input_ids: Tensor, cache: TextCache | None = None) -> Tensor:
         if cache is not None:
             raise ValueError("a model of transformers keeps nothing of a text here")
         inner: Any = self._inner

@@ -1,19 +1,7 @@
-"""Any causal language model of transformers: what its `config.json` says, kept as it is.
+"""The config of any causal language model of transformers: its `config.json`, kept as it is.
 
-Decided
-- Its function is transformers' own, so a run's members need that package, in versions that compute
-  the same: the extra `hf`. No code comes from a checkpoint.
-- Checkpoints have the names that published ones have, and transformers' modules may have others:
-  experts that it stacks into one tensor are files' tensors one by one. What it does on the way to a
-  file is asked of it once, with tensors without numbers; what is more than a view of a parameter is
-  refused. Either kind of names is read.
-- What a model keeps in addition to its parameters (a bias that balances experts, say) would be
-  nobody's to agree on: such a checkpoint is refused by the first name that is no parameter's.
-- Tiers halve the feed-forwards of models in which these can be cut (`hf_auto_document.cuts_of`);
-  others have tier 0 alone, and say why.
-- Keys that change no function (names, versions, tokens) are left out, so that two files of one
-  model are one model. So is the width of feed-forwards always said, since a tier's file could not
-  tell how its full model left it out.
+transformers computes the function, so all members need compatible versions of it (the extra
+`hf`). No code comes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -36,11 +24,10 @@ from aftermath.model.arch.hf_auto_document import (
     tables_of,
     width_of,
     with_width,
+    without_choices,
 )
-from aftermath.model.arch.hf_auto_limits import without_choices
 from aftermath.model.arch.known_keys import SILENT, refuse_contradictions
-from aftermath.model.config import ModelConfig, ModelConfigError, Piece, stored_tier
-from aftermath.model.tensor_plan import TensorPlan
+from aftermath.model.config import FileTensor, ModelConfig, ModelConfigError, TensorPlan, stored_tier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,10 +49,12 @@ class HfAutoConfig(ModelConfig):
 
     MODEL_TYPE: ClassVar[str] = "hf_auto"
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {}
+    # Keys that change no function (names, versions, tokens) are left out, so two files of one model
+    # give one schema. The width of feed-forwards is always written: a file of a tier cannot tell
+    # how the full model left it out.
     document: str = Field(max_length=LONGEST)
-    """Its keys that change what is computed, as canonical JSON. One that is null is not one that is
-    absent: then transformers has a default. The row of the padding token learns nothing there, and
-    is named by this or by default.
+    """Canonical JSON of the keys that change the function. A null key is not an absent one, for
+    which transformers has a default. The row of the padding token learns nothing in transformers.
     """
 
     @model_validator(mode="after")
@@ -77,9 +66,7 @@ class HfAutoConfig(ModelConfig):
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """As it says there. Raises ModelConfigError without transformers, and for what it does not
-        know.
-        """
+        """Return the config of a file. Raises ModelConfigError, also without transformers."""
         if (why := _UNTRAINABLE.get(str(hf_config.get("model_type")))) is not None:
             raise ModelConfigError(
                 f"config.json: model_type {hf_config['model_type']} is not supported: {why}", "Use another model"
@@ -100,7 +87,7 @@ class HfAutoConfig(ModelConfig):
         )
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
-        """What it was made of, with its tokens; a tier says what it is a tier of."""
+        """Return the file of a tier: the document, the tokens, and the full model's width."""
         width = self.width(tier)
         tokens = self.model_dump(include={"bos_token_id", "eos_token_id"})
         said: dict[str, Any] = json.loads(self.document_of(tier))
@@ -109,10 +96,10 @@ class HfAutoConfig(ModelConfig):
             said |= {"intermediate_size": width}  # whatever transformers calls it here
         return said | tokens | {"torch_dtype": "float32"}
 
+    # Tiers halve the feed-forwards of models where that is possible (`cuts_of`). Other models have
+    # tier 0 only.
     def width(self, tier: int) -> int:
-        """As every model's. Raises ModelConfigError for a tier where feed-forwards cannot be
-        cut.
-        """
+        """Return a tier's width. Raises ModelConfigError if feed-forwards cannot be cut."""
         if tier and isinstance(why := cuts_of(self.document), str):
             name = shown(json.loads(self.document)["model_type"])
             raise ModelConfigError(
@@ -122,7 +109,7 @@ class HfAutoConfig(ModelConfig):
 
     @property
     def model_type(self) -> str:
-        """As transformers names the type."""
+        """Return transformers' name of the type."""
         return str(json.loads(self.document)["model_type"])
 
     def document_of(self, tier: int) -> str:
@@ -130,53 +117,56 @@ class HfAutoConfig(ModelConfig):
         return with_width(self.document, self.width(tier)) if tier else self.document
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
-        """Of the feed-forwards' tensors, where they can be cut."""
+        """Return the cut dimension of a feed-forward's tensor, or None."""
         cuts = cuts_of(self.document)
         return None if isinstance(cuts, str) else cuts.get(name)
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
-        """Not here."""
+        """Return why ranks cannot share these layers."""
         del tier
         return "its layers are transformers' own, and each of its models computes them in another way"
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
-        """As transformers names them."""
+        """Return the shapes under transformers' names."""
         self.width(tier)
         return dict(shapes_of(self.document_of(tier)))
 
-    def pieces(self) -> Mapping[str, Piece]:
-        """What transformers calls otherwise in files, or cuts."""
+    # transformers may stack experts in one tensor that files hold one by one. Either kind of names
+    # is read. Checkpoints with state that is not a parameter are refused: members would not agree
+    # on it.
+    def pieces(self) -> Mapping[str, FileTensor]:
+        """Return the tensors that files name or cut differently."""
         return pieces_of(self.document)
 
     @property
     def cacheable(self) -> int:
-        """Nothing: what transformers' models keep of a text is of many kinds."""
+        """Return 0: each type of transformers caches text in another way."""
         return 0
 
     def tables(self) -> tuple[str, str]:
-        """As transformers has them."""
+        """Return the names of the embedding and of the output head."""
         return tables_of(self.document)
 
     @property
     def base_prefix(self) -> str:
-        """As transformers' class of the model says."""
+        """Return the name of the base model within the network, with its dot."""
         return file_names_of(self.document).prefix
 
     @property
     def ignored_names(self) -> tuple[str, ...]:
-        """As transformers' class of the model says."""
+        """Return patterns of names in files that transformers ignores."""
         return file_names_of(self.document).ignored
 
     def deviation(self, name: str) -> float | None:
-        """Vectors begin as constants."""
+        """Return the deviation of matrices, and None for vectors."""
         return None if len(shapes_of(self.document)[name]) < 2 else 0.02
 
     def constant(self, name: str) -> float:
-        """Biases are nothing; other vectors are of norms."""
+        """Return 0 for biases and 1 for norms."""
         return 0.0 if name.endswith("bias") else 1.0
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> HfAuto:
-        """transformers' own network."""
+        """Return transformers' own network with these tensors."""
         from aftermath.model.arch.hf_auto import HfAuto
 
         self.width(tier)
@@ -184,11 +174,11 @@ class HfAutoConfig(ModelConfig):
 
 
 def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, int]:
-    """The full model's document, and its width, from what the file of any tier says. Raises
-    ModelConfigError.
-    """
-    document, found = canonical(said), width_of(canonical(said))
-    tier, base = 0, 0
+    """Return the full model's document and width. Raises ModelConfigError."""
+    document = canonical(said)
+    found = width_of(canonical(said))
+    tier = 0
+    base = 0
     if hf_config.get("matformer_tier") or hf_config.get("matformer_base_intermediate_size"):
         tier, base = stored_tier(hf_config)
     if found is None:
@@ -207,9 +197,7 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
 
 
 def _of_text(document: str, asked: Callable[[Any], T]) -> T:
-    """What a model's part for text says. Raises ModelConfigError where it has none of its own, or
-    says nothing.
-    """
+    """Return a value of a model's text config. Raises ModelConfigError if it has none."""
     made = config_of_document(document)
     try:
         return asked(made.get_text_config())

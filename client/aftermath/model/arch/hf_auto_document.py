@@ -1,15 +1,7 @@
-"""What transformers makes of a config's document: its network, the tensors of that, what files call them, and whether
-its feed-forwards can be cut.
+"""What transformers makes of a config document: its network, tensors, file names and tiers.
 
-Decided
-- Nothing here computes: networks have shapes alone, but for the one that is asked for.
-- A file costs what it says only up to a bound: its numbers are bounded before transformers counts to them
-  (`hf_auto_limits.py`), and its modules while transformers makes them.
-- No code comes from a checkpoint or from the Hub: keys that choose code never reach transformers, and its use of
-  kernels from the Hub is off in this process.
-- Feed-forwards can be cut where their tensors have names that mean one whose hidden units are independent of each
-  other, and no other tensor has their width. A tier is then transformers' own network with a smaller width in its
-  document; which dimensions that makes smaller is seen by making one.
+Any peer may send a document, so its numbers are bounded before transformers reads them, and keys
+that import code or fetch models are refused. Shapes come from networks without numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +17,95 @@ from typing import Any, Literal, NamedTuple
 
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import shown
-from aftermath.model.arch.hf_auto_limits import check_document
-from aftermath.model.config import ModelConfigError, Piece
+from aftermath.model.config import FileTensor, ModelConfigError
+
+_BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
+    (re.compile(words), most)
+    for words, most in (
+        (r"vocab", 1 << 22),
+        (r"theta|_base$|_freq$|_id$|seed|_limit$|mask_value", 1 << 40),
+        (r"position|length|seq|ctx|context|window", 1 << 24),
+        (r"label", 1 << 16),
+        (r"head_dim|headdim", 1 << 12),
+        (r"size|dim|width|inner|rank|channels", 1 << 20),
+        (r"layer|depth|block|stage", 1 << 8),  # transformers takes about 2 s to build 256
+        (r"expert|head|group", 1 << 12),
+    )
+)
+"""The most that a key with one of these words may say. The first line that matches counts."""
+_MOST = 1 << 20
+"""The most that any other key may say."""
+_CODE = frozenset({"auto_map", "quantization_config", "compression_config", "attribute_map", "sub_configs"})
+"""Keys that make transformers import code, of the checkpoint or of a package."""
+_DOWNLOADS = frozenset({"backbone", "use_timm_backbone", "use_pretrained_backbone"})
+"""Keys by which transformers fetches another model."""
+_CHOICES = frozenset({"use_kernels", "kernel_config", "trust_remote_code", "code_revision"})
+"""Keys, with those of `_is_choice`, that choose the code of a function and not the function."""
+
+
+def without_choices(said: Any) -> Any:
+    """The document without keys that choose which code computes the model, at any depth.
+
+    `attn_implementation: "owner/name"` makes transformers run a kernel of the Hub where `kernels`
+    is installed.
+    """
+    if isinstance(said, dict):
+        return {key: without_choices(value) for key, value in said.items() if not _is_choice(key)}
+    if isinstance(said, list):
+        return [without_choices(value) for value in said]
+    return said
+
+
+def check_document(said: Any) -> None:
+    """Raise ModelConfigError for oversized numbers and for keys that bring code."""
+    for key, value in _entries(said, ""):
+        if (key in _CODE and value) or _is_choice(key):
+            raise ModelConfigError(
+                f"config.json: {key[:60] if key.isprintable() else shown(key)} is not supported",
+                "Use a checkpoint of plain weights without code of its own",
+            )
+        if (key in _DOWNLOADS and value) or (key == "model_type" and str(value).startswith("timm")):
+            raise ModelConfigError(
+                f"config.json: {shown(key)} {shown(value)} is not supported", "Use a model of text alone"
+            )
+        if isinstance(value, int | float) and value > (most := _most(key)):
+            raise ModelConfigError(
+                f"config.json: {shown(key)} is {shown(value)}, and at most {most} here", f"Correct {shown(key)}"
+            )
+
+
+def _is_choice(key: str) -> bool:
+    return key.startswith("_") or "implementation" in key or key in _CHOICES
+
+
+def _most(key: str) -> int:
+    return next((most for words, most in _BOUNDS if words.search(key.lower())), _MOST)
+
+
+def _entries(said: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield each value of a document with its key, at any depth. Items have the list's key."""
+    if isinstance(said, dict):
+        for name, value in said.items():
+            yield name, value
+            if isinstance(value, dict | list):
+                yield from _entries(value, name)
+    elif isinstance(said, list):
+        for value in said:
+            if isinstance(value, dict | list):
+                yield from _entries(value, key)
+            else:
+                yield key, value
+
 
 _INSTALL = "Install transformers for this package: pip install 'aftermath[hf]'"
 LONGEST = 1 << 16  # characters of a config's document
-_MODULES, _CUTS = 1 << 14, 1 << 18
-"""Of a network, and what may be done to its tensors on their way to a file."""
+_MODULES = 1 << 14
+"""The most modules of a network."""
+_CUTS = 1 << 18
+"""The most operations on its tensors while they are converted for a file."""
+# Feed-forwards can be cut where tensor names mean independent hidden units and no other tensor has
+# their width. A tier is transformers' network with a smaller width; building one shows which
+# dimensions shrink.
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
 """What configs of transformers call the width of their feed-forwards."""
 _FEED_FORWARD = re.compile(
@@ -40,7 +114,7 @@ _FEED_FORWARD = re.compile(
 
 
 def is_known(model_type: str) -> bool:
-    """Whether transformers has a causal language model of this type. Raises ModelConfigError without transformers."""
+    """Return whether transformers has this causal model. Raises ModelConfigError without it."""
     _transformers(model_type)
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -48,8 +122,9 @@ def is_known(model_type: str) -> bool:
 
 
 def network_of(document: str) -> Any:
-    """transformers' network of a config's document, untrained. Raises ModelConfigError for one that brings code."""
-    transformers, made = _transformers("it"), config_of_document(document)
+    """Return an untrained network of transformers. Raises ModelConfigError if it brings code."""
+    transformers = _transformers("it")
+    made = config_of_document(document)
     made._experts_implementation = "eager"  # products in groups are not known in every precision on every device
     _forbid_hub_kernels()
     with _bounded_modules():
@@ -64,7 +139,7 @@ def network_of(document: str) -> Any:
 
 
 def _forbid_hub_kernels() -> None:
-    """Have transformers compute with its own code: where `kernels` is installed, it fetches some from the Hub."""
+    """Disable kernels from the Hub, which transformers fetches if `kernels` is installed."""
     from transformers.integrations import hub_kernels
 
     hub_kernels._kernels_enabled = False
@@ -93,10 +168,12 @@ def _bounded_modules() -> Iterator[None]:
 
 
 class _Bounded:
-    """Counts what a document leads to. `one_more` raises ModelConfigError once that is more than of any model."""
+    """Count what a document creates. `one_more` raises ModelConfigError above the limit."""
 
     def __init__(self, sentence: str, most: int) -> None:
-        self._sentence, self._most, self._count = sentence, most, 0
+        self._sentence = sentence
+        self._most = most
+        self._count = 0
 
     def one_more(self) -> None:
         self._count += 1
@@ -130,7 +207,7 @@ def _transformers(asked_for: str) -> Any:
 
 
 def config_of_document(document: str) -> Any:
-    """transformers' own config of a document. Raises ModelConfigError for one that it does not take."""
+    """Return transformers' config of a document. Raises ModelConfigError if it is refused."""
     try:
         said = json_value(document)
     except Malformed:
@@ -153,7 +230,7 @@ def config_of_document(document: str) -> Any:
 
 @lru_cache(maxsize=8)
 def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
-    """Of every parameter, under transformers' names. Raises ModelConfigError."""
+    """Return the shape of each parameter by its name in transformers. Raises ModelConfigError."""
     try:
         network = _shapes_alone(document)
     except ModelConfigError:
@@ -174,7 +251,7 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=8)
-def pieces_of(document: str) -> Mapping[str, Piece]:
+def pieces_of(document: str) -> Mapping[str, FileTensor]:
     """`ModelConfig.pieces`. Raises ModelConfigError."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -195,7 +272,9 @@ def pieces_of(document: str) -> Mapping[str, Piece]:
         with torch.no_grad(), Views():  # type: ignore[no-untyped-call]
             filed = revert_weight_conversion(network, dict(held))
         made = {
-            listed: Piece(names[part.untyped_storage()._cdata], tuple(part.shape), part.stride(), part.storage_offset())
+            listed: FileTensor(
+                names[part.untyped_storage()._cdata], tuple(part.shape), part.stride(), part.storage_offset()
+            )
             for listed, part in filed.items()
         }
     except ModelConfigError:
@@ -227,28 +306,29 @@ def tables_of(document: str) -> tuple[str, str]:
     return embedding, output
 
 
-class FileNames(NamedTuple):
+class FileNamePatterns(NamedTuple):
     """What transformers knows of the names in a model's files."""
 
     prefix: str
-    """Of the base model, with its dot; empty where the model has none."""
+    """The name of the base model with its dot; empty where the model has none."""
     ignored: tuple[str, ...]
     """Regular expressions of names that transformers passes over."""
 
 
 @lru_cache(maxsize=8)
-def file_names_of(document: str) -> FileNames:
+def file_names_of(document: str) -> FileNamePatterns:
     """`ModelConfig.base_prefix` and `ModelConfig.ignored_names`. Raises ModelConfigError."""
     shapes_of(document)  # raises for a network that cannot be built
     network = _shapes_alone(document)
     name = network.base_model_prefix
     prefix = f"{name}." if name and hasattr(network, name) else ""
-    return FileNames(prefix, tuple(network._keys_to_ignore_on_load_unexpected or ()))
+    return FileNamePatterns(prefix, tuple(network._keys_to_ignore_on_load_unexpected or ()))
 
 
 @lru_cache(maxsize=8)
 def width_of(document: str) -> tuple[str, int] | None:
-    """The key by which transformers knows the width of the feed-forwards, and the width; None where there is no such.
+    """The key by which transformers knows the width of the feed-forwards, and the width; None where
+    there is no such.
 
     Raises ModelConfigError.
     """
@@ -262,7 +342,7 @@ def width_of(document: str) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=64)
 def _width_key(model_type: str) -> str | None:
-    """By which transformers knows the width of this type's feed-forwards; None where it does so by none."""
+    """Return the key of the feed-forward width for this type, or None if there is none."""
     try:
         blank = config_of_document(canonical({"model_type": model_type}))  # another keeps every key that its file has
     except ModelConfigError:
@@ -279,13 +359,14 @@ def with_width(document: str, width: int) -> str:
 
 @lru_cache(maxsize=8)
 def cuts_of(document: str) -> Mapping[str, Literal[0, 1]] | str:
-    """The dimension of the hidden units of every tensor of a feed-forward; or in words why there are no tiers."""
+    """Return the cut dimension of each feed-forward tensor, or why there are no tiers."""
     found = width_of(document)
     if found is None or found[1] < 2:
         return "its config.json says no width of its feed-forwards"
     key, width = found
     try:
-        whole, part = shapes_of(document), shapes_of(with_width(document, width // 2))
+        whole = shapes_of(document)
+        part = shapes_of(with_width(document, width // 2))
         apart = {piece.name for piece in pieces_of(document).values()}
     except ModelConfigError as error:
         return error.message.removeprefix("config.json: ")

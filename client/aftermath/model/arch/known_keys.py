@@ -1,11 +1,4 @@
-"""The keys of a `config.json`: which say nothing of a function, whose they are, and what is done about strange ones.
-
-Decided
-- Of models that transformers knows, what it does not read changes nothing, and passes. Of a NanoGPT nobody else says
-  what a key means: one that is not known is refused by its name, with the known one that is nearest.
-- Where transformers knows a key by two names, it lets one of them win in silence. Here they must agree.
-- Keys that any file of transformers carries say nothing of the function: names, versions, tokens, what is returned.
-"""
+"""Checks of the keys in a `config.json`: without effect, of other models, or unknown."""
 
 from __future__ import annotations
 
@@ -50,8 +43,9 @@ def refuse_ideas(hf_config: Mapping[str, Any]) -> None:
         raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
 
 
+# transformers silently prefers one of two names of a key. Here both must agree.
 def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
-    """Raises ModelConfigError for a key whose other name, as `aliases` has them, says something else."""
+    """Raise ModelConfigError for a key that contradicts its alias."""
     for alias, key in aliases.items():
         if alias in hf_config and key in hf_config and hf_config[alias] != hf_config[key]:
             raise ModelConfigError(
@@ -60,8 +54,10 @@ def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, st
             )
 
 
+# transformers ignores keys that it does not read, so they pass. No other program defines the keys
+# of a NanoGPT: unknown ones are refused, with the closest known key.
 def refuse_strange(hf_config: Mapping[str, Any], options: Collection[str], others: Collection[str]) -> None:
-    """Raises ModelConfigError for a key that is none of a model's options, nor of `others` that it judges itself."""
+    """Raise ModelConfigError for a key outside of `options` and `others`."""
     for key, value in hf_config.items():
         if key in options or key in others or key in _ANYWHERE:
             continue

@@ -1,13 +1,8 @@
-"""A Llama with a MatFormer feed-forward: tier k holds, and computes with, the first 1/2^k of every FFN.
+"""A Llama with a MatFormer feed-forward; Mistral, Qwen2 and Qwen3 are the same graph.
 
-Decided
-- Parameter names and layouts are Hugging Face's (`LlamaForCausalLM`, and those of Mistral, Qwen2 and Qwen3, which are
-  the same graph), so checkpoints go both ways.
-- A tier is a narrower model, not a masked one: a member pays memory, compute and traffic for what it holds only.
-- Heads and embeddings are whole on every tier. Tied embeddings have no `lm_head.weight`.
-
-Shapes in comments: B sequences, T tokens, D hidden size, F the tier's FFN width, H query heads, G key/value heads,
-K head dimension, V vocabulary.
+Parameters have Hugging Face's names and layouts, so checkpoints load in both directions.
+Shapes in comments: B sequences, T tokens, D hidden size, F the tier's FFN width, H query heads,
+G key/value heads, K head dimension, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
-from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.key_cache import Cache, LayerCache, attention
-from aftermath.model.network import Through
+from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotate, scaled_rotary
+from aftermath.model.network import LayerCache, TextCache, Through, attention
 
 
 class Llama(Transformer):
     """The network of one tier."""
 
     def __init__(self, config: LlamaConfig, tier: int = 0) -> None:
-        super().__init__(config, tier, Decoder(config, tier))
+        super().__init__(config, tier, LlamaDecoder(config, tier))
 
 
-class Decoder(nn.Module):
+# A tier is a narrower model, not a masked one: a member pays memory and compute only for the
+# tensors that it holds. Embeddings are whole on every tier.
+class LlamaDecoder(nn.Module):
     """Embedding, layers and final norm: token ids [B, T] -> hidden states [B, T, D]."""
 
     def __init__(self, config: LlamaConfig, tier: int) -> None:
@@ -41,11 +36,11 @@ class Decoder(nn.Module):
         kept = config.shape(tier)
         blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]; torch's own init imports its compiler
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
-        self.layers = nn.ModuleDict({str(layer): Layer(config, *kept.of_layer(layer)) for layer in kept.layers})
+        self.layers = nn.ModuleDict({str(layer): LlamaLayer(config, *kept.of_layer(layer)) for layer in kept.layers})
         self.norm = _norm(config)
         self._rotation = Rotation(partial(scaled_rotary, config, config.head_dim))
 
-    def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through, cache: TextCache | None = None) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
         rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
         for name, layer in self.layers.items():
@@ -54,15 +49,15 @@ class Decoder(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream [B, T, D]."""
 
     def __init__(self, config: LlamaConfig, width: int, key_heads: int) -> None:
         super().__init__()
         self.input_layernorm = _norm(config)
-        self.self_attn = Attention(config, key_heads)
+        self.self_attn = GroupedAttention(config, key_heads)
         self.post_attention_layernorm = _norm(config)
-        self.mlp = FeedForward(config.hidden_size, width, bias=config.mlp_bias)
+        self.mlp = SwiGLU(config.hidden_size, width, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
@@ -70,8 +65,8 @@ class Layer(nn.Module):
         return out
 
 
-class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions: H query heads share G key/value heads."""
+class GroupedAttention(nn.Module):
+    """Causal attention with rotary positions: H query heads share G key/value heads."""
 
     def __init__(self, config: LlamaConfig, key_heads: int) -> None:
         super().__init__()
@@ -89,7 +84,8 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
-        query, key = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))
+        query = self._heads(self.q_proj(hidden))
+        key = self._heads(self.k_proj(hidden))
         if self.normed:
             query, key = self.q_norm(query.float()), self.k_norm(key.float())  # a norm wants one type, its weight's
         query, key = rotate(query, rotation), rotate(key, rotation)  # [B, H, T, K], [B, G, T, K]
@@ -108,8 +104,8 @@ class Attention(nn.Module):
         return projected.view(batch, length, -1, self.head_dim).transpose(1, 2)  # [B, T, n K] -> [B, n, T, K]
 
 
-class FeedForward(nn.Module):
-    """SwiGLU of a tier's width: down(silu(gate(x)) * up(x)). Hidden units are independent, so a prefix is a model."""
+class SwiGLU(nn.Module):
+    """Compute down(silu(gate(x)) * up(x)). Hidden units are independent, so a prefix is a model."""
 
     def __init__(self, hidden_size: int, width: int, *, bias: bool = False) -> None:
         super().__init__()

@@ -1,11 +1,7 @@
-"""The shape of a Llama with a MatFormer FFN, and of its kin: what a `config.json` may say, and the tensors that follow.
+"""The config of a Llama, Mistral, Qwen2 or Qwen3 with a MatFormer feed-forward.
 
-Decided
-- Mistral, Qwen2 and Qwen3 are the same graph with other biases and, in Qwen3, norms of the heads' queries and keys.
-  They are one class; what makes them differ are fields.
-- What a key means, and what holds when it is absent, is what transformers 5 makes of it for that model. Keys by which
-  that computes something else than `model.arch.llama` are refused by name; all others change nothing and pass.
-- What came later than the first runs is left out of a run's schema where it says nothing, so that their schemas stay.
+Keys and their defaults mean what transformers 5 makes of them for each family. Keys that would
+change the function are refused by name; all others pass.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from pydantic import model_validator
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.known_keys import refuse_ideas
-from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
+from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.config import ModelConfigError, sized
 
 if TYPE_CHECKING:
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Family(NamedTuple):
-    """What transformers takes for a model where its file says nothing."""
+    """The defaults of transformers for one family."""
 
     architecture: str
     kv_heads: int | None
@@ -46,6 +42,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen3": _Family("Qwen3ForCausalLM", 32, 128, 32_768, "use_sliding_window", False),
 }
 _MISTRALS_WINDOW = 4096  # where its file says nothing
+# Fields added after the first runs are left out of a schema at their defaults, so older schemas
+# keep their hash.
 _OWN = frozenset({"family", "attention_bias", "output_bias", "mlp_bias", "head_norm"})
 
 
@@ -60,7 +58,7 @@ class LlamaConfig(ScaledConfig):
     num_key_value_heads: int = sized("num_key_value_heads")
     family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     attention_bias: bool = False
-    """Of queries, keys and values."""
+    """Whether queries, keys and values have a bias."""
     output_bias: bool = False
     mlp_bias: bool = False
     head_norm: bool = False
@@ -76,7 +74,7 @@ class LlamaConfig(ScaledConfig):
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """As it says there. Raises ModelConfigError also for what is none of these models."""
+        """Return the config of a `config.json`. Raises ModelConfigError, also for other models."""
         refuse_ideas(hf_config)
         name = str(hf_config.get("model_type") or cls.MODEL_TYPE)
         family = _FAMILIES[name]
@@ -93,7 +91,7 @@ class LlamaConfig(ScaledConfig):
         return cls.checked(known | {"family": name} | _biases(hf_config, name) | positions)
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
-        """Loads in any Hugging Face client."""
+        """Return a `config.json` that any Hugging Face client loads."""
         said = {key: value for key, value in self.common_hf(tier).items() if key not in _OWN | POSITIONS}
         said |= {"model_type": self.family, "architectures": [_FAMILIES[self.family].architecture]}
         said |= {"hidden_act": "silu"}
@@ -108,26 +106,27 @@ class LlamaConfig(ScaledConfig):
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """Return the number of key/value heads."""
         return self.num_key_value_heads
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> Llama:
-        """A Llama."""
+        """Return the network with these tensors."""
         from aftermath.model.arch.llama import Llama
 
         return Llama.of(self, tier, params)
 
     def deviation(self, name: str) -> float | None:
-        """Norms and biases begin as constants."""
+        """Return the deviation of matrices, and None for norms and biases."""
         return None if "norm" in name or name.endswith(".bias") else super().deviation(name)
 
     def constant(self, name: str) -> float:
-        """Norms are ones, biases are nothing."""
+        """Return 1 for norms and 0 for biases."""
         return 0.0 if name.endswith(".bias") else 1.0
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""
-        hidden, kept = self.hidden_size, self.shape(tier)
+        """Return the shape of each tensor of a tier-k replica. A tied output head has no tensor."""
+        hidden = self.hidden_size
+        kept = self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for layer in kept.layers:
             prefix = f"model.layers.{layer}."
@@ -176,7 +175,7 @@ def _flag(hf_config: Mapping[str, Any], key: str) -> bool:
 
 
 def _refuse_windows(hf_config: Mapping[str, Any], family: _Family) -> None:
-    """Raise where layers see a part of the text only."""
+    """Raise ModelConfigError if layers see only a part of the text."""
     unsaid = _MISTRALS_WINDOW if family is _FAMILIES["mistral"] else None
     if hf_config.get(family.window, unsaid):
         raise ModelConfigError(

@@ -1,9 +1,7 @@
-"""A NanoGPT with a MatFormer feed-forward: tier k holds, and computes with, the first 1/2^k of every FFN.
+"""A NanoGPT with a MatFormer feed-forward. Parameters share a Llama's names where it has them.
 
-Decided: parameter names are a Llama's where a Llama has such a tensor. Nothing here looks at a later token.
-
-Shapes in comments: B sequences, T tokens, D hidden size, F the tier's FFN width, H heads, K head dimension,
-V vocabulary.
+Shapes in comments: B sequences, T tokens, D hidden size, F the tier's FFN width, H heads,
+K head dimension, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,17 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
-from aftermath.model.arch.rotary import Rotation, rotary, rotate
-from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.key_cache import Cache, LayerCache, attention
-from aftermath.model.network import Through
+from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotary, rotate
+from aftermath.model.network import LayerCache, TextCache, Through, attention
 
 
 class NanoGPT(Transformer):
     """The network of one tier."""
 
     def __init__(self, config: NanoGPTConfig, tier: int = 0) -> None:
-        super().__init__(config, tier, Decoder(config, tier))
+        super().__init__(config, tier, NanoGPTDecoder(config, tier))
         self._cap = config.logit_softcap
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -37,12 +33,13 @@ class NanoGPT(Transformer):
             layer.self_attn.first = rank * (layer.self_attn.inner // ranks)
 
 
-class Decoder(nn.Module):
+class NanoGPTDecoder(nn.Module):
     """Tables, layers and the ways around them: token ids [B, T] -> hidden states [B, T, D]."""
 
     def __init__(self, config: NanoGPTConfig, tier: int) -> None:
         super().__init__()
-        self.config, kept = config, config.shape(tier)
+        self.config = config
+        kept = config.shape(tier)
         self.embed_tokens = _table(config.vocab_size, config.hidden_size)
         if tables := config.value_tables(tier):
             self.value_embeds = nn.ModuleDict(
@@ -51,16 +48,18 @@ class Decoder(nn.Module):
         if config.has_skips(tier):
             self.skip_lambdas = nn.Parameter(torch.empty(config.skips))
         self.layers = nn.ModuleDict(
-            {str(number): Layer(config, *kept.of_layer(number), number) for number in kept.layers}
+            {str(number): NanoGPTLayer(config, *kept.of_layer(number), number) for number in kept.layers}
         )
 
         self._rotation = Rotation(partial(rotary, config.head_dim, config.rope_theta))
 
-    def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through, cache: TextCache | None = None) -> Tensor:
         config = self.config
         hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
         rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
-        layers, skips = config.num_hidden_layers, list[Tensor]()  # what the first layers ended with
+        # what the first layers ended with
+        layers = config.num_hidden_layers
+        skips = list[Tensor]()
         for name, layer in self.layers.items():
             number = int(name)
             skips += [hidden] * (min(number, config.skips) - len(skips))  # of layers that are left out, between
@@ -74,16 +73,17 @@ class Decoder(nn.Module):
         return _norm(hidden, config)
 
 
-class Layer(nn.Module):
+class NanoGPTLayer(nn.Module):
     """Attention and feed-forward, each before a norm and added to the residual stream [B, T, D]."""
 
     def __init__(self, config: NanoGPTConfig, width: int, heads: int, number: int) -> None:
         super().__init__()
         self.config = config
         if config.x0_residual:
-            self.residual_lambda, self.x0_lambda = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
-        self.self_attn = Attention(config, heads, config.value_table(number) is not None)
-        self.mlp = FeedForward(config, width)
+            self.residual_lambda = nn.Parameter(torch.empty(1))
+            self.x0_lambda = nn.Parameter(torch.empty(1))
+        self.self_attn = NanoGPTAttention(config, heads, config.value_table(number) is not None)
+        self.mlp = NanoGPTFeedForward(config, width)
 
     def forward(
         self,
@@ -100,7 +100,7 @@ class Layer(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class NanoGPTAttention(nn.Module):
     """Causal attention with rotary positions; a table of the tokens may be added to the values."""
 
     def __init__(self, config: NanoGPTConfig, heads: int, adds: bool) -> None:
@@ -118,7 +118,9 @@ class Attention(nn.Module):
     def forward(
         self, hidden: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor], cache: LayerCache | None
     ) -> Tensor:
-        query, key = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))  # [B, H, T, K]
+        # [B, H, T, K]
+        query = self._heads(self.q_proj(hidden))
+        key = self._heads(self.k_proj(hidden))
         if self.config.qk_norm:
             query, key = _norm(query, self.config), _norm(key, self.config)
         value = self.v_proj(hidden)  # [B, T, H K]
@@ -139,8 +141,8 @@ class Attention(nn.Module):
         return projected.view(batch, length, -1, self.config.head_dim).transpose(1, 2)  # [B, T, H K] -> [B, H, T, K]
 
 
-class FeedForward(nn.Module):
-    """Of a tier's width: down(relu(up(x))^2), or SwiGLU. Hidden units are independent, so a prefix is a model."""
+class NanoGPTFeedForward(nn.Module):
+    """Compute down(relu(up(x))^2), or SwiGLU. Hidden units are independent: a prefix is a model."""
 
     def __init__(self, config: NanoGPTConfig, width: int) -> None:
         super().__init__()

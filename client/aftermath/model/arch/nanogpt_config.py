@@ -1,18 +1,8 @@
-"""The shape of a NanoGPT with a MatFormer FFN: which of the speedrun's ideas it has, and the tensors that follow.
+"""The config of a NanoGPT with a MatFormer feed-forward: one option per idea of the speedrun.
 
-Decided
-- Each idea is an option of its own in `config.json`; the first three are on unless it says otherwise, as they are in
-  every record since they were found. What an option adds begins without effect or nearly so, but for the shapes.
-- Norms have no weights, as in modded-nanogpt; queries and keys have as many heads.
-- Where tiers leave out layers, a layer that is not there passes on what it got, to its mirror image too: so every layer
-  of the second half that is kept has its skip, and a skip into a layer that is not kept is none. Where tiers differ in
-  heads, a value embedding is cut by columns; a tier has the columns of its widest layer that takes them.
-- `skip_lambdas` is one vector, whole in every tier that has a skip: of one that it lacks, the gradient is zero.
-- `use_...` keys are those of another NanoGPT, whose functions of these names differ: they are refused. So is any key
-  that is not known (`known_keys`), since no other program says what a NanoGPT's keys mean.
-
-Source: Jordan et al., modded-nanogpt (github.com/KellerJordan/modded-nanogpt); relu^2: So et al. (arXiv 2109.08668);
-value embeddings: Zhou et al. (arXiv 2410.17897); the soft-cap: Gemma 2 (arXiv 2408.00118).
+Sources: Jordan et al., modded-nanogpt (github.com/KellerJordan/modded-nanogpt); relu^2: So et al.
+(arXiv 2109.08668); value embeddings: Zhou et al. (arXiv 2410.17897); soft-cap: Gemma 2 (arXiv
+2408.00118).
 """
 
 from __future__ import annotations
@@ -37,6 +27,8 @@ if TYPE_CHECKING:
 _LLAMAS = ("attention_bias", "mlp_bias", "sliding_window", "use_sliding_window")
 
 
+# The first three options default to on, as in every record since they were found. Added parts begin
+# with no effect or little. Norms have no weights, as in modded-nanogpt.
 class NanoGPTConfig(TransformerConfig):
     """Hyper-parameters, under the names that Llamas have for them where these have any."""
 
@@ -49,13 +41,11 @@ class NanoGPTConfig(TransformerConfig):
     logit_softcap: float = Field(30.0, ge=0, le=1e4)
     """Logits are bent into ±this by tanh; 0 leaves them."""
     value_embeddings: int = Field(0, ge=0, le=256)
-    """Additional tables of the tokens, added to the values of as many first and as many last
-    layers.
-    """
+    """Number of token tables that are added to values, in as many first and as many last layers."""
     x0_residual: bool = False
     """Every layer mixes the token's embedding into its input."""
     unet_skips: bool = False
-    """Layers of the second half begin with what their mirror images in the first half ended with, added."""
+    """Layers of the second half add the output of their mirror image to their input."""
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -67,7 +57,7 @@ class NanoGPTConfig(TransformerConfig):
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """As it says there."""
+        """Return the config of a `config.json`. Raises ModelConfigError."""
         for key in hf_config:
             if key in IDEAS and hf_config[key] is None:
                 raise ModelConfigError(
@@ -83,6 +73,8 @@ class NanoGPTConfig(TransformerConfig):
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
                 f"A NanoGPT has no {other}: leave it out",
             )
+        # Other NanoGPTs give `use_...` keys another meaning, so a set one is refused above. So is
+        # any unknown key (`known_keys`).
         passed = {key for key in hf_config if key.startswith("use_")}  # each of them says no
         refuse_strange(hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"})
         if (kind := rope_table(hf_config, 1)["rope_type"]) != "default":
@@ -98,40 +90,47 @@ class NanoGPTConfig(TransformerConfig):
         return cls.checked(known)
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
-        """Named as no architecture of transformers."""
+        """Return a `config.json`. transformers has no architecture of this name."""
         return self.common_hf(tier) | {"architectures": ["NanoGPT"]}
 
     @property
     def skips(self) -> int:
-        """Layers that end, and layers that begin, with a skip."""
+        """Return how many layers end with a skip; as many begin with one."""
         return self.num_hidden_layers // 2 if self.unet_skips else 0
 
     def value_table(self, layer: int) -> int | None:
-        """The number of the table that is added to a layer's values."""
+        """Return the number of the table that is added to a layer's values, or None."""
         last = layer - (self.num_hidden_layers - self.value_embeddings)
         return layer if layer < self.value_embeddings else last if last >= 0 else None
 
+    # Where tiers differ in heads, a value embedding is cut by columns: a tier has the columns of
+    # its widest layer that uses them.
     def value_tables(self, tier: int) -> dict[int, int]:
-        """The tables that a tier holds, by their numbers, with the heads for which it has their columns."""
-        kept, tables = self.shape(tier), dict[int, int]()
+        """Return the tables of a tier by number, with the number of heads that they cover."""
+        kept = self.shape(tier)
+        tables = dict[int, int]()
         for layer in kept.layers:
             if (table := self.value_table(layer)) is not None:
                 tables[table] = max(tables.get(table, 0), kept.of_layer(layer)[1])
         return dict(sorted(tables.items()))
 
+    # A skipped layer passes on its input, to its mirror image too. So every kept layer of the
+    # second half has its skip. `skip_lambdas` is whole in every tier with a skip; entries that a
+    # tier does not use get a gradient of zero.
     def has_skips(self, tier: int) -> bool:
         """Whether a tier has a layer that begins with a skip."""
         return self.skips > 0 and self.shape(tier).layers[-1] >= self.num_hidden_layers - self.skips
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
-        """A value embedding has columns for each head."""
+        """Return the cut dimension. A value embedding has columns for each head."""
         if name.startswith("model.value_embeds."):
             return 1 if self.heads_differ else None
         return super().elastic_dim(name)
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
-        """By the options."""
-        hidden, kept = self.hidden_size, self.shape(tier)
+        """Return the shape of each tensor of a tier, which depends on the options."""
+        hidden = self.hidden_size
+        kept = self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for table, heads in self.value_tables(tier).items():
             shapes[f"model.value_embeds.{table}.weight"] = (self.vocab_size, heads * self.head_dim)
@@ -155,15 +154,15 @@ class NanoGPTConfig(TransformerConfig):
         return shapes
 
     def deviation(self, name: str) -> float | None:
-        """Lambdas are constants."""
+        """Return the deviation of matrices, and None for lambdas."""
         return super().deviation(name) if name.endswith(".weight") else None
 
     def constant(self, name: str) -> float:
-        """Nothing of x0, half of a value's embedding, all of a skip."""
+        """Return 0 for x0, 0.5 for value embeddings and 1 for skips."""
         return {"x0_lambda": 0.0, "value_lambda": 0.5}.get(name.rpartition(".")[2], 1.0)
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> NanoGPT:
-        """A NanoGPT."""
+        """Return the network with these tensors."""
         from aftermath.model.arch.nanogpt import NanoGPT
 
         return NanoGPT.of(self, tier, params)

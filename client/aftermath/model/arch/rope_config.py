@@ -1,12 +1,7 @@
-"""How positions are turned into angles, as a `config.json` states it: plain, or scaled for texts longer than were seen.
+"""The positions of a `config.json`: plain rotary positions, or scaled for longer texts.
 
-Decided
-- What a table means is what transformers 5 makes of it. Kinds that are not here are refused by name; a kind without a
-  number that it needs is too, and a number that is none or out of bounds. Keys that its kind does not have change
-  nothing there, and pass.
-- Numbers are kept as they were written; what follows from them is computed where the angles are.
-- In a config's fields 0 is "not said" where a number may be left out; so a file's own 0 is refused where it would say
-  something.
+A table means what transformers 5 makes of it. Unknown kinds, missing numbers and numbers out of
+bounds are refused; keys that do not belong to the kind pass. Values are kept as written.
 """
 
 from __future__ import annotations
@@ -29,6 +24,8 @@ _MAY: Mapping[str, tuple[str, ...]] = {
     "dynamic": (_LENGTH,),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
 }
+# 0 in a field means "absent" for optional numbers. So a 0 in a file is refused where it would have
+# a meaning.
 ROPE_FIELDS: Mapping[str, str] = {
     "factor": "rope_factor",
     _LENGTH: "rope_original_length",
@@ -58,11 +55,14 @@ _BOUNDS: Mapping[str, tuple[float, bool, float]] = {
 
 
 def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """What the file says of positions: `rope_type`, `rope_theta` if it is said, and the numbers that its kind has.
+    """What the file says of positions: `rope_type`, `rope_theta` if it is said, and the numbers
+    that its kind has.
 
-    `longest` is the model's `max_position_embeddings`, which is the original length of a table that names none.
+    `longest` is the model's `max_position_embeddings`, which is the original length of a table that
+    names none.
 
-    Raises ModelConfigError for two tables that contradict each other, and for what is not computed here.
+    Raises ModelConfigError for two tables that contradict each other, and for what is not computed
+    here.
     """
     found = [_plain(hf_config, key, longest) for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)]
     if len(found) == 2 and found[0] != found[1]:
@@ -132,7 +132,8 @@ def _require_number(key: str, name: str, value: object) -> None:
         raise ModelConfigError(f"config.json: {key}.{name} {shown(value)} is not supported", "Say true or false")
     if name not in _BOUNDS:
         return
-    (low, touched, high), whole = _BOUNDS[name], name == _LENGTH
+    (low, touched, high) = _BOUNDS[name]
+    whole = name == _LENGTH
     real = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not real or not (low < value <= high or (touched and value == low)):  # type: ignore[operator]
         raise ModelConfigError(

@@ -1,4 +1,4 @@
-"""What transformers with rotary positions have in common: layers, heads, and how large their first weights are."""
+"""The config that all transformers with rotary positions share: layers, heads and tiers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
-from aftermath.model.arch.rope_config import rope_table
-from aftermath.model.config import ModelConfig, ModelConfigError, sized, stored_tier
+from aftermath.model.arch.rope_config import ROPE_FIELDS, rope_fields, rope_parameters, rope_table
+from aftermath.model.config import ModelConfig, ModelConfigError, TensorPlan, sized, stored_tier
 from aftermath.model.published import form_of
-from aftermath.model.tensor_plan import TensorPlan
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
 
 # Keys that transformers reads as well, and that make it another function whatever they say.
@@ -51,7 +50,7 @@ class TransformerConfig(ModelConfig):
         "self_attn.k_proj.bias": 0,
         "self_attn.v_proj.bias": 0,
     }
-    """As `ELASTIC_DIMS`, of what has a part for each head, where tiers differ in heads."""
+    """`ELASTIC_DIMS` for tensors with one part per head, used where tiers differ in heads."""
     CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "num_key_value_heads")
     """What an entry of `matformer_tiers` may name."""
     PARTIAL: ClassVar[tuple[str, ...]] = ()
@@ -61,7 +60,7 @@ class TransformerConfig(ModelConfig):
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
     """What `hidden_act` may say."""
     BASE: ClassVar[tuple[str, ...]] = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    """Keys that a tier's file has for the tier; what they say of the full model, `matformer_base` does."""
+    """Keys with the tier's value in a tier's file; `matformer_base` has the full model's."""
 
     hidden_size: int = sized("hidden_size")
     num_hidden_layers: int = sized("num_hidden_layers")
@@ -81,14 +80,16 @@ class TransformerConfig(ModelConfig):
 
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Heads share the hidden size where nothing else is said. Raises ModelConfigError if they cannot, and for keys
-        by which transformers would compute another function of this file than the networks here.
+        """Heads share the hidden size where nothing else is said. Raises ModelConfigError if they
+        cannot, and for keys by which transformers would compute another function of this file than
+        the networks here.
         """
         _refuse_other_functions(hf_config, cls.ACTIVATIONS)
         known = super().known(hf_config) | _base(hf_config, cls.BASE)
         if (theta := rope_table(hf_config, 1).get("rope_theta")) is not None:
             known["rope_theta"] = theta
-        heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
+        heads = known.get("num_attention_heads")
+        hidden = known.get("hidden_size")
         if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
             if hidden % heads:
                 raise ModelConfigError(
@@ -112,7 +113,7 @@ class TransformerConfig(ModelConfig):
         return self.num_attention_heads
 
     def shape(self, tier: int) -> TierShape:
-        """The layers that a tier keeps, and the width and heads of each. Raises ModelConfigError."""
+        """Return a tier's layers, with the width and heads of each. Raises ModelConfigError."""
         if not tier or not self.matformer_tiers:
             return self.halved(tier)
         if tier > len(self.matformer_tiers):
@@ -153,7 +154,7 @@ class TransformerConfig(ModelConfig):
         return any(set(tier.num_key_value_heads) - {0, self.key_heads} for tier in self.matformer_tiers)
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
-        """That of hidden units, or of heads where tiers differ in them."""
+        """Return the dimension of hidden units, or of heads where tiers differ in heads."""
         if self.heads_differ:
             for suffix, dim in self.HEAD_DIMS.items():
                 if name.endswith("." + suffix):
@@ -182,7 +183,7 @@ class TransformerConfig(ModelConfig):
         return said | ({_BASE: self._sizes(0)} | self._sizes(tier) if tier else {})
 
     def agreed(self, hf_config: Mapping[str, Any]) -> Self:
-        """This, if a tier's file says of the tier what `matformer_tiers` says. Raises ModelConfigError."""
+        """Return this config if a tier's file agrees with it. Raises ModelConfigError."""
         tier, _ = stored_tier(hf_config)
         held = self._sizes(tier) | {"intermediate_size": self.width(tier)} if self.matformer_tiers else {}
         for key, size in held.items():
@@ -194,7 +195,8 @@ class TransformerConfig(ModelConfig):
 
     def _sizes(self, tier: int) -> dict[str, int]:
         """The sizes of a tier that `BASE` names."""
-        shape, heads = self.shape(tier), self.num_attention_heads // self.key_heads
+        shape = self.shape(tier)
+        heads = self.num_attention_heads // self.key_heads
         sizes = {
             "num_hidden_layers": len(shape.layers),
             "num_attention_heads": max(shape.num_key_value_heads) * heads,
@@ -203,7 +205,9 @@ class TransformerConfig(ModelConfig):
         return {key: size for key, size in sizes.items() if key in type(self).model_fields}
 
     def deviation(self, name: str) -> float | None:
-        """As in GPT-2: `initializer_range`, divided by sqrt(2 layers) where a layer writes to the residual stream."""
+        """Return `initializer_range`, divided by sqrt(2 layers) where a layer writes to the
+        residual stream (as in GPT-2).
+        """
         residual = name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight"))
         return self.initializer_range / math.sqrt(2 * self.num_hidden_layers if residual else 1)
 
@@ -221,7 +225,7 @@ _LAYER = re.compile(r"(model\.layers\.)(\d+)(\..*)")
 
 
 def _base(hf_config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """What the file of a tier says of the full model's layers and sizes. Raises ModelConfigError."""
+    """Return the full model's sizes that a tier's file names. Raises ModelConfigError."""
     if not hf_config.get(KEY) or not stored_tier(hf_config)[0]:
         return {}
     base = hf_config.get(_BASE)
@@ -231,7 +235,7 @@ def _base(hf_config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]
 
 
 def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str, ...]) -> None:
-    """Raise for keys by which transformers computes, or trains, something else than the networks here."""
+    """Raise ModelConfigError for keys that give another function than the networks here."""
     for key, default, allowed in (
         ("hidden_act", None, (*activations, None)),
         ("attention_dropout", 0.0, (0.0,)),
@@ -258,3 +262,60 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
 def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
     fix = "Leave it out" if wanted is None else f"This client computes {key} {wanted!r} only"
     return ModelConfigError(f"config.json: {key} {shown(value)} is not supported", fix)
+
+
+POSITIONS = frozenset(ROPE_FIELDS.values()) | {"rope_type"}
+"""The fields that say how positions are scaled; a file says it in a table."""
+
+
+class ScaledConfig(TransformerConfig):
+    """The numbers of a table of positions, as fields."""
+
+    # Plain positions are left out of a schema, so schemas of runs before scaled positions keep
+    # their hash.
+    LATER: ClassVar[frozenset[str]] = TransformerConfig.LATER | POSITIONS
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    rope_factor: float = Field(1.0, ge=1, le=1e6)
+    rope_original_length: int = Field(0, ge=0, le=1 << 24)
+    rope_low_freq_factor: float = Field(0.0, ge=0, le=1e6)
+    rope_high_freq_factor: float = Field(0.0, ge=0, le=1e6)
+    rope_beta_fast: float = Field(32.0, gt=0, le=1e6)
+    rope_beta_slow: float = Field(1.0, gt=0, le=1e6)
+    rope_attention_factor: float = Field(0.0, ge=0, le=1e3)
+    """YaRN's attention factor. 0 uses the paper's formula."""
+    rope_mscale: float = Field(0.0, ge=0, le=1e3)
+    rope_mscale_all_dim: float = Field(0.0, ge=0, le=1e3)
+    rope_truncate: bool = True
+
+    @model_validator(mode="after")
+    def _positions_fit(self) -> Self:
+        if self.rope_type in ("dynamic", "llama3", "yarn") and not self.rope_original_length:
+            raise ValueError("rope_parameters: original_max_position_embeddings must be at least 1")
+        if self.rope_type == "llama3" and not 0 < self.rope_low_freq_factor < self.rope_high_freq_factor:
+            raise ValueError("rope_parameters: low_freq_factor must be above 0 and below high_freq_factor")
+        if self.rope_type == "dynamic" and self.head_dim < 4:
+            raise ValueError(f"head_dim {self.head_dim} is too small for dynamic positions")
+        if self.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError("rope_theta must be above 1 for yarn positions")
+        return self
+
+    @property
+    def cacheable(self) -> int:
+        """Dynamic positions are others for every length beyond the one that the model knows."""
+        window = super().cacheable
+        return min(window, self.rope_original_length) if self.rope_type == "dynamic" else window
+
+    def positions(self) -> dict[str, Any]:
+        """The table as a file has it, unless it is the plain one."""
+        return {} if self.rope_type == "default" else {"rope_parameters": rope_parameters(self.model_dump())}
+
+
+def fields_of_positions(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """What a file says of positions, as fields of a model whose longest text is `longest` tokens.
+
+    Raises ModelConfigError.
+    """
+    table = rope_table(hf_config, longest)
+    if table["rope_type"] == "dynamic":  # transformers goes by the longest text, whatever the table says
+        table = table | {"original_max_position_embeddings": longest}
+    return rope_fields(table)

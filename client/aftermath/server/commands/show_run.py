@@ -16,7 +16,7 @@ async def show_run(server: ServerOptions, run_id: RunId) -> Result:
     identity. A server with a list of members lets in nobody else, so pass an identity of the list
     there.
     """
-    from aftermath.cli.look import shown
+    from aftermath.cli.run_view import shown
     from aftermath.server.client_backend import visiting
 
     async with visiting(server.server_addr, trusted(server), server.identity_secret_key_path, run_id) as coordinator:

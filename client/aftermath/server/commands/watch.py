@@ -16,7 +16,7 @@ async def watch(server: ServerOptions, run_id: RunId, json_output: JsonLines = F
     printed whenever something has changed. Take no identity of a member that runs: the server would
     think it here after it has gone.
     """
-    from aftermath.cli.look import followed
+    from aftermath.cli.run_view import followed
     from aftermath.server.client_backend import visiting
 
     where = ("Network", {"server": server.server_addr})

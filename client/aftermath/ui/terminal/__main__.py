@@ -20,18 +20,18 @@ from rich.console import Console
 
 from aftermath.ui.terminal.board import Board
 from aftermath.ui.terminal.messages import End, message_of
-from aftermath.ui.terminal.opening import Opening, errors_of
-from aftermath.ui.terminal.run_app import Tui
+from aftermath.ui.terminal.opening import ScreenOptions, errors_of
+from aftermath.ui.terminal.run_app import RunApp
 from aftermath.ui.terminal.tabbed import Tabbed
-from aftermath.ui.terminal.testnet_app import Overview, OverviewBoard
+from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard
 
 _LONGEST = 1 << 24  # bytes of a message
 
 
 class ToldScreen(Tabbed):
-    """A screen that the parent process feeds with messages."""
+    """A screen that receives messages from the parent process."""
 
-    learns: Board | OverviewBoard
+    learns: Board | LocalTestnetBoard
     """What it is told goes there."""
     told: int
     """The descriptor of what it is told."""
@@ -42,12 +42,12 @@ class ToldScreen(Tabbed):
 
     @property
     def last_words(self) -> str:
-        """What the process said last, or that it was interrupted before it could leave."""
+        """Return the parent's last lines, or that it was interrupted before it could leave."""
         leaving = isinstance(self.learns, Board) and self.learns.leaving
         return "interrupted" if self.left and not leaving else self.learns.last_words()
 
     def on_ready(self) -> None:
-        """Begin to listen, now that it could be closed too."""
+        """Start to listen. The screen can be closed from now on."""
         self.run_worker(self._listen(), exit_on_error=True)
 
     async def _listen(self) -> None:
@@ -63,18 +63,18 @@ class ToldScreen(Tabbed):
         return self.exit()
 
 
-class ToldTui(ToldScreen, Tui):
+class ToldTui(ToldScreen, RunApp):
     """The screen of a run."""
 
 
-class ToldOverview(ToldScreen, Overview):
+class ToldOverview(ToldScreen, LocalTestnetApp):
     """The screen of a testnet."""
 
 
-def screen_of(opening: Opening, told: int) -> ToldScreen:
-    """The screen of the process that started this one."""
+def screen_of(opening: ScreenOptions, told: int) -> ToldScreen:
+    """Return the screen for the process that started this one."""
     app: ToldScreen
-    board: Board | OverviewBoard
+    board: Board | LocalTestnetBoard
     parent = os.getppid()
 
     def clock() -> float:
@@ -85,18 +85,19 @@ def screen_of(opening: Opening, told: int) -> ToldScreen:
         os.kill(parent, signal.SIGINT)
 
     if opening.role == "testnet":
-        board = OverviewBoard(opening.run_id, opening.names)
+        board = LocalTestnetBoard(opening.run_id, opening.names)
         app = ToldOverview(board, clock, leave)
     else:
         board = Board(opening.role, opening.run_id, opening.tier)
         app = ToldTui(board, clock, leave)
-    app.learns, app.told = board, told
+    app.learns = board
+    app.told = told
     return app
 
 
 def main() -> None:
-    """Show, until it is over."""
-    app = screen_of(msgspec.json.decode(sys.argv[2], type=Opening), int(sys.argv[1]))
+    """Show the screen until it ends."""
+    app = screen_of(msgspec.json.decode(sys.argv[2], type=ScreenOptions), int(sys.argv[1]))
     app.error_console = Console(file=(errors := io.StringIO()), width=100)
     app.run()
     if errors.getvalue():

@@ -1,6 +1,7 @@
-"""What a screen knows of its run, from what it was sent: the newest of everything, a loss curve, what is wrong, a log.
+"""What a screen knows of its run: newest events, losses, warnings and a log.
 
-Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends on nothing else.
+Memory is bounded however long a run lasts. The caller passes the time, so that the display depends
+on nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rich.text import Text
 from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.progress import Progress, phase, span
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 from aftermath.events.text import Sentences
 from aftermath.ui.terminal import messages
 
@@ -25,7 +26,7 @@ _MOST = 20  # kept
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning, or the error that ends the process."""
+    """A warning, or the error that ended the process."""
 
     message: str
     at: float
@@ -34,23 +35,24 @@ class Alert:
     fatal: bool
 
     def words(self, now: float) -> str:
-        """When it was said, how often, and what."""
+        """Return when it was raised, how often, and its message."""
         when = f"{span(max(now - self.at, 0))} ago" + (f", {self.times} times" if self.times > 1 else "")
         return f"{when}: {self.message}"
 
 
 class Alerts:
-    """Follows the events of one member."""
+    """A member's warnings that no later event resolved. Each expires."""
 
     def __init__(self) -> None:
         self._alerts: dict[str, Alert] = {}
 
     def take(self, event: event_types.Event) -> None:
-        """Learn from an event."""
+        """Add an event."""
         kind = type(event).__struct_config__.tag
         self._alerts = {text: said for text, said in self._alerts.items() if said.until != kind}
         if isinstance(event, event_types.Warning | event_types.Error):
-            message, fatal = printable(event.message, keep="\n"), isinstance(event, event_types.Error)
+            message = printable(event.message, keep="\n")
+            fatal = isinstance(event, event_types.Error)
             before = self._alerts.pop(message, None)
             until = event.until if isinstance(event, event_types.Warning) else None
             self._alerts[message] = Alert(message, event.t, until, before.times + 1 if before else 1, fatal)
@@ -58,7 +60,7 @@ class Alerts:
                 del self._alerts[outdated]
 
     def now(self, now: float) -> list[Alert]:
-        """Those that are not outdated, the newest first."""
+        """Return the current warnings, the newest first."""
         fresh = (said for said in self._alerts.values() if said.until or said.fatal or now - said.at <= STALE)
         return sorted(fresh, key=lambda said: -said.at)
 
@@ -69,7 +71,7 @@ MOST = 1000
 
 @dataclass
 class KeptLines:
-    """The newest lines."""
+    """The newest MOST lines of a log."""
 
     lines: deque[tuple[float | None, Text]] = field(default_factory=lambda: deque(maxlen=MOST))
     """When each was told, in seconds since the start, where that is shown."""
@@ -77,7 +79,7 @@ class KeptLines:
     """Lines in all, with those that are not kept."""
 
     def say(self, t: float | None, text: Text) -> None:
-        """One more."""
+        """Add a line."""
         self.lines.append((t, text))
         self.said += 1
 
@@ -91,7 +93,7 @@ _FIRST = "starting"
 
 @dataclass(slots=True)
 class Counts:
-    """What a member has counted since it began."""
+    """A member's counters since it started."""
 
     tokens: int = 0
     applied: int = 0
@@ -105,13 +107,13 @@ class Counts:
 
 @dataclass
 class Board:
-    """Everything that the tabs draw. `run_id` and `tier` are what the process was asked for."""
+    """Everything that the tabs draw. `run_id` and `tier` are what the user asked for."""
 
     role: Role
     run_id: str
     tier: int | None = None
     now: str = _FIRST
-    standing: Standing | None = None
+    standing: RunStatus | None = None
     here: frozenset[bytes] | None = None
     progress: Progress = field(default_factory=Progress)
     alerts: Alerts = field(default_factory=Alerts)
@@ -125,24 +127,25 @@ class Board:
     _sentences: Sentences = field(default_factory=Sentences)
 
     def take(self, message: messages.MESSAGES) -> None:
-        """Learn from a message."""
+        """Add a message."""
         match message:
             case messages.Told():
                 self._take(message.event)
             case messages.Stands():
-                self.standing, self.here = message.standing, message.here
+                self.standing = message.standing
+                self.here = message.here
             case messages.Facts():
                 self.facts.setdefault(message.tab, {}).update(message.rows)
             case messages.Line():
                 self.log.say(message.t, Text(printable(message.text)))
 
     def of(self, kind: type[E]) -> E | None:
-        """The newest event of a kind."""
+        """Return the newest event of a kind."""
         found = self.newest.get(kind)
         return found if isinstance(found, kind) else None
 
     def last_words(self) -> str:
-        """What was said last."""
+        """Return the last lines of the log."""
         return last_words(self.log)
 
     def _take(self, event: event_types.Event) -> None:
@@ -158,7 +161,7 @@ class Board:
     def _count(self, event: event_types.Event) -> None:
         counts = self.counts
         match event:
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 counts.tokens += event.tokens
                 if event.loss is not None:
                     self.losses.append((event.step, event.loss))
@@ -173,7 +176,7 @@ class Board:
             case event_types.FetchFailed():
                 counts.failed += 1
                 counts.trouble = f"member {event.seat}, round {event.height}: {event.why}"
-            case event_types.Refused():
+            case event_types.PeerRefused():
                 counts.refused += 1
                 counts.trouble = event.why if event.seat is None else f"member {event.seat}: {event.why}"
             case event_types.Leaving():
@@ -181,6 +184,6 @@ class Board:
 
 
 def last_words(log: KeptLines) -> str:
-    """What a process said last that is gone."""
+    """Return the last lines of a process that is gone."""
     lines = [text.plain for _, text in log.lines][-_LAST:]
     return "\n".join(["the process has ended without a word; it said last:", *lines])

@@ -1,6 +1,6 @@
-"""What a process tells its screen, as lines of JSON.
+"""Messages from a process to its screen, as lines of JSON.
 
-Decided: everything is told, nothing is asked: a screen that hangs, or whose terminal does, keeps nobody waiting.
+The screen never answers, so a hanging screen or terminal delays nobody.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import msgspec
 
 from aftermath.events.event_types import MEMBER_EVENTS
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 
 TABS = ("Run", "Members", "Training", "Network", "Chain", "Log")
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower):
-    """One of those below."""
+    """Base class of the messages."""
 
 
 class Told(Message, frozen=True):
-    """A member told this."""
+    """A member emitted this event."""
 
     event: MEMBER_EVENTS
 
@@ -26,26 +26,26 @@ class Told(Message, frozen=True):
 class Stands(Message, frozen=True):
     """The run's status. `here`: the connected identities, if known."""
 
-    standing: Standing
+    standing: RunStatus
     here: frozenset[bytes] | None = None
 
 
 class Facts(Message, frozen=True):
-    """Rows of a tab that only the process knows; they replace those of the same names."""
+    """Rows of a tab that only the process knows. They replace those of the same names."""
 
     tab: str
     rows: dict[str, str]
 
 
 class Line(Message, frozen=True):
-    """A line for the log; `t` in seconds since the start."""
+    """A line for the log. `t` is in seconds since the start."""
 
     t: float
     text: str
 
 
 class ClientRow(msgspec.Struct, frozen=True):
-    """One process of a testnet that takes part. `loss`: of its last share; `pid`: None while it is away."""
+    """A client of a testnet. `loss` is that of its last share; `pid` is None while it is away."""
 
     name: str
     tier: int
@@ -59,7 +59,7 @@ class ClientRow(msgspec.Struct, frozen=True):
 
 
 class Clients(Message, frozen=True):
-    """A testnet and its clients stand like this. `progress`: how far the run is, in words."""
+    """The state of a testnet and its clients. `progress` is the run's, in words."""
 
     config: str
     state: str
@@ -70,7 +70,7 @@ class Clients(Message, frozen=True):
 
 
 class Said(Message, frozen=True):
-    """A client of a testnet told this; `t` in seconds since the start."""
+    """A client of a testnet reported this. `t` is in seconds since the start."""
 
     t: float
     name: str
@@ -85,19 +85,19 @@ class Output(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """It is over: the screen closes."""
+    """The screen must close."""
 
 
 MESSAGES = Told | Stands | Facts | Line | Clients | Said | Output | End
 
 
 def line_of(message: MESSAGES) -> bytes:
-    """A message as a line."""
+    """Return a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def message_of(line: bytes) -> MESSAGES:
-    """The message of a line. Raises msgspec.DecodeError."""
+    """Return the message in a line. Raises msgspec.DecodeError."""
     message: MESSAGES = _READER.decode(line)
     return message
 

@@ -1,6 +1,4 @@
-"""What a screen and the process that starts it agree on before a word is said: what it is about, and where it says
-what was wrong with it.
-"""
+"""What a screen process is started with, and where it leaves its errors."""
 
 from __future__ import annotations
 
@@ -12,9 +10,11 @@ from aftermath.base.files import state_directory
 from aftermath.ui.terminal.board import Role
 
 
-class Opening(msgspec.Struct, frozen=True):
-    """`started`: on the machine's monotonic clock, which all its processes share. `names`: the processes of a testnet,
-    in the order of their tabs.
+class ScreenOptions(msgspec.Struct, frozen=True):
+    """What the screen shows.
+
+    `started` is on the machine's monotonic clock, which all its processes share. `names` are the
+    processes of a testnet, in the order of their tabs.
     """
 
     role: Role
@@ -25,5 +25,5 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 def errors_of(process: int) -> Path:
-    """Where a screen's process leaves what ended it."""
+    """Return the file in which a screen process leaves the error that ended it."""
     return state_directory() / f"screen-{process}.log"

@@ -1,7 +1,7 @@
-"""What stands on each tab: rows whose order never changes, and what is drawn below them.
+"""The content of each tab: rows in a fixed order, and charts below them.
 
-Decided: a row is there from the start, with a dash for what is not known yet, so that the eye finds it again; text of
-strangers is plain text with its control characters made visible.
+Every row is there from the start, with a dash for unknown values, so that its position never
+changes. Strangers' text is shown as plain text with visible control characters.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rich.text import Text
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
-from aftermath.events.plot import course, evenly
+from aftermath.events.plot import evenly, loss_line
 from aftermath.events.printable import printable
-from aftermath.events.status import Standing, facts_of, no_answer, state_of, steps_of, taking_part
+from aftermath.events.status import RunStatus, facts_of, no_answer, state_of, steps_of, taking_part
 from aftermath.ui.terminal.board import Board
 
 Facts = dict[str, str | Text | Sequence[str]]
@@ -29,21 +29,24 @@ _TALL = 32  # lines of a terminal that has room for more than 24 have
 
 
 def progress_words(board: Board) -> str:
-    """How far the run is, as far as anybody said."""
+    """Return the run's progress, as far as it is known."""
     found = _further(board)
     return steps_of(found) if found is not None else board.progress.words()
 
 
-def _further(board: Board) -> Standing | None:
-    """The run's standing, where the member's own events say less: of the rounds that others train while it waits for
-    the next epoch they tell none.
+def _further(board: Board) -> RunStatus | None:
+    """Return the run's status if it is ahead of the member's events.
+
+    While the member waits for the next epoch, its events say nothing of the rounds that others
+    train.
     """
-    told, found = board.progress, board.standing
+    told = board.progress
+    found = board.standing
     return found if found is not None and (not told.total or found.step > told.step + 1) else None
 
 
 def run_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Where the run stands, what the member does, and what is wrong."""
+    """Draw the run's status, what the member does, and current warnings."""
     rows: Facts = {"run": board.run_id, "name": UNKNOWN}
     if board.role == "member":
         rows["now"] = _waits_for_epoch(board) or board.now
@@ -59,7 +62,7 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
     parts: list[RenderableType] = [_rows(board, "Run", rows)]
     drawn = chart(board.losses, width, _CHART) if height >= _TALL else []
     if board.role == "member" and not drawn:
-        parts += [Text(), Text(course(board.losses, width), no_wrap=True)]
+        parts += [Text(), Text(loss_line(board.losses, width), no_wrap=True)]
     for alert in board.alerts.now(now):
         label = (" error ", "white on red") if alert.fatal else (" warning ", "black on yellow")
         parts += [Text(), Text.assemble(label, " ", alert.words(now))]
@@ -69,8 +72,11 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
 
 
 def _waits_for_epoch(board: Board) -> str:
-    """Return when a waiting member joins. Empty if it takes part, or if the run is not known yet."""
-    waiting, found = board.of(event_types.Waiting), board.standing
+    """Return when a waiting member joins. Empty if it takes part, or if the run is not known
+    yet.
+    """
+    waiting = board.of(event_types.Waiting)
+    found = board.standing
     if waiting is None or waiting.leaves or board.leaving or found is None or found.epoch >= waiting.epoch:
         return ""
     when = "" if found.rounds_left is None else f", in about {counted(found.rounds_left, 'round')}"
@@ -78,10 +84,12 @@ def _waits_for_epoch(board: Board) -> str:
 
 
 def training_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Losses, speed, and what the model can do; of a run that is looked at from outside, its pace and its tiers."""
+    """Draw losses, speed and evaluations. For a watched run, draw its pace and its tiers."""
     if board.role != "member":
         return _training_from_outside(board)
-    counts, trained, applied = board.counts, board.of(event_types.Trained), board.of(event_types.Applied)
+    counts = board.counts
+    trained = board.of(event_types.ShareTrained)
+    applied = board.of(event_types.Applied)
     rows: Facts = dict.fromkeys(("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN)
     if board.losses:
         step, loss = board.losses[-1]
@@ -89,14 +97,14 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     if trained is not None:
         rows["speed"] = f"{trained.tokens_per_sec:,.0f} tokens/s, {counts.tokens:,} tokens so far"
         rows["share"] = f"trained in {trained.seconds:.2f} s, encoded in {trained.encode_seconds:.2f} s"
-    elif (measured := board.of(event_types.Measured)) is not None:
+    elif (measured := board.of(event_types.SpeedMeasured)) is not None:
         rows["speed"] = f"about {counted(measured.weight, 'sequence')} a minute"
     if applied is not None:
         results = counted(applied.results, "result")
         rows["applied"] = (
             f"{results} of step {applied.step:,}, {counts.applied:,} so far, waited {applied.waited:.2f} s"
         )
-    if (model := board.of(event_types.Model)) is not None:
+    if (model := board.of(event_types.ModelReady)) is not None:
         rows["model"] = f"from {model.source}, of step {model.step:,}"
     if board.asked:
         rows["asked"] = [f"{name} {one.value:.4f} at step {one.step:,}" for name, one in board.asked.items()]
@@ -104,7 +112,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
         rows["text"] = " ".join(f"{sample.prompt}{sample.text}".split())
     drawn = chart(board.losses, width, 2 * _CHART if height >= _TALL else _CHART)
     return Group(
-        Text("\n".join(drawn) if drawn else course(board.losses, width)), Text(), _rows(board, "Training", rows)
+        Text("\n".join(drawn) if drawn else loss_line(board.losses, width)), Text(), _rows(board, "Training", rows)
     )
 
 
@@ -119,7 +127,7 @@ def _training_from_outside(board: Board) -> RenderableType:
     return _rows(board, "Training", rows)
 
 
-def _tiers(found: Standing) -> list[str]:
+def _tiers(found: RunStatus) -> list[str]:
     tiers: dict[int, list[int]] = defaultdict(list)
     for member in found.members:
         if member.standing.startswith("takes part"):
@@ -132,13 +140,14 @@ def _tiers(found: Standing) -> list[str]:
 
 
 def network_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Peers and bytes."""
+    """Draw peers and bytes."""
     rows: Facts = {}
     if board.role == "member":
         rows = dict.fromkeys(
             ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"), UNKNOWN
         )
-        traffic, counts = board.of(event_types.Traffic), board.counts
+        traffic = board.of(event_types.Traffic)
+        counts = board.counts
         if traffic is not None:
             per = f", {_bytes(traffic.sent / traffic.t)}/s" if traffic.t > 0 else ""
             rows["peers"] = f"{traffic.peers} in reach"
@@ -167,17 +176,15 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         elected = [str(member.seat) for member in found.members if member.witness]
         rows["witnesses"] = f"members {', '.join(elected)}" if elected else "none elected now"
     if board.role == "member":
-        started, joined, traffic = (
-            board.of(event_types.Started),
-            board.of(event_types.Joined),
-            board.of(event_types.Traffic),
-        )
+        started = board.of(event_types.MemberStarted)
+        joined = board.of(event_types.Joined)
+        traffic = board.of(event_types.Traffic)
         rows["wallet" if started is None else started.key] = UNKNOWN if started is None else started.wallet
         rows |= dict.fromkeys(("seat", "attested", "checkpoint", "costs"), UNKNOWN)
         rows["attested"] = counted(board.counts.attested, "time")
         if joined is not None and joined.seat is not None:
             rows["seat"] = f"{joined.seat}, tier {joined.tier}, weight {joined.weight:,}"
-        if (kept := board.of(event_types.Checkpoint)) is not None:
+        if (kept := board.of(event_types.CheckpointWritten)) is not None:
             rows["checkpoint"] = f"of step {kept.step:,} at {kept.path}"
         if traffic is not None:
             rows["costs"] = [f"{name.replace('_', ' ')} {spent:,}" for name, spent in sorted(traffic.costs.items())]
@@ -199,7 +206,7 @@ def _rows(board: Board, tab: str, rows: Facts) -> Table:
 
 
 def grid(rows: Facts) -> Table:
-    """Names and what is to be said of them."""
+    """Draw names and their values."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -245,26 +252,29 @@ LABEL = 8
 
 
 def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[str]:
-    """(step, value) in `width` columns and `height` lines, with the highest and lowest value and
-    the first and last step.
+    """Draw (step, value) points in `width` columns and `height` lines, with a scale and both end
+    steps.
 
-    Few points are drawn wider, and of many those that have no room are left out evenly, never the
-    first or the last.
+    Few points are drawn wider. Points that do not fit are left out evenly, never the first or the
+    last.
     """
     room = width - LABEL
     if not curve or room < 8 or height < 3:
         return []
     wide = max(1, room // len(curve))  # columns of a point
     values = [curve[index][1] for index in evenly(len(curve), room) for _ in range(wide)]
-    low, high = min(values), max(values)
-    rows, scale = height - 1, (high - low) or 1.0
+    low = min(values)
+    high = max(values)
+    rows = height - 1
+    scale = (high - low) or 1.0
     tall = [1 + round((value - low) / scale * (rows * 8 - 1)) for value in values]  # eighths of a line
     lines = []
     for row in range(rows - 1, -1, -1):
         label = f"{high:.3f}" if row == rows - 1 else f"{low:.3f}" if row == 0 else ""
         bars = "".join(_EIGHTHS[max(0, min(8, eighths - 8 * row))] for eighths in tall)
         lines.append(f"{label:>{LABEL - 1}} {bars}".rstrip())
-    first, last = f"step {curve[0][0]:,}", f"{curve[-1][0]:,}"
+    first = f"step {curve[0][0]:,}"
+    last = f"{curve[-1][0]:,}"
     gap = len(values) - len(first) - len(last)
     lines.append(" " * LABEL + (first + " " * gap + last if gap > 0 and curve[0][0] != curve[-1][0] else first))
     return lines

@@ -1,4 +1,4 @@
-"""The screen of a member, a server or a run that is watched: six tabs of a board."""
+"""The screen of a member, a server or a watched run: six tabs of a board."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from textual.containers import VerticalScroll
 
 from aftermath.events import event_types
 from aftermath.events.printable import printable
-from aftermath.events.status import COLUMNS, Standing, row_of
+from aftermath.events.status import COLUMNS, RunStatus, row_of
 from aftermath.ui.terminal.board import Board
 from aftermath.ui.terminal.messages import TABS
 from aftermath.ui.terminal.pages import PAGES, progress_words
 from aftermath.ui.terminal.tabbed import Tabbed
-from aftermath.ui.terminal.widgets import Drawing, Log, Rows
+from aftermath.ui.terminal.widgets import DrawnText, KeyedTable, Log
 
 _SCROLLBAR = 2  # columns of the terminal
 _AROUND = 5  # lines that are no member's: title, tabs, the columns' names and keys
 
 
-class Tui(Tabbed):
+class RunApp(Tabbed):
     """Shows a board."""
 
     def __init__(self, board: Board, clock: Callable[[], float], leave: Callable[[], None]) -> None:
@@ -31,12 +31,12 @@ class Tui(Tabbed):
 
     def compose_tab(self, name: str) -> ComposeResult:
         if name == "Members":
-            yield Rows()
+            yield KeyedTable()
         elif name == "Log":
             yield Log()
         else:
             with VerticalScroll():
-                yield Drawing(f"page-{name}")
+                yield DrawnText(f"page-{name}")
 
     def draw_tab(self, name: str) -> None:
         if name == "Members":
@@ -44,8 +44,9 @@ class Tui(Tabbed):
         elif name == "Log":
             self.bottom.query_one(Log).show(self._board.log)
         else:
-            page = self.bottom.query_one(f"#page-{name}", Drawing)
-            now, width = self._clock(), page.container_size.width or self.size.width - 2
+            page = self.bottom.query_one(f"#page-{name}", DrawnText)
+            now = self._clock()
+            width = page.container_size.width or self.size.width - 2
             page.show(PAGES[name](self._board, now, width, self.size.height))
 
     def title_text(self) -> Text:
@@ -60,12 +61,13 @@ class Tui(Tabbed):
         return self._board.leaving
 
     def _draw_members(self) -> None:
-        found, started = self._board.standing, self._board.of(event_types.Started)
+        found = self._board.standing
+        started = self._board.of(event_types.MemberStarted)
         shown: Table = (COLUMNS, {})
         if found is not None:
             room = self.size.width - (_SCROLLBAR if len(found.members) > self.size.height - _AROUND else 0)
             shown = table(found, self._board.here, started.wallet if started is not None else None, room)
-        self.bottom.query_one(Rows).show(*shown)
+        self.bottom.query_one(KeyedTable).show(*shown)
 
 
 _WALLET = 8  # characters of one that is cut
@@ -78,14 +80,19 @@ _FORMS: tuple[tuple[int, frozenset[str]], ...] = (
     (2, frozenset({"points"})),
     (2, frozenset({"points", "weight"})),
 )
-"""How much is cut (1: wallets, 2: words too), and which columns are left out: the first that fits is taken."""
+"""How much is cut (1: wallets, 2: words too), and which columns are left out: the first that fits
+is taken.
+"""
 Table = tuple[tuple[str, ...], dict[str, list[str]]]
 """The columns, and by seat a cell for each."""
 
 
-def table(found: Standing, here: frozenset[bytes] | None, own: str | None, room: int) -> Table:
-    """Return the members in `room` columns. `here`: the connected wallets, if known. `own`: our
-    wallet.
+def table(found: RunStatus, here: frozenset[bytes] | None, own: str | None, room: int) -> Table:
+    """Return the members' columns and rows for `room` terminal columns.
+
+    `here`: the connected wallets, if known. `own`: our wallet. The right column says who is gone,
+    so it is never cut. If the table is too wide, wallets are cut first, then words, and then
+    columns that do not say who is there are left out.
     """
     columns = COLUMNS if here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
     rows: dict[str, Mapping[str, str]] = {}

@@ -1,10 +1,8 @@
-"""A screen as the process has it that shows something: started, told, and closed again.
+"""Start, feed and close a screen, which runs in a process of its own.
 
-Decided
-- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose terminal hangs,
-  costs the picture and nothing else. Where it ends by itself, lines follow.
-- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into the picture.
-- The terminal is left as it was found, and what was said last stands on it.
+Drawing takes no time from training. A screen that fails, or whose terminal hangs, costs only the
+display, and lines follow. Other output of this process, compiled libraries included, goes to the
+screen's log. The terminal is restored at the end.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from rich.console import Console
 from aftermath.events import event_types
 from aftermath.events.console import ConsoleLines, redraws
 from aftermath.events.progress import Progress
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 from aftermath.events.stream import Wall
 from aftermath.ui.terminal import terminal
 from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.messages import MESSAGES, Clients, End, Facts, Line, Output, Said, Stands, Told, line_of
-from aftermath.ui.terminal.opening import Opening, errors_of
+from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 
 _LOOK = 1.0  # seconds between two looks at where the run stands
 _CLOSE = 0.6  # seconds that the screen has to close
@@ -42,8 +40,9 @@ _ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?
 
 
 def can_show(console: Console) -> bool:
-    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe, nothing dumb, and not
-    that of a process in the background.
+    """Return whether there is a terminal to draw on and read keys from, and it is ours now.
+
+    A pipe, a dumb terminal, and that of a background process do not count.
     """
     try:
         return redraws(console) and sys.stdin.isatty() and terminal.is_ours(sys.stdin.fileno())
@@ -52,7 +51,9 @@ def can_show(console: Console) -> bool:
 
 
 class Screen:
-    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by time.monotonic."""
+    """Shows a run. Use it as a context manager and as a sink of events. `started` is by
+    time.monotonic.
+    """
 
     def __init__(
         self,
@@ -64,14 +65,15 @@ class Screen:
         tier: int | None = None,
         names: tuple[str, ...] = (),
     ) -> None:
-        self._console, self._lines = console, ConsoleLines(console, wall)
-        self._opening = Opening(role, run_id, tier, started, names)
+        self._console = console
+        self._lines = ConsoleLines(console, wall)
+        self._opening = ScreenOptions(role, run_id, tier, started, names)
         self._progress = Progress()
         self._last: deque[event_types.Event] = deque(maxlen=_LAST)
         self._going = False
         self._queue: deque[MESSAGES] = deque(maxlen=_MOST)
         self._newest: dict[type[MESSAGES], MESSAGES] = {}
-        self._look: Callable[[], Standing] | None = None
+        self._look: Callable[[], RunStatus] | None = None
         self._changed = threading.Condition()
         self._open = self._closing = False
         self._closer = threading.Lock()
@@ -80,11 +82,11 @@ class Screen:
         """Seconds since the start."""
         return time.monotonic() - self._opening.started
 
-    # --- what it is told ------------------------------------------------------------------------------------------
+    # --- what it is told ---
 
     def __call__(self, event: event_types.Event) -> None:
         self._progress.take(event)
-        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.Finished)
+        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.RunFinished)
         if self._going:
             self._last.append(event)
         if self._open:
@@ -92,32 +94,32 @@ class Screen:
         else:
             self._lines(event)
 
-    def look(self, look: Callable[[], Standing]) -> None:
-        """Where the run stands is what this says, which is asked now and then, on another thread."""
+    def look(self, look: Callable[[], RunStatus]) -> None:
+        """Poll this function for the run's status, on another thread."""
         self._look = look
 
-    def stands(self, standing: Standing, here: frozenset[bytes] | None = None) -> None:
-        """Where the run stands now."""
+    def stands(self, standing: RunStatus, here: frozenset[bytes] | None = None) -> None:
+        """Show the run's status."""
         self._renew(Stands(standing, here))
 
     def clients(self, clients: Clients) -> None:
-        """Where a testnet and its clients stand now."""
+        """Show the state of a testnet and its clients."""
         self._renew(clients)
 
     def said(self, name: str, text: str) -> None:
-        """A client of a testnet told this."""
+        """Show a report of a testnet's client."""
         self._put(Said(self.elapsed(), name, text))
 
     def output(self, name: str, lines: Sequence[str]) -> None:
-        """A process of a testnet printed this."""
+        """Show lines that a testnet's process printed."""
         self._put(Output(name, tuple(lines)))
 
     def facts(self, tab: str, rows: Mapping[str, str]) -> None:
-        """Rows of a tab that only this process knows."""
+        """Show rows of a tab that only this process knows."""
         self._put(Facts(tab, dict(rows)))
 
     def line(self, text: str) -> None:
-        """A line for the log."""
+        """Add a line to the log."""
         self._put(Line(self.elapsed(), text))
 
     def _put(self, message: MESSAGES) -> None:
@@ -126,17 +128,17 @@ class Screen:
             self._changed.notify()
 
     def _renew(self, message: MESSAGES) -> None:
-        """Tell the newest of a kind; those before it need not be told any more."""
+        """Queue the newest message of a kind in place of earlier ones."""
         with self._changed:
             self._newest[type(message)] = message
             self._changed.notify()
 
     @property
     def open(self) -> bool:
-        """Whether it is seen; False once it has ended by itself."""
+        """Whether the screen is shown. False once it has ended by itself."""
         return self._open
 
-    # --- its process ----------------------------------------------------------------------------------------------
+    # --- its process ---
 
     def __enter__(self) -> Self:
         sys.stdout.flush()
@@ -189,7 +191,7 @@ class Screen:
             self._open = False
 
     def _await_end(self) -> None:
-        """If the screen ends by itself, lines follow."""
+        """Wait for the screen's process. If it ends by itself, print lines from then on."""
         self._process.wait()
         if not self._closing:
             self._over()
@@ -200,14 +202,15 @@ class Screen:
             )
 
     def _tell(self) -> None:
-        """Write what is told into the pipe, as fast as it is read."""
+        """Write queued messages to the pipe as fast as they are read."""
         with os.fdopen(self._told, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
             known: dict[type[MESSAGES], MESSAGES] = {}
             while True:
                 with self._changed:
                     if not (self._queue or self._closing or self._newest):
                         self._changed.wait(_LOOK)
-                    messages, closing = list(self._queue), self._closing
+                    messages = list(self._queue)
+                    closing = self._closing
                     newest, self._newest = self._newest, {}
                     self._queue.clear()
                 if self._look is not None and not closing:
@@ -221,7 +224,7 @@ class Screen:
 
 
 class _Caught:
-    """What is written to the terminal meanwhile, by whatever part of this process: it goes to `tell`, line by line."""
+    """Capture what this process writes to the terminal, and pass it to `tell` line by line."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -240,7 +243,7 @@ class _Caught:
                     self._tell(line.rstrip())
 
     def release(self) -> None:
-        """What is written from now on goes where it went before."""
+        """Write to the terminal directly again."""
         sys.stdout.flush()
         sys.stderr.flush()
         for number, before in self._kept.items():

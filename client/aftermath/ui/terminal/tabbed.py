@@ -1,7 +1,7 @@
-"""A screen of tabs that is driven by keys: what every such screen has, whatever stands on its tabs.
+"""The base of all screens: tabs driven by keys.
 
-Decided: nothing moves but what has changed, and only the tab that is seen is drawn, so that it is good over a slow
-line; the terminal's own sixteen colours, so that it is readable on light and dark ones alike.
+Only changes of the visible tab are drawn, so that it works over a slow line. It uses the terminal's
+own sixteen colours, readable on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
 
 from aftermath.ui.terminal.board import Role
-from aftermath.ui.terminal.widgets import Drawing
+from aftermath.ui.terminal.widgets import DrawnText
 
 SECONDS = 0.5
 """Between two looks at what has changed."""
@@ -50,7 +50,7 @@ _KEYS = 9  # that are numbers
 
 
 class Help(ModalScreen[None]):
-    """What the keys do."""
+    """A list of the keys."""
 
     CSS = """
     Help { align: center middle; }
@@ -65,12 +65,14 @@ class Help(ModalScreen[None]):
         yield Static(Text(self._text))
 
     def on_key(self) -> None:
-        """Any key closes it."""
+        """Close at any key."""
         self.dismiss()
 
 
 class Tabbed(App[None]):
-    """Shows tabs. `clock`: seconds since the start; `leave`: what q does, once for each time it is pressed."""
+    """Shows tabs. `clock` returns seconds since the start; `leave` is called each time q is
+    pressed.
+    """
 
     TITLE = "aftermath"
     ENABLE_COMMAND_PALETTE = False
@@ -78,9 +80,9 @@ class Tabbed(App[None]):
     #title { dock: top; height: 1; text-style: bold; padding: 0 1; }
     #said { dock: bottom; height: 1; padding: 0 1; text-style: reverse; display: none; }
     TabPane { padding: 0 1; }
-    VerticalScroll, Rows, Log { height: 1fr; }
-    Rows > .datatable--cursor { text-style: reverse; background: ansi_default; color: ansi_default; }
-    Rows > .datatable--header { text-style: bold; background: ansi_default; color: ansi_blue; }
+    VerticalScroll, KeyedTable, Log { height: 1fr; }
+    KeyedTable > .datatable--cursor { text-style: reverse; background: ansi_default; color: ansi_default; }
+    KeyedTable > .datatable--header { text-style: bold; background: ansi_default; color: ansi_blue; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c,ctrl+q", "leave", show=False, priority=True),
@@ -93,34 +95,37 @@ class Tabbed(App[None]):
         super().__init__()
         self.theme = "ansi-dark"
         self.animation_level = "none"
-        self._role, self._tabs, self._clock, self._leave = role, tuple(tabs), clock, leave
+        self._role = role
+        self._tabs = tuple(tabs)
+        self._clock = clock
+        self._leave = leave
         for number, name in enumerate(self._tabs[:_KEYS], 1):
             self.bind(str(number), f"tab('{name}')", show=False)
         self.bind("q", "leave", description=LEAVE[role])
 
-    # --- what stands on them --------------------------------------------------------------------------------------
+    # --- what stands on them ---
 
     @abstractmethod
     def compose_tab(self, name: str) -> ComposeResult:
-        """What the tab of this name is made of."""
+        """Compose the tab of this name."""
 
     @abstractmethod
     def draw_tab(self, name: str) -> None:
-        """Bring the tab of this name, which is seen, up to date."""
+        """Update the tab of this name, which is visible."""
 
     @abstractmethod
     def title_text(self) -> Text:
-        """The line above the tabs."""
+        """Return the line above the tabs."""
 
     @property
     def leaving(self) -> bool:
         """Return whether the screen is ending."""
         return False
 
-    # --- the frame ------------------------------------------------------------------------------------------------
+    # --- the frame ---
 
     def compose(self) -> ComposeResult:
-        yield Drawing("title")
+        yield DrawnText("title")
         with TabbedContent(initial=self._tabs[0]):
             for name in self._tabs:
                 with TabPane(name, id=name):
@@ -135,7 +140,7 @@ class Tabbed(App[None]):
         self.set_interval(SECONDS, self.draw)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        """A tab was chosen, by a key or the mouse."""
+        """Draw the tab that was selected."""
         self._focus()
         self.call_after_refresh(self.draw)
 
@@ -144,20 +149,20 @@ class Tabbed(App[None]):
         self.call_after_refresh(self.draw)
 
     def draw(self) -> None:
-        """Bring what is seen up to date."""
+        """Update what is visible."""
         if not self.bottom.query("#title"):  # it is being closed
             return
-        self.bottom.query_one("#title", Drawing).show(self.title_text())
+        self.bottom.query_one("#title", DrawnText).show(self.title_text())
         if self.leaving:
             self._say_so()
         elif self._role == "member":  # the member may ask for a second Ctrl-C instead
             self._say_so(shown=False)
         self.draw_tab(self._active)
 
-    # --- keys -----------------------------------------------------------------------------------------------------
+    # --- keys ---
 
     def action_leave(self) -> None:
-        """Say so, and have it done."""
+        """Show that the process is leaving, and leave."""
         self._say_so()
         self._leave()
 
@@ -166,25 +171,25 @@ class Tabbed(App[None]):
         self.bottom.query_one(Footer).display = not shown
 
     def action_turn(self, by: int) -> None:
-        """To the next tab, or the one before."""
+        """Select the next tab, or the previous one."""
         if isinstance(self.screen, Help):
             self.screen.dismiss()
         else:
             self._to(self._tabs[(self._tabs.index(self._active) + by) % len(self._tabs)])
 
     def action_tab(self, name: str) -> None:
-        """To a tab by its name."""
+        """Select a tab by its name."""
         self._to(name)
 
     def action_keys(self) -> None:
-        """Say what the keys do."""
+        """Show the keys."""
         self.push_screen(Help(f"{KEYS.format(last=min(_KEYS, len(self._tabs)))}\n{HELP[self._role]}"))
 
-    # --- tabs -----------------------------------------------------------------------------------------------------
+    # --- tabs ---
 
     @property
     def bottom(self) -> Widget:
-        """The screen of the tabs, whatever lies above it."""
+        """The screen that holds the tabs, below any dialog."""
         return self.screen_stack[0]
 
     @property

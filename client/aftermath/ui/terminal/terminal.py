@@ -1,7 +1,7 @@
-"""The terminal as the system has it: whose it is, its modes, and what a process that draws on it does not hear.
+"""Terminal access on Unix: ownership, modes, and signals to ignore.
 
-Decided: it is Unix's, and the one file of the screen that is. Elsewhere no terminal is ever ours, so that lines are
-printed, and nothing else of this is called.
+This is the screen's only file for Unix alone. On other systems no terminal is ever ours, and lines
+are printed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if sys.platform != "win32":
 
 
 def is_ours(descriptor: int) -> bool:
-    """Whether this process may draw on it, and read keys from it. Raises OSError where there is none."""
+    """Return whether this process may use the terminal. Raises OSError where there is none."""
     if sys.platform == "win32":
         return False
     return os.tcgetpgrp(descriptor) == os.getpgrp()
 
 
 def modes(descriptor: int) -> Any:
-    """How it takes keys now."""
+    """Return the terminal's modes."""
     return termios.tcgetattr(descriptor)
 
 
 def put_back(descriptor: int, before: Any) -> None:
-    """Have it take keys as `modes` found it. Raises OSError."""
+    """Restore the modes that `modes` returned. Raises OSError."""
     try:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
     except termios.error as error:
@@ -39,10 +39,10 @@ def put_back(descriptor: int, before: Any) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """A process that is started meanwhile is deaf to Ctrl-C and to its terminal's end.
+    """Start processes in this block deaf to Ctrl-C and to their terminal's end.
 
-    Before it reads keys, Ctrl-C is for its parent only; and if that one dies, it must live long enough to put
-    the terminal back, which is not its own any more then.
+    Before the screen reads keys, Ctrl-C is meant for its parent only. If the parent dies, the
+    screen must live long enough to restore the terminal.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTTOU})
     try:

@@ -1,7 +1,4 @@
-"""The screen of a local testnet: the run with a row for each client, what happened, and what every process printed.
-
-Decided: the state of a client is the last column, so that it is that which a narrow terminal cuts off.
-"""
+"""The screen of a local testnet: the run with a row per client, recent actions, and all output."""
 
 from __future__ import annotations
 
@@ -18,14 +15,18 @@ from aftermath.ui.terminal import messages
 from aftermath.ui.terminal.board import KeptLines, last_words
 from aftermath.ui.terminal.pages import NAMES, UNKNOWN, Facts, bar, grid
 from aftermath.ui.terminal.tabbed import Tabbed
-from aftermath.ui.terminal.widgets import Drawing, Log, Rows, clock
+from aftermath.ui.terminal.widgets import DrawnText, KeyedTable, Log, clock
 
-CLIENTS, LOG = "Clients", "Log"
+CLIENTS = "Clients"
+LOG = "Log"
 COLUMNS = ("client", "tier", "loss", "killed", "back", "pid", "state")
 
 
-class Overview(Tabbed):
-    """Shows a board of a testnet."""
+class LocalTestnetApp(Tabbed):
+    """Shows a testnet's board.
+
+    The state of a client is the last column, so a narrow terminal cuts that one off.
+    """
 
     CSS = f"""
     {Tabbed.CSS}
@@ -33,15 +34,15 @@ class Overview(Tabbed):
     #lately {{ height: 5; padding-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }}
     """
 
-    def __init__(self, board: OverviewBoard, clock: Callable[[], float], leave: Callable[[], None]) -> None:
+    def __init__(self, board: LocalTestnetBoard, clock: Callable[[], float], leave: Callable[[], None]) -> None:
         super().__init__("testnet", (CLIENTS, LOG, *board.names), clock, leave)
         self._board = board
 
     def compose_tab(self, name: str) -> ComposeResult:
         if name == CLIENTS:
-            yield Drawing("facts")
-            yield Rows()
-            yield Drawing("lately")
+            yield DrawnText("facts")
+            yield KeyedTable()
+            yield DrawnText("lately")
         else:
             yield Log()
 
@@ -58,38 +59,42 @@ class Overview(Tabbed):
         return title.append(f"   {found.progress if found else 'being started'}", "not bold")
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter, or the mouse: the log of that client."""
+        """Show the log of the selected client."""
         if event.row_key.value is not None:
             self.action_tab(event.row_key.value)
 
     def _draw_clients(self) -> None:
-        board, bottom = self._board, self.bottom
+        board = self._board
+        bottom = self.bottom
         facts: Facts = dict.fromkeys(("config", "state", "steps", "clients"), UNKNOWN)
         rows: dict[str, list[str]] = {}
         if (found := board.stands) is not None:
             there = sum(client.pid is not None for client in found.clients)
             kills = sum(client.killed for client in found.clients)
-            facts["config"], facts["state"] = found.config, found.state
+            facts["config"] = found.config
+            facts["state"] = found.state
             facts["steps"] = bar(found.progress, found.step, found.total, self.size.width - 2 - NAMES)
             facts["clients"] = f"{there} of {len(found.clients)} run, {kills} killed so far"
             for client in found.clients:
                 loss = UNKNOWN if client.loss is None else f"{client.loss:.4f}"
                 cells = (client.tier, loss, client.killed, client.back, client.pid or UNKNOWN, client.state)
                 rows[client.name] = [client.name, *(printable(str(cell)) for cell in cells)]
-        bottom.query_one("#facts", Drawing).show(grid(facts))
-        bottom.query_one(Rows).show(COLUMNS, rows)
+        bottom.query_one("#facts", DrawnText).show(grid(facts))
+        bottom.query_one(KeyedTable).show(COLUMNS, rows)
         lately = (Text.assemble((f"{clock(t):>8}  ", "dim"), text) for t, text in board.lately)
-        bottom.query_one("#lately", Drawing).show(Text("\n").join(lately))
+        bottom.query_one("#lately", DrawnText).show(Text("\n").join(lately))
 
 
 OWN = "testnet"
-"""Who did what the testnet itself did."""
+"""Name for the testnet's own actions in the log."""
 _LATELY = 4
 
 
 @dataclass
-class OverviewBoard:
-    """Everything that the tabs draw. `names`: the processes that have one, what keeps the run first."""
+class LocalTestnetBoard:
+    """Everything that the tabs draw. `names` are the processes with a tab, first the one that keeps
+    the run.
+    """
 
     run_id: str
     names: tuple[str, ...]
@@ -104,7 +109,7 @@ class OverviewBoard:
         self.printed = {name: KeptLines() for name in self.names}
 
     def take(self, message: messages.MESSAGES) -> None:
-        """Learn from a message."""
+        """Add a message."""
         match message:
             case messages.Clients():
                 self.stands = message
@@ -118,7 +123,7 @@ class OverviewBoard:
                     self.printed[message.name].say(None, Text(printable(line)))
 
     def last_words(self) -> str:
-        """What was said last."""
+        """Return the last lines of the log."""
         return last_words(self.log)
 
     def _say(self, t: float, who: str, text: str) -> None:

@@ -1,7 +1,4 @@
-"""A table of people or processes, which is drawn again only if it has changed.
-
-Decided: as long as the rows are the same ones, what changes leaves the marked row and what is scrolled as they are.
-"""
+"""Widgets that redraw only what has changed: a table, a text and a log."""
 
 from __future__ import annotations
 
@@ -18,8 +15,11 @@ from textual.widgets import DataTable, RichLog, Static
 from aftermath.ui.terminal.board import MOST, KeptLines
 
 
-class Rows(DataTable[Text]):
-    """A row for each key. Home and End go to the first and last row, not to columns."""
+class KeyedTable(DataTable[Text]):
+    """A table with a key per row. Home and End select the first and last row.
+
+    As long as the rows are the same, updates keep the selection and the scroll position.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("home", "scroll_top", show=False),
@@ -32,7 +32,7 @@ class Rows(DataTable[Text]):
         self._named: tuple[str, ...] = ()
 
     def show(self, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
-        """Have these rows, of plain text, in these columns."""
+        """Show these rows of plain text in these columns."""
         if tuple(columns) != self._named or list(rows) != list(self._shown):
             self._make(columns, rows)
         else:
@@ -40,13 +40,15 @@ class Rows(DataTable[Text]):
                 for column, before, now in zip(columns, self._shown[key], cells, strict=True):
                     if before != now:
                         self.update_cell(key, column, Text(now), update_width=True)
-        self._shown, self._named = dict(rows), tuple(columns)
+        self._shown = dict(rows)
+        self._named = tuple(columns)
 
     def _make(self, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
         at = self.cursor_row
         self.clear(columns=True)
         for number, name in enumerate(columns):
-            # The table measures its cells only after it was drawn once, with columns as wide as their names.
+            # The table measures its cells only after it was drawn once, with columns as wide as
+            # their names.
             made = self.columns[self.add_column(name, key=name)]
             made.content_width = max(map(cell_len, (name, *(cells[number] for cells in rows.values()))))
         for key, cells in rows.items():
@@ -57,15 +59,15 @@ class Rows(DataTable[Text]):
 _PAPER = Console(color_system="standard", force_terminal=True, legacy_windows=False)
 
 
-class Drawing(Static):
-    """Shows what it is given; the same again changes nothing."""
+class DrawnText(Static):
+    """A text or a grid, drawn again only if a terminal would be sent something else."""
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)
         self._drawn: list[Segment] | None = None
 
     def show(self, drawn: RenderableType) -> None:
-        """Have this stand here."""
+        """Show this."""
         width = max(1, self.container_size.width or self.app.size.width)
         found = list(_PAPER.render(drawn, _PAPER.options.update(width=width)))
         if found != self._drawn:
@@ -74,7 +76,9 @@ class Drawing(Static):
 
 
 class Log(RichLog):
-    """Shows lines that are kept."""
+    """A log, wrapped again when the width changes. It follows new lines while its end is
+    visible.
+    """
 
     def __init__(self) -> None:
         super().__init__(wrap=True, min_width=20, max_lines=MOST)
@@ -82,10 +86,11 @@ class Log(RichLog):
         self._width = 0
 
     def show(self, kept: KeptLines) -> None:
-        """Bring it up to date."""
+        """Show new lines."""
         if self.size.width != self._width:
             self.clear()
-            self._width, self._drawn = self.size.width, kept.said - len(kept.lines)
+            self._width = self.size.width
+            self._drawn = kept.said - len(kept.lines)
         new = min(kept.said - self._drawn, len(kept.lines))
         for t, text in list(kept.lines)[len(kept.lines) - new :]:
             self.write(text if t is None else Text.assemble((f"{clock(t):>8}  ", "dim"), text), expand=True)
@@ -93,6 +98,6 @@ class Log(RichLog):
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds since the start."""
+    """Return hours, minutes and seconds since the start."""
     whole = max(0, int(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

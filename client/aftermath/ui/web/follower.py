@@ -1,7 +1,4 @@
-"""Reads where a run stands, once or after every change, without a wallet.
-
-Decided: Run is pushed; Model and Members are read again only when the run's counters say that they changed.
-"""
+"""Read a run's status once or after every change, without a wallet."""
 
 from __future__ import annotations
 
@@ -14,43 +11,48 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.view import View
-from aftermath.events.status import Standing, standing
+from aftermath.events.status import RunStatus, standing
 from aftermath.rules.run import STORED_ROUNDS, Run
 
 
 class RunFollower:
-    """One run on a cluster."""
+    """Follows one run on a cluster.
+
+    The Run account is pushed. Model and Members are read again only when the run's counters
+    changed.
+    """
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str) -> None:
-        self._coordinator, self._run_id = coordinator, run_id
+        self._coordinator = coordinator
+        self._run_id = run_id
         program = coordinator.program_id
         self._watcher = RunWatcher(coordinator.pool, run_addresses(program, run_id).run, program)
         self._view: View | None = None
 
-    async def now(self) -> Standing:
-        """Where it stands, read now. Raises NoSuchRun."""
+    async def now(self) -> RunStatus:
+        """Read and return the status. Raises NoSuchRun."""
         await self._read()
         await self._watcher.refresh()  # which reads the chain's clock
         return self.standing()
 
     @property
     def newest_step(self) -> int:
-        """The highest step of which anybody can tell by now."""
+        """The highest step that anyone can report by now."""
         return self._watcher.latest.step + STORED_ROUNDS
 
     @property
     def run(self) -> Run:
-        """The run as it was read last."""
+        """The run as last read."""
         assert self._view is not None
         return self._view.run
 
     @property
     def silent(self) -> float:
-        """For how many seconds nothing was heard of the run."""
+        """Seconds since anything was heard of the run."""
         return self._watcher.silent
 
-    def standing(self) -> Standing:
-        """Where it stands by what was read last, at this moment of the chain's time."""
+    def standing(self) -> RunStatus:
+        """Return the status by what was last read, at the chain's current time."""
         assert self._view is not None
         silent = self._watcher.silent
         return standing(
@@ -63,8 +65,10 @@ class RunFollower:
         )
 
     @asynccontextmanager
-    async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:
-        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run is closed."""
+    async def following(self) -> AsyncIterator[AsyncIterator[RunStatus]]:
+        """Yield the status now and after every change. Raises as `now`, and NoSuchRun when the run
+        is closed.
+        """
         await self._read()
         await self._watcher.start()
         try:
@@ -72,7 +76,7 @@ class RunFollower:
         finally:
             await self._watcher.close()
 
-    async def _standings(self) -> AsyncIterator[Standing]:
+    async def _standings(self) -> AsyncIterator[RunStatus]:
         async for run in self._watcher.updates():
             known = self._view
             if known is not None and (known.run.model_seq, known.run.members_seq) == (run.model_seq, run.members_seq):

@@ -1,7 +1,6 @@
-"""A run as its members' events tell it: moments, curves, marks, and what is known of each member.
+"""A run from its members' events: snapshots, curves, marks and members, in bounded memory.
 
-Decided: a moment begins with every state and round, when the first member tells of it; members are known by what they
-last told. Files come from strangers: members, epochs and marks are counted, and texts cut.
+Files come from strangers: members, epochs and marks are limited, and texts cut.
 """
 
 from __future__ import annotations
@@ -11,53 +10,58 @@ from collections import defaultdict, deque
 import msgspec
 
 from aftermath.events import event_types
-from aftermath.events.history import Comings
+from aftermath.events.history import Lifecycle
 from aftermath.events.reader import EventRecord
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.state import RunState
-from aftermath.ui.web.snapshot import Figures, Member, Moment
+from aftermath.ui.web.snapshot import Figures, MemberSnapshot, RunSnapshot
 
 MOST_EPOCHS = 400
 MOST_MARKS = 200
 _MOST_MEMBERS = 4 * MAX_MEMBERS  # of all times; a run has fewer at once
 _MOST_TEXT = 64
-_TAKES_PART = (event_types.Round, event_types.Trained, event_types.Applied, event_types.Model)
+_TAKES_PART = (event_types.RoundStarted, event_types.ShareTrained, event_types.Applied, event_types.ModelReady)
 _STANDINGS: dict[type[event_types.Event], str] = {
-    event_types.Started: "starting",
+    event_types.MemberStarted: "starting",
     event_types.Joined: "joins the next epoch",
     event_types.Waiting: "waiting for the next epoch",
     event_types.Leaving: "leaving",
     event_types.Left: "left",
-    event_types.Finished: "finished",
+    event_types.RunFinished: "finished",
     event_types.Error: "failed",
 }
 
 
-class Retold:
-    """Takes the events of one run in the order in which they are read."""
+class EventSnapshots:
+    """Collects the events of one run in reading order.
+
+    A snapshot begins with every state and round, at the first member's report of it. Members are
+    shown by their last report.
+    """
 
     def __init__(self, run_id: str, losses: Losses) -> None:
-        self._run_id, self._losses = run_id, losses
+        self._run_id = run_id
+        self._losses = losses
         self.sent = Sent()
         self.epochs: dict[int, int] = {}
         """The first step of each epoch that was told of, of the newest MOST_EPOCHS."""
-        self.members: dict[str, Member] = {}
-        """By wallet, as each last told of itself."""
+        self.members: dict[str, MemberSnapshot] = {}
+        """Members by wallet, as they last reported."""
         self.told = 0
         """How many events."""
-        self._comings = Comings()
+        self._comings = Lifecycle()
         self._total_steps = 0
         self._since = 0
         self._of_that_second: set[tuple[int, str]] = set()
 
     @property
     def marks(self) -> list[tuple[int, str]]:
-        """The newest of what happened to members, each at its step."""
+        """The newest marks of what happened to members, each at its step."""
         return list(deque(self._comings.marks, MOST_MARKS))
 
-    def take(self, told: EventRecord) -> Moment | None:
-        """Learn from an event; the moment that begins with it, if one does."""
+    def take(self, told: EventRecord) -> RunSnapshot | None:
+        """Add an event. Return the snapshot that it begins, if any."""
         wallet = told.about.wallet[:_MOST_TEXT]
         if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
             return None
@@ -67,16 +71,16 @@ class Retold:
         self._comings.take(told)
         self._know(wallet, told)
         match told.event:
-            case event_types.State() as state if self._is_new(state.since, state.epoch, state.state):
+            case event_types.StateChanged() as state if self._is_new(state.since, state.epoch, state.state):
                 self._total_steps = state.total_steps
                 return self._moment(told, state.state, state.epoch, None, state.step)
-            case event_types.Round() as begun if self._is_new(begun.since, begun.epoch, str(begun.height)):
+            case event_types.RoundStarted() as begun if self._is_new(begun.since, begun.epoch, str(begun.height)):
                 self._epoch(begun)
                 return self._moment(told, RunState.ROUND_TRAIN.name, begun.epoch, begun.height, max(0, begun.step - 1))
         return None
 
     def _is_new(self, since: int, epoch: int, what: str) -> bool:
-        """Whether no other member has told of it, or of what came after, in the chain's time."""
+        """Return whether no other member has reported this or a later state."""
         if since < self._since or ((epoch, what) in self._of_that_second and since == self._since):
             return False
         if since > self._since:
@@ -85,27 +89,28 @@ class Retold:
         self._of_that_second.add((epoch, what))
         return True
 
-    def _epoch(self, begun: event_types.Round) -> None:
+    def _epoch(self, begun: event_types.RoundStarted) -> None:
         if begun.epoch not in self.epochs:
             self.epochs[begun.epoch] = begun.step
             if len(self.epochs) > MOST_EPOCHS:
                 del self.epochs[min(self.epochs)]
 
     def _know(self, wallet: str, told: EventRecord) -> None:
-        event, before = told.event, self.members.get(wallet)
-        member = before or Member(wallet, told.about.tier, "")
+        event = told.event
+        before = self.members.get(wallet)
+        member = before or MemberSnapshot(wallet, told.about.tier, "")
         if isinstance(event, _TAKES_PART):
             member = msgspec.structs.replace(member, standing="takes part", takes_part=True)
         elif (words := _STANDINGS.get(type(event))) is not None:
             member = msgspec.structs.replace(member, standing=words, takes_part=False)
         figures = member.figures
         match event:
-            case event_types.Started():
+            case event_types.MemberStarted():
                 figures = Figures()
                 member = msgspec.structs.replace(member, tier=told.about.tier, seat=None)
             case event_types.Joined():
                 member = msgspec.structs.replace(member, seat=event.seat, weight=event.weight)
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 member = msgspec.structs.replace(member, seen=f"epoch {event.epoch}, round {event.height}")
                 figures = msgspec.structs.replace(
                     figures, step=event.step, loss=event.loss, tokens_per_second=event.tokens_per_sec
@@ -126,8 +131,8 @@ class Retold:
             if member.seat in seats:
                 self.members[wallet] = msgspec.structs.replace(member, standing=how, takes_part=False)
 
-    def _moment(self, told: EventRecord, state: str, epoch: int, height: int | None, step: int) -> Moment:
-        return Moment(
+    def _moment(self, told: EventRecord, state: str, epoch: int, height: int | None, step: int) -> RunSnapshot:
+        return RunSnapshot(
             at=round(told.at.timestamp() * 1000),
             source="events",
             run_id=self._run_id,
@@ -149,7 +154,10 @@ Points = list[tuple[int, float]]
 
 
 class _Curve:
-    """Sums of values and of their weights, by step; `places` are `1 << shift` steps wide."""
+    """Sums of values and weights by step. Each place covers `1 << shift` steps.
+
+    Once there are too many places, pairs are merged into their weighted mean.
+    """
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[int, float, float]] = {}
@@ -175,30 +183,34 @@ class _Curve:
 
 
 class Losses:
-    """Loss by tier."""
+    """Losses by tier: from events, or for tiers without events as stated on chain.
+
+    Statements on chain are rounded to a thousandth and not proven. Impossible tiers, steps and
+    losses are ignored, because one of them would flatten all curves.
+    """
 
     def __init__(self) -> None:
         self._told: dict[int, _Curve] = defaultdict(_Curve)
         self._stated: dict[int, _Curve] = defaultdict(_Curve)
 
     def told(self, tier: int, step: int, loss: float, tokens: int) -> None:
-        """From an event."""
+        """Add a loss from an event."""
         if 0 <= tier < MAX_LEVELS:
             self._told[tier].add(step, loss, max(1, tokens))
 
     def stated(self, tier: int, step: int, loss: float) -> None:
-        """From an attestation on chain."""
+        """Add a loss from an attestation on chain."""
         if 0 <= loss <= _MOST_STATED:
             self._stated[tier].add(step, loss, 1.0)
 
     def by_tier(self) -> dict[int, Points]:
-        """(step, loss) of each tier, no more than MOST_POINTS of them."""
+        """Return at most MOST_POINTS (step, loss) points of each tier."""
         found = {**self._stated, **self._told}
         return {tier: _means(curve.sums()) for tier, curve in sorted(found.items())}
 
 
 class Sent:
-    """Bytes that members of a tier have sent to peers until a step."""
+    """Bytes that members of a tier have sent to peers, by step."""
 
     def __init__(self) -> None:
         self._more: dict[int, _Curve] = defaultdict(_Curve)
@@ -209,10 +221,11 @@ class Sent:
             self._more[tier].add(step, float(more), 1.0)
 
     def by_tier(self) -> dict[int, Points]:
-        """(step, bytes until then) of each tier."""
+        """Return (step, bytes so far) of each tier."""
         found: dict[int, Points] = {}
         for tier, curve in sorted(self._more.items()):
-            total, points = 0.0, []
+            total = 0.0
+            points = []
             for step, more, _ in curve.sums():
                 total += more
                 points.append((step, total))
@@ -221,7 +234,8 @@ class Sent:
 
 
 def _means(sums: list[tuple[int, float, float]]) -> Points:
-    points, begin = [], 0
+    points = []
+    begin = 0
     for end in _ends(len(sums)):
         part = sums[begin : end + 1]
         points.append((part[-1][0], sum(total for _, total, _ in part) / sum(weights for _, _, weights in part)))

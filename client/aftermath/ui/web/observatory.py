@@ -1,11 +1,4 @@
-"""All runs that are observed: which there are, which are followed, and the files of events that tell of them.
-
-Decided
-- A run is followed from when a visitor first opens its page, or from the start if it was named; of those that nobody
-  looks at, the one that was left longest makes room for another. So what strangers can ask of nodes is bounded.
-- The runs of a cluster are listed again only while a visitor looks at the list.
-- Files are read on one thread, some events at a time, so that a long history keeps nobody waiting.
-"""
+"""All observed runs: the list of runs, the followed ones, and the event files."""
 
 from __future__ import annotations
 
@@ -38,7 +31,7 @@ _EVENTS_AT_ONCE = 500
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A run in the list; `on_chain` is false of one that only events tell of."""
+    """A run in the list. `on_chain` is false if only events mention it."""
 
     run_id: str
     on_chain: bool
@@ -52,16 +45,21 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Runs(msgspec.Struct, frozen=True):
-    """The list of runs, as its page gets it."""
+    """The list of runs as its page gets it."""
 
     runs: list[Listed]
     trouble: str
     more: int
-    """Of how many there was no room."""
+    """Number of runs without room."""
 
 
 class Observatory:
-    """Everything that pages are told of. `named`: the run that is followed whether anybody looks or not."""
+    """Everything that pages show. `named`: the run that is always followed.
+
+    Other runs are followed from the first visit on. When there is no room, the one that nobody has
+    viewed for longest is dropped, which bounds what strangers can ask of nodes. The list is
+    refreshed only while someone views it. One thread reads files, some events at a time.
+    """
 
     def __init__(
         self, coordinator: CoordinatorClient, *, named: str | None = None, events: Sequence[Path] = ()
@@ -69,18 +67,20 @@ class Observatory:
         self.changed = Pulse()
         """When the list of runs has changed."""
         self.list_viewers = 0
-        self._coordinator, self._named = coordinator, named
+        self._coordinator = coordinator
+        self._named = named
         self._events = EventReader(events, later=True) if events else None
         self._runs: dict[str, ObservedRun] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
         self._on_chain: list[Listed] = []
-        self._trouble, self._listed = "", b""
+        self._trouble = ""
+        self._listed = b""
         self._list_read = float("-inf")
         self._listing = asyncio.Lock()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Observatory]:
-        """Follow and read until the block ends."""
+        """Follow runs and read files until the block ends."""
         tasks = [asyncio.create_task(self._keep_the_list())]
         if self._events is not None:
             tasks.append(asyncio.create_task(self._read_events(self._events)))
@@ -91,10 +91,12 @@ class Observatory:
         finally:
             await cancel([*tasks, *self._following.values()])
 
-    # --- runs ---------------------------------------------------------------------------------------------------------
+    # --- runs ---
 
     def run(self, run_id: str) -> ObservedRun | None:
-        """A run, followed from now on; None while there is no room. Raises UsageError for what is no run id."""
+        """Return a run, and follow it from now on. None without room. Raises UsageError for an
+        invalid id.
+        """
         run_seed(run_id)
         run = self._runs.get(run_id) or ObservedRun(self._coordinator, run_id, steady=run_id == self._named)
         run.looked_at = time.monotonic()
@@ -113,7 +115,7 @@ class Observatory:
                 del self._runs[name]
 
     def _make_room(self) -> bool:
-        """Leave the run that nobody has looked at for longest."""
+        """Stop following the run that nobody has viewed for longest."""
         idle = [run for name, run in self._runs.items() if name in self._following and not run.viewers]
         idle = [run for run in idle if run.run_id != self._named]
         if not idle:
@@ -124,10 +126,10 @@ class Observatory:
             del self._runs[left.run_id]
         return True
 
-    # --- the list -----------------------------------------------------------------------------------------------------
+    # --- the list ---
 
     async def runs(self) -> bytes:
-        """`Runs` as JSON, not older than LIST_SECONDS."""
+        """Return `Runs` as JSON, at most LIST_SECONDS old."""
         async with self._listing:
             if time.monotonic() - self._list_read > LIST_SECONDS:
                 await self._read_list()
@@ -172,7 +174,7 @@ class Observatory:
             self._listed = packed
             self.changed.fire()
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- events ---
 
     async def _read_events(self, reader: EventReader) -> None:
         worker = ThreadWorker("events")
@@ -189,7 +191,7 @@ class Observatory:
             await asyncio.sleep(_EVENT_SECONDS)
 
     def _take(self, part: Sequence[EventRecord]) -> Iterator[ObservedRun]:
-        """Hand events to their runs; those that have got some."""
+        """Pass events to their runs. Return the runs that got some."""
         touched: dict[str, ObservedRun] = {}
         for told in part:
             run = self._told_of(told.about.run_id)
@@ -199,7 +201,7 @@ class Observatory:
         return iter(touched.values())
 
     def _told_of(self, run_id: str) -> ObservedRun | None:
-        """The run that an event is of; None for one that cannot be, or beyond those there is room for."""
+        """Return the run of an event, or None if its id is invalid or there is no room."""
         if (run := self._runs.get(run_id)) is not None:
             return run
         try:

@@ -1,15 +1,4 @@
-"""One run as it is observed: followed on chain, retold from events, remembered, and sent to
-visitors.
-
-Decided
-- What is sent is made once and shared by all who look. It has two parts: `now`, which changes with
-  the run, and `curves`, which only new figures do.
-- Where the chain does not answer, the last that it said stays, with how long ago that was;
-  following continues by itself.
-- Times are counted from when something is sent, so that no page depends on whose clock is right.
-- The past is the chain's since this process follows the run, and before that, or while the chain is
-  silent, the events'.
-"""
+"""One observed run: followed on chain, rebuilt from events, remembered, and sent to viewers."""
 
 from __future__ import annotations
 
@@ -31,23 +20,25 @@ from aftermath.events.reader import EventRecord, RunName
 from aftermath.rules.run import Run
 from aftermath.ui.web.follower import RunFollower
 from aftermath.ui.web.from_events import MOST_EPOCHS, Points
-from aftermath.ui.web.run_history import Past, RunRecords
-from aftermath.ui.web.snapshot import Figures, Moment, moment_of
+from aftermath.ui.web.run_history import RunRecords, SnapshotHistory
+from aftermath.ui.web.snapshot import Figures, RunSnapshot, snapshot_of
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 3.0
 """After a failure, and between two looks for transactions."""
 _LOOK_SECONDS = 0.5  # between two looks at whether the chain still answers
-_AT_ONCE, _PAUSE_SECONDS = 20, 1.0  # transactions read in a row, and the pause after them
+# transactions read in a row, and the pause after them
+_AT_ONCE = 20
+_PAUSE_SECONDS = 1.0
 _MOST_SAID = 16  # warnings about other runs of the same id
-_FRESH_SECONDS, _TELL_SECONDS = 1.0, 5.0  # how old may be what is sent; how often viewers hear, though nothing happens
+# how old may be what is sent; how often viewers hear, though nothing happens
+_FRESH_SECONDS = 1.0
+_TELL_SECONDS = 5.0
 
 
-class Costs(msgspec.Struct, frozen=True):
-    """Of the transactions that named the run, as far as they were read; `complete`: all of them
-    were.
-    """
+class ObservedCosts(msgspec.Struct, frozen=True):
+    """Transactions that named the run, as far as they were read. `complete`: all were read."""
 
     transactions: int
     lamports: int
@@ -55,19 +46,19 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class Now(msgspec.Struct, frozen=True):
-    """What a page shows of a run. `silent`: for how many seconds the chain has not answered, if it
-    does not.
+    """The current state of a run. `silent`: seconds without an answer from the chain, if it does
+    not answer.
     """
 
-    moment: Moment | None
+    moment: RunSnapshot | None
     trouble: str
     silent: int | None
-    costs: Costs
+    costs: ObservedCosts
     events: int
 
 
 class Curves(msgspec.Struct, frozen=True):
-    """What a page draws of a run: by tier, and where epochs began and members went."""
+    """A run's curves by tier, the first steps of epochs, and marks."""
 
     loss: dict[int, Points]
     sent: dict[int, Points]
@@ -76,12 +67,17 @@ class Curves(msgspec.Struct, frozen=True):
 
 
 class ObservedRun:
-    """`follow` is to run as a task; readers wait for `changed`. `steady`: it is followed whether it
-    is there or not.
+    """Run `follow` as a task; readers wait for `changed`. `steady`: follow the run even if it does
+    not exist.
+
+    All viewers share the same JSON. Times are relative to sending, so no page depends on a correct
+    clock. While the chain does not answer, its last state stays, with its age. The past is the
+    chain's since this process started, and otherwise that of events.
     """
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False) -> None:
-        self.run_id, self._steady = run_id, steady
+        self.run_id = run_id
+        self._steady = steady
         self.changed = Pulse()
         self.asked = asyncio.Event()
         """Set once the chain has answered for the first time, or a node has failed to."""
@@ -103,23 +99,25 @@ class ObservedRun:
         self._now: bytes | None = None
         self._made = 0.0
 
-    # --- what is known ----------------------------------------------------------------------------
+    # --- what is known ---
 
     def now(self) -> bytes:
-        """`Now` as JSON."""
+        """Return `Now` as JSON."""
         if self._now is None or time.monotonic() - self._made > _FRESH_SECONDS:
-            follower, silent = self._follower, None
+            follower = self._follower
+            silent = None
             record = self._records.shown
             if follower is not None:
                 record.moment = self._chain_moment(follower)
                 silent = round(follower.silent) if self._silent else None
-            costs = Costs(record.transactions, record.lamports, self._reader.complete)
+            costs = ObservedCosts(record.transactions, record.lamports, self._reader.complete)
             told = Now(record.moment, self._trouble, silent, costs, record.retold.told)
-            self._now, self._made = msgspec.json.encode(told), time.monotonic()
+            self._now = msgspec.json.encode(told)
+            self._made = time.monotonic()
         return self._now
 
     def curves(self) -> bytes:
-        """`Curves` as JSON; the same object until there is something new."""
+        """Return `Curves` as JSON, the same object until something changes."""
         if self._curves is None:
             record = self._records.shown
             retold = record.retold
@@ -131,23 +129,23 @@ class ObservedRun:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to show of the run: the chain has it, or events have told of it."""
+        """Whether there is anything to show, from the chain or from events."""
         return self._follower is not None or self._records.shown.moment is not None or self.told > 0
 
     @property
     def told(self) -> int:
-        """How many events have told of runs of this id."""
+        """Number of events of runs of this id."""
         return sum(record.retold.told for record in self._records)
 
     @property
-    def past(self) -> Past:
-        """The moments that are remembered of the run that is shown."""
+    def past(self) -> SnapshotHistory:
+        """The remembered snapshots of the run that is shown."""
         return self._records.shown.past
 
-    # --- events -----------------------------------------------------------------------------------
+    # --- events ---
 
     def take(self, told: EventRecord) -> None:
-        """Learn from an event, which may be of an earlier run of this id."""
+        """Add an event, which may be of an earlier run of this id."""
         run = RunName.of(told.about)
         before = self._records.shown
         record = self._records.told(run)
@@ -168,20 +166,21 @@ class ObservedRun:
             record.moment = moment
 
     def _say_other(self, run: RunName) -> None:
-        """Say once that there are events of a run that is not shown."""
+        """Log once that there are events of a run that is not shown."""
         if run not in self._said and len(self._said) < _MOST_SAID:
             self._said.add(run)
             log.warning("events of another run are not shown: %s", run)
 
     def taken(self) -> None:
-        """Some events were taken: tell it."""
+        """Notify viewers that events were added."""
         self._tell()
 
-    # --- the chain --------------------------------------------------------------------------------
+    # --- the chain ---
 
     async def follow(self) -> None:
-        """Follow the run until cancelled, whatever happens to nodes and to the run; one that the
-        chain has never shown only while a visitor looks.
+        """Follow the run until cancelled, whatever happens to nodes and the run.
+
+        A run that the chain has never shown is followed only while someone views it.
         """
         while True:
             try:
@@ -192,7 +191,8 @@ class ObservedRun:
             except Exception:
                 log.exception("run %s could not be followed", self.run_id)
                 self._trouble = "something unexpected went wrong while it was followed: the server's log says what"
-            self._follower, self._silent = None, self._records.shown.live_since is not None
+            self._follower = None
+            self._silent = self._records.shown.live_since is not None
             self.asked.set()
             self._tell()
             await asyncio.sleep(AGAIN_SECONDS)
@@ -203,7 +203,9 @@ class ObservedRun:
         follower = RunFollower(self._coordinator, self.run_id)
         async with follower.following() as standings:
             self._show(follower.run)
-            self._follower, self._trouble, self.missing = follower, "", False
+            self._follower = follower
+            self._trouble = ""
+            self.missing = False
             self.asked.set()
             tasks = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
             try:
@@ -213,7 +215,7 @@ class ObservedRun:
                 await cancel(tasks)
 
     def _see(self, follower: RunFollower) -> None:
-        """Take in where the run stands now."""
+        """Take in the current status."""
         self._show(follower.run)
         found = self._chain_moment(follower)
         record = self._records.shown
@@ -225,7 +227,7 @@ class ObservedRun:
         self._tell()
 
     def _show(self, run: Run) -> None:
-        """Show the run that is on chain, which may have been closed and created again."""
+        """Show the run on chain, which may have been closed and created again."""
         owner = str(Pubkey.from_bytes(run.main_authority))
         before = self._records.shown
         self._records.show(RunName(run.run_id, owner, run.created, run.identity))
@@ -234,13 +236,13 @@ class ObservedRun:
             if before.run.identity and before.retold.told:
                 self._say_other(before.run)
 
-    def _chain_moment(self, follower: RunFollower) -> Moment:
+    def _chain_moment(self, follower: RunFollower) -> RunSnapshot:
         record = self._records.shown
         figures = {**record.stated, **{wallet: member.figures for wallet, member in record.retold.members.items()}}
-        return moment_of(follower.standing(), round(time.time() * 1000), figures)
+        return snapshot_of(follower.standing(), round(time.time() * 1000), figures)
 
     async def _mind(self, follower: RunFollower) -> None:
-        """Say when the chain falls silent, and when it answers again."""
+        """Log when the chain falls silent, and when it answers again."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             silent = follower.silent > OUTAGE_SECONDS
@@ -253,7 +255,7 @@ class ObservedRun:
             elif self.viewers and time.monotonic() - self._made > _TELL_SECONDS:
                 self._tell()
 
-    # --- transactions -----------------------------------------------------------------------------
+    # --- transactions ---
 
     async def _read_transactions(self, follower: RunFollower) -> None:
         pause = 0.0 if self._coordinator.pool.is_local else _PAUSE_SECONDS

@@ -1,8 +1,4 @@
-"""What a run was like before: moments by their time, in bounded memory.
-
-Decided: moments are kept as compressed JSON, since a page asks for one at a time. When there are too many, every second
-one of the older half goes: what is near in time stays exact, what is long past becomes coarse, and the first one stays.
-"""
+"""What an observer remembers of a run: snapshots by time, and a record for each run of one id."""
 
 from __future__ import annotations
 
@@ -13,23 +9,28 @@ from collections.abc import Iterator
 import msgspec
 
 from aftermath.events.reader import RunName
-from aftermath.ui.web.from_events import Losses, Retold
-from aftermath.ui.web.snapshot import Figures, Moment
+from aftermath.ui.web.from_events import EventSnapshots, Losses
+from aftermath.ui.web.snapshot import Figures, RunSnapshot
 
 MOST_MOMENTS = 2000
 MOST_BYTES = 8 << 20
 
 
-class Past:
-    """The moments of one run that are remembered."""
+class SnapshotHistory:
+    """Snapshots of one run in bounded memory, as compressed JSON.
+
+    When there are too many, every second one of the older half goes. So recent times stay exact,
+    older ones become coarse, and the first one stays.
+    """
 
     def __init__(self, most: int = MOST_MOMENTS, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
+        self._most = most
+        self._most_bytes = most_bytes
         self._kept: list[tuple[int, bytes]] = []
         self._bytes = 0
 
-    def keep(self, moment: Moment) -> None:
-        """Remember a moment; one of the same millisecond takes the other's place."""
+    def keep(self, moment: RunSnapshot) -> None:
+        """Add a snapshot. It replaces one of the same millisecond."""
         self.forget(moment.at)
         packed = zlib.compress(msgspec.json.encode(moment), 1)
         insort(self._kept, (moment.at, packed))
@@ -38,17 +39,19 @@ class Past:
             self._thin()
 
     def forget(self, at: int) -> None:
-        """Drop the moment of exactly this time, if there is one."""
+        """Remove the snapshot of exactly this time, if any."""
         place = self._place(at)
         if place >= 0 and self._kept[place][0] == at:
             self._bytes -= len(self._kept.pop(place)[1])
 
     def times(self) -> list[int]:
-        """When they were, ascending."""
+        """Return the times of all snapshots, ascending."""
         return [at for at, _ in self._kept]
 
     def before(self, at: int) -> bytes | None:
-        """The JSON of the last moment at or before this time; of the first one if all are later, None if none is."""
+        """Return the JSON of the last snapshot at or before this time, otherwise of the first one.
+        None without any.
+        """
         if not self._kept:
             return None
         return zlib.decompress(self._kept[max(0, self._place(at))][1])
@@ -63,18 +66,18 @@ class Past:
 
 
 MOST_RECORDS = 4
-"""Of one run id. Files may come from anybody, and each record takes memory."""
+"""Records per run id. Files may come from anyone, and each record takes memory."""
 
 
 class RunRecord:
-    """`run.identity` is empty for events that do not say whose run they are of."""
+    """What is known of one run. `run.identity` is empty for events that do not name their run."""
 
     def __init__(self, run: RunName) -> None:
         self.run = run
         self.losses = Losses()
-        self.retold = Retold(run.run_id, self.losses)
-        self.past = Past()
-        self.moment: Moment | None = None
+        self.retold = EventSnapshots(run.run_id, self.losses)
+        self.past = SnapshotHistory()
+        self.moment: RunSnapshot | None = None
         self.live_since: int | None = None
         """When the chain first showed it, in milliseconds."""
         self.stated: dict[str, Figures] = {}
@@ -86,7 +89,7 @@ class RunRecord:
 
 
 class RunRecords:
-    """The records of one run id, of which one is shown: the chain's, and until that is known the one created last."""
+    """The records of one run id. The one on chain is shown, or until that is known the newest."""
 
     def __init__(self, run_id: str) -> None:
         self.shown = RunRecord(RunName(run_id, "", 0, ""))
@@ -102,7 +105,9 @@ class RunRecords:
         self.shown = self._record(run)
 
     def told(self, run: RunName) -> RunRecord | None:
-        """Return the record for events of a run. None for a run older than the records that are kept."""
+        """Return the record for events of a run. None for a run older than the records that are
+        kept.
+        """
         if run.identity not in self._records and len(self._records) >= MOST_RECORDS and not self._make_room(run):
             return None
         record = self._record(run)
@@ -116,7 +121,7 @@ class RunRecords:
         return self._records[run.identity]
 
     def _make_room(self, run: RunName) -> bool:
-        """Forget the run that was created first, if that was before `run`."""
+        """Forget the oldest run if it was created before `run`."""
         others = [record for record in self._records.values() if record is not self.shown]
         oldest = min(others, key=lambda record: record.run.created)
         if oldest.run.created >= run.created:

@@ -1,8 +1,7 @@
-"""What the page is sent of one moment of a run: one form, whether it was read from the chain or retold from events.
+"""A run at one moment as the page receives it, whether read from the chain or rebuilt from events.
 
-Decided
-- What is not known is absent: events do not say what a run waits for, and the chain not what a member sent to peers.
-- Sentences and the names of states come from `watch`, as everywhere; the page only counts the seconds that pass.
+Unknown values are absent: events do not say what a run waits for, and the chain does not say what a
+member sent. Words come from `events`, as everywhere. The page only counts seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import msgspec
 from solders.pubkey import Pubkey
 
 from aftermath.events.progress import state_words
-from aftermath.events.status import MemberStanding, Standing
+from aftermath.events.status import MemberStatus, RunStatus
 from aftermath.rules.state import RunState
 
 STATES = {state.name.lower(): state_words(state.name) for state in RunState}
@@ -21,7 +20,7 @@ STATES = {state.name.lower(): state_words(state.name) for state in RunState}
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of how a member trains: its newest share, and bytes to and from peers."""
+    """A member's newest share, and its bytes to and from peers."""
 
     step: int = 0
     loss: float | None = None
@@ -32,8 +31,8 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sent to peers, as it states on chain; of members without events."""
 
 
-class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One member; as `MemberStanding`."""
+class MemberSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One member, as `MemberStatus`."""
 
     wallet: str
     tier: int
@@ -48,8 +47,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     figures: Figures = Figures()
 
 
-class Level(msgspec.Struct, frozen=True):
-    """One level of the model; as `LevelStanding`."""
+class LevelSnapshot(msgspec.Struct, frozen=True):
+    """One level of the model, as `LevelStatus`."""
 
     level: int
     holders: tuple[int, ...]
@@ -57,8 +56,8 @@ class Level(msgspec.Struct, frozen=True):
     lost: bool
 
 
-class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run at a moment: `at` in milliseconds of unix time, everything else as in `Standing`."""
+class RunSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A run at one moment. `at` is unix time in milliseconds; all else is as in `RunStatus`."""
 
     at: int
     source: str
@@ -76,13 +75,13 @@ class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
     deadline: int | None = None
     waits: tuple[str, ...] = ()
     tokens_per_second: int | None = None
-    members: tuple[Member, ...] = ()
-    levels: tuple[Level, ...] = ()
+    members: tuple[MemberSnapshot, ...] = ()
+    levels: tuple[LevelSnapshot, ...] = ()
 
 
-def moment_of(found: Standing, at: int, figures: Mapping[str, Figures]) -> Moment:
-    """The moment that a standing describes, with what is known of its members by wallet."""
-    return Moment(
+def snapshot_of(found: RunStatus, at: int, figures: Mapping[str, Figures]) -> RunSnapshot:
+    """Return the snapshot of a status, with the members' figures by wallet."""
+    return RunSnapshot(
         at=at,
         source="chain",
         run_id=found.run_id,
@@ -99,13 +98,13 @@ def moment_of(found: Standing, at: int, figures: Mapping[str, Figures]) -> Momen
         waits=found.waits,
         tokens_per_second=found.tokens_per_second,
         members=tuple(_member(member, figures) for member in found.members),
-        levels=tuple(Level(one.level, one.holders, one.attested, one.lost) for one in found.levels),
+        levels=tuple(LevelSnapshot(one.level, one.holders, one.attested, one.lost) for one in found.levels),
     )
 
 
-def _member(member: MemberStanding, figures: Mapping[str, Figures]) -> Member:
+def _member(member: MemberStatus, figures: Mapping[str, Figures]) -> MemberSnapshot:
     wallet = str(Pubkey.from_bytes(member.signer))
-    return Member(
+    return MemberSnapshot(
         wallet=wallet,
         tier=member.tier,
         standing=member.standing,

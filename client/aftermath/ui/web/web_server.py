@@ -1,13 +1,6 @@
-"""The observer's web server: one page, its parts as files, what it shows as JSON, and websockets that push it.
+"""The observer's web server: a page, its files, JSON, and websockets that push changes.
 
-Decided
-- Everything is `GET`, and nothing changes anything. A page may be shown by anybody; data and sockets answer the page
-  of this server only (no CORS, the origin of a socket is compared), so that other sites cannot read a private observer.
-- The page runs no script and shows no style but its own files' (CSP), and nothing comes from elsewhere.
-- Viewers are counted, what they send is a few bytes at most, and who takes nothing for some seconds is let go. A slow
-  viewer skips what has changed again meanwhile.
-- So are all other connections, of which each holds a file of this process: the oldest makes room, and who takes nothing
-  of what it asked for is not waited for.
+All requests are `GET` and change nothing. The page runs only its own scripts and styles (CSP).
 """
 
 from __future__ import annotations
@@ -34,11 +27,14 @@ from aftermath.ui.web.snapshot import STATES
 
 log = logging.getLogger(__name__)
 
-MOST_VIEWERS, MOST_OTHERS = 256, 128
+MOST_VIEWERS = 256
+MOST_OTHERS = 128
 """Connections that are pushed to, and those that ask, have asked, or say nothing."""
 _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_LEAST_SECONDS, _STALLED_SECONDS, _PING_SECONDS = 0.25, 15.0, 20.0
+_LEAST_SECONDS = 0.25
+_STALLED_SECONDS = 15.0
+_PING_SECONDS = 20.0
 """Between two messages to a viewer; for one to be taken; between pings."""
 _ANSWER_SECONDS = 5.0  # for which a first look at a run waits for the chain
 _IDLE_SECONDS = 20.0  # for which a connection stays on which nothing is asked: each holds a file of this process
@@ -60,7 +56,9 @@ class ObserveError(AftermathError):
 
 
 class _Entrance:
-    """Accepts the connections of a web server, up to a limit."""
+    """Accepts connections up to a limit. The oldest gives way, because each holds a file
+    descriptor.
+    """
 
     def __init__(self, server: web.Server) -> None:
         self._server = server
@@ -77,18 +75,25 @@ class _Entrance:
         return made
 
     def is_viewer(self, connection: web.RequestHandler) -> None:
-        """It is counted elsewhere from now on."""
+        """Stop counting a connection here: it is now counted as a viewer."""
         self._others.pop(connection, None)
 
 
 class ObserverServer:
-    """Serves one observatory."""
+    """Serves one observatory.
+
+    Anyone may load the page. Data and sockets answer only this server's page (no CORS, and a
+    socket's origin is compared), so that other sites cannot read a private observer. Viewers are
+    limited, may send a few bytes, and are closed if they take nothing for some seconds. A slow
+    viewer skips outdated changes.
+    """
 
     def __init__(
         self, observatory: Observatory, *, most_viewers: int = MOST_VIEWERS, names: Collection[str] = ()
     ) -> None:
-        """`names` are host names that the page is served under, besides the address it listens at."""
-        self._observatory, self._most = observatory, most_viewers
+        """Serve under the listening address and these host names."""
+        self._observatory = observatory
+        self._most = most_viewers
         self._names = {"localhost", *(name.lower() for name in names)}
         self._viewers: set[asyncio.Task[object]] = set()
         self._entrance: _Entrance
@@ -110,7 +115,9 @@ class ObserverServer:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Serve until the block ends; gives the port. Raises ObserveError if that cannot be."""
+        """Serve until the block ends, and yield the port. Raises ObserveError if that is
+        impossible.
+        """
         self._names.add(host.lower())
         await self._runner.setup()
         assert self._runner.server is not None
@@ -132,10 +139,11 @@ class ObserverServer:
 
     @web.middleware
     async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse a request for a name that is not ours.
+        """Reject a request for a host name that is not ours.
 
-        A page of any site can have its own name resolve to this machine (DNS rebinding). Its browser then takes what
-        the observer answers for that site's. An address in the header is not a name, so nobody can do it with one.
+        Any site can have its own name resolve to this machine (DNS rebinding). A browser then takes
+        the observer's answers for that site's. An IP address in the header is no name, so it is
+        safe.
         """
         header = request.headers.get("Host")
         if header is not None:
@@ -144,7 +152,7 @@ class ObserverServer:
                 raise web.HTTPForbidden(text="the observer has another name; observe --name NAME adds one\n")
         return await handler(request)
 
-    # --- files and JSON -----------------------------------------------------------------------------------------------
+    # --- files and JSON ---
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(body=self._parts["/index.html"], content_type="text/html", charset="utf-8")
@@ -162,7 +170,8 @@ class ObserverServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(run.asked.wait(), _ANSWER_SECONDS)
         status = 200 if run.known else 404 if run.missing else 503
-        times, states = msgspec.json.encode(run.past.times()), msgspec.json.encode(STATES)
+        times = msgspec.json.encode(run.past.times())
+        states = msgspec.json.encode(STATES)
         return _json(_object(now=run.now(), curves=run.curves(), past=times, states=states), status)
 
     async def _then(self, request: web.Request) -> web.Response:
@@ -180,7 +189,7 @@ class ObserverServer:
             raise web.HTTPServiceUnavailable(text="as many runs are looked at as this observer follows\n")
         return run
 
-    # --- live ---------------------------------------------------------------------------------------------------------
+    # --- live ---
 
     async def _live_list(self, request: web.Request) -> web.StreamResponse:
         observatory = self._observatory
@@ -217,7 +226,7 @@ class ObserverServer:
         changed: Pulse,
         show: Callable[[Callable[[bytes], Awaitable[None]]], Awaitable[None]],
     ) -> web.StreamResponse:
-        """Show now and after every change, until the viewer goes."""
+        """Send the state now and after every change, until the viewer leaves."""
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
             raise web.HTTPForbidden(text="this socket is for the observer's own page\n")
@@ -264,7 +273,9 @@ class ObserverServer:
 
 
 def host_of(header: str) -> str:
-    """Return the host of a `Host` header, without its port and brackets; empty for what is not one."""
+    """Return the host of a `Host` header, without its port and brackets; empty for what is not
+    one.
+    """
     try:
         return (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:
@@ -289,5 +300,5 @@ def _json(document: bytes, status: int = 200) -> web.Response:
 
 
 def _object(**parts: bytes) -> bytes:
-    """One JSON object of parts that are JSON already."""
+    """Return a JSON object whose values are JSON already."""
     return b"{" + b",".join(msgspec.json.encode(name) + b":" + part for name, part in parts.items()) + b"}"

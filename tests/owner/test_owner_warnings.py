@@ -9,16 +9,16 @@ import pytest
 
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.owner import troubles
+from aftermath.owner import warnings
 from aftermath.owner.schema import Shape
-from aftermath.owner.troubles import (
+from aftermath.owner.warnings import (
     WARNINGS,
     idle_when_reopened,
-    trouble_with_rate,
-    trouble_with_rounds,
-    trouble_with_schedule,
-    trouble_with_shares,
-    trouble_with_size,
+    warning_about_rate,
+    warning_about_rounds,
+    warning_about_schedule,
+    warning_about_shares,
+    warning_about_size,
 )
 from aftermath.rules.model import LrSchedule
 from aftermath.rules.run import Config
@@ -40,7 +40,7 @@ from rules import builders
 def test_results_that_would_be_a_burden_are_told(width: int, topk: int, steps: int, large: bool) -> None:
     config = CONFIG | {"hidden_size": width, "intermediate_size": 3 * width, "vocab_size": 512}
     shape = Shape(build_schema(config, 1, SparseLoCo(topk=topk, topk_embeddings=topk, inner_steps=steps)))
-    said = trouble_with_size(shape)
+    said = warning_about_size(shape)
     assert bool(said) == large
     if large:
         assert f"sends {shape.bytes_per_round[0]:,} bytes in every round to every other" in said
@@ -60,7 +60,7 @@ def test_results_that_would_be_a_burden_are_told(width: int, topk: int, steps: i
     ],
 )
 def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, says: str) -> None:
-    said = trouble_with_schedule(LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps)
+    said = warning_about_schedule(LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps)
     assert says in said
     assert bool(said) == bool(says)
 
@@ -84,14 +84,14 @@ def test_idle_when_reopened_finds_steps_at_a_rate_of_zero(
 
 @pytest.mark.parametrize(("rate", "warned"), [(0.02, False), (0.1, False), (0.11, True), (2.0, True)])
 def test_unlikely_learning_rate_is_warned_of(rate: float, warned: bool) -> None:
-    said = trouble_with_rate(LrSchedule(ScheduleKind.CONSTANT, rate, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0))
+    said = warning_about_rate(LrSchedule(ScheduleKind.CONSTANT, rate, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0))
     assert said.startswith(f"base_lr = {rate:g}: ") == warned
     assert bool(said) == warned
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(1, True), (2, True), (3, False)])
 def test_rounds_shorter_than_transactions_are_warned_of(seconds: int, warned: bool) -> None:
-    said = trouble_with_rounds(builders.config(max_round_train_time=seconds))
+    said = warning_about_rounds(builders.config(max_round_train_time=seconds))
     assert bool(said) == warned
     assert not warned or said.startswith(f"max_round_train_time = {seconds}: ")
 
@@ -101,15 +101,15 @@ def test_a_share_of_fewer_sequences_than_inner_steps_is_told(steps: int, batch: 
     shape = Shape(build_schema(CONFIG, 1, SparseLoCo(inner_steps=steps)))
     rules = Config(30, 30, 1, 30, 1, 0, 4096, 0, 20, 100, 64, members, 1, 1, 1, batch, batch, 0, 10)
     assert rules.init_min_clients == members
-    said = trouble_with_shares(shape, rules)
+    said = warning_about_shares(shape, rules)
     assert bool(said) == bool(share)
     assert not share or f"global_batch_size_start = {batch} that is {share};" in said
 
 
-def test_every_trouble_has_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    each = [name for name in vars(troubles) if name.startswith("trouble_with_")]
+def test_warning_functions_all_have_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = [name for name in vars(warnings) if name.startswith("warning_about_")]
     for name in each:
-        monkeypatch.setattr(troubles, name, lambda *given: "trouble")
+        monkeypatch.setattr(warnings, name, lambda *given: "trouble")
     anything: Any = mock.MagicMock()
-    assert {code for code, _ in troubles.coded(anything, anything, anything)} == WARNINGS.keys() - {"data-here"}
-    assert troubles.troubles(anything, anything, anything, "data") == ["data"] + ["trouble"] * len(each)
+    assert {code for code, _ in warnings.coded(anything, anything, anything)} == WARNINGS.keys() - {"data-here"}
+    assert warnings.warnings_of(anything, anything, anything, "data") == ["data"] + ["trouble"] * len(each)

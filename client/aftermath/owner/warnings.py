@@ -31,7 +31,7 @@ SHORT_ROUND = 3  # seconds: commitments, results and attestations take one or tw
 SMALL_RESULT = 1 << 20  # results up to this size are never reported: half a second to seven others at 110 Mb/s
 
 
-def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
+def warnings_of(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
     """All that there are; that `with_data` was found before (`owner.agreed_data`)."""
     found = [sentence for _, sentence in coded(model.lr_schedule, run.config, shape)]
     return [with_data, *found] if with_data else found
@@ -40,27 +40,27 @@ def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[
 def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tuple[str, str]]:
     """The code and the sentence of each but those with the data; of a shape only where it is known."""
     found = {
-        "unlikely-rate": trouble_with_rate(schedule),
-        "short-rounds": trouble_with_rounds(rules),
-        "rate-schedule": trouble_with_schedule(schedule, rules.total_steps),
+        "unlikely-rate": warning_about_rate(schedule),
+        "short-rounds": warning_about_rounds(rules),
+        "rate-schedule": warning_about_schedule(schedule, rules.total_steps),
     }
     if shape is not None:
         found |= {
-            "large-results": trouble_with_size(shape),
-            "few-sequences": trouble_with_shares(shape, rules),
-            "late-results": trouble_with_overlap(shape, rules),
+            "large-results": warning_about_size(shape),
+            "few-sequences": warning_about_shares(shape, rules),
+            "late-results": warning_about_overlap(shape, rules),
         }
     return [(code, sentence) for code, sentence in found.items() if sentence]
 
 
-def trouble_with_rate(schedule: LrSchedule) -> str:
+def warning_about_rate(schedule: LrSchedule) -> str:
     """Return why the learning rate is hardly meant."""
     if schedule.base_lr <= HIGH_RATE:
         return ""
     return f"base_lr = {schedule.base_lr:g}: most trainings diverge above {HIGH_RATE}; 0.0004 to 0.02 is usual"
 
 
-def trouble_with_rounds(rules: Config) -> str:
+def warning_about_rounds(rules: Config) -> str:
     """Return why rounds are hardly meant to be so short."""
     if rules.max_round_train_time >= SHORT_ROUND:
         return ""
@@ -70,7 +70,7 @@ def trouble_with_rounds(rules: Config) -> str:
     )
 
 
-def trouble_with_size(shape: Shape) -> str:
+def warning_about_size(shape: Shape) -> str:
     """Why results would be a burden: they are not small compared with the model, by the steps that one stands for."""
     size, model = shape.bytes_per_round[0], ELEMENT_BYTES * shape.num_parameters
     steps = shape.schema.optimizer.inner_steps
@@ -83,7 +83,7 @@ def trouble_with_size(shape: Shape) -> str:
     )
 
 
-def trouble_with_shares(shape: Shape, rules: Config) -> str:
+def warning_about_shares(shape: Shape, rules: Config) -> str:
     """Why members would take fewer steps in a round than was meant."""
     settings = shape.schema.optimizer
     share = rules.global_batch_size_start // rules.init_min_clients
@@ -96,13 +96,13 @@ def trouble_with_shares(shape: Shape, rules: Config) -> str:
     )
 
 
-def trouble_with_overlap(shape: Shape, rules: Config) -> str:
+def warning_about_overlap(shape: Shape, rules: Config) -> str:
     """Why results would come too late for this optimizer."""
     late = shape.schema.optimizer.late
     return f"overlap = {rules.overlap}: {late}; use overlap = 0" if late and rules.overlap else ""
 
 
-def trouble_with_schedule(schedule: LrSchedule, total_steps: int) -> str:
+def warning_about_schedule(schedule: LrSchedule, total_steps: int) -> str:
     """Why the rates do not fit the run's steps; a twentieth more or less is no trouble, nor is one step more."""
     last = last_change(schedule)
     if last - max(last // 20, 1) > total_steps:

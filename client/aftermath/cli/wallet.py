@@ -1,21 +1,77 @@
-"""`status`: a wallet on one page: its SOL, the runs that it owns or admits members to, and its seats."""
+"""Commands about one wallet: its identity, its runs and seats, and the end of a membership."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
-from aftermath.cli.options import ClusterOptions, WalletOptions
+from aftermath.cli.options import ClusterOptions, SigningOptions, WalletOptions, checked_run_id, shared
 from aftermath.cli.present import Result, facts, listing, note, plain_text
+from aftermath.rules.limits import RUN_ID_BYTES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from solders.pubkey import Pubkey
 
+    from aftermath.cli.connection import Cluster
     from aftermath.rules.members import Members, Membership
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
+
+
+@dataclass(frozen=True)
+class IdentityOptions(WalletOptions):
+    """The wallet, and the file of the peer identity if it has one of its own."""
+
+    identity_secret_key_path: Annotated[
+        Path | None,
+        shared(
+            "--identity-secret-key-path",
+            "-i",
+            text="File with a 32-byte p2p secret key. By default the key is derived from the wallet and the run.",
+        ),
+    ] = None
+
+
+@command("show-identity", example="aftermath-solana show-identity -w wallet.json --run-id demo")
+def show_identity(
+    options: IdentityOptions,
+    run_id: Annotated[
+        str | None,
+        shared(
+            "--run-id",
+            text="Also show the wallet's peer identity in this run.",
+            check=checked_run_id,
+            stored="run",
+        ),
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="First create the wallet's key file, readable only by you.")
+    ] = False,
+) -> Result:
+    """Show a wallet's public key and the identity that peers see.
+
+    Never prints secrets. --create makes a wallet without any other tool.
+    """
+    from aftermath.chain.wallet import create_wallet, identity_public, identity_secret, load_wallet
+
+    path = options.wallet_private_key_path
+    if create and path is None:
+        raise UsageError("--create needs a path", "Say where the key goes: -w wallet.json")
+    wallet = create_wallet(path) if create and path else load_wallet(path)
+    data = {"wallet": str(wallet.pubkey), "source": wallet.source}
+    if run_id or options.identity_secret_key_path:
+        secret = identity_secret(run_id or "", wallet, options.identity_secret_key_path)
+        data["p2p"] = identity_public(secret).hex()
+    return Result(data, facts(data), case="created" if create else "")
+
 
 RUNS = ("run", "state", "role", "epoch", "step", "of", "members")
 SEATS = ("run", "state", "seat", "tier", "member", "points", "bond")
@@ -26,10 +82,10 @@ CLOSED = "closed"
 
 @command("status", example="aftermath-solana status -w wallet.json")
 async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
-    """Show a wallet's SOL, its runs and its seats.
+    """Show a wallet's SOL, runs and seats.
 
-    Lists runs that the wallet owns or is join authority of. A membership without a seat holds a bond and rent. The
-    output shows the command that takes them back, even for a closed run. The wallet signs nothing.
+    Lists the runs that the wallet owns or admits members to. For a membership without a seat it shows the command that
+    takes back bond and rent. The wallet signs nothing.
     """
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import memberships_of_wallet
@@ -142,3 +198,79 @@ def _page(about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Seque
         rows.append([shown[name] for name in _COLUMNS])
     parts += [plain_text(""), listing(SEATS, rows) if rows else plain_text("no seats of this wallet")]
     return Group(*parts)
+
+
+def _checked(run: str | None) -> str | None:
+    """Return a run's id or address as it is. Raise UsageError if it can be neither."""
+    return run if run is not None and _address(run) is not None else checked_run_id(run)
+
+
+def _address(run: str) -> Pubkey | None:
+    """Return the address that this text is, or None. A run id is too short to be taken for one."""
+    from solders.pubkey import Pubkey
+
+    if len(run) <= RUN_ID_BYTES:
+        return None
+    try:
+        return Pubkey.from_string(run)
+    except ValueError:
+        return None
+
+
+RunOrAddress = Annotated[
+    str,
+    shared(
+        "--run-id",
+        text="The run's name, at most 32 bytes, or the address of a closed run, which status shows.",
+        check=_checked,
+        stored="run",
+    ),
+]
+
+
+@command("withdraw", example="aftermath-solana withdraw --run-id demo -w wallet.json")
+async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
+    """End a wallet's membership of a run and take back its bond and rent.
+
+    The wallet must have left, and its last epoch must have ended, because others may prove until then that its results
+    were false. Its points end with the membership. An ejected member loses its bond. This also works for a closed run.
+    """
+    from aftermath.chain.memberships import memberships_of
+    from aftermath.chain.refusals import sol
+    from aftermath.cli.connection import sign_in
+    from aftermath.coordinator.errors import Refused
+
+    async with sign_in(options) as chain:
+        program, wallet = chain.coordinator.program_id, chain.wallet.pubkey
+        run, name = await _named(chain, run_id)
+        found = [one for one in await memberships_of(chain.pool, program, run, wallet) if one.enrolled]
+        if not found:
+            raise Refused(
+                "NotEnrolled",  # as the program calls it, which is not asked without an account to name
+                f"{wallet} has no membership of run {run_id}",
+                "Name the run that it joined, and its wallet: --run-id, -w FILE; runs: aftermath-solana list-runs",
+            )
+        before = await chain.balance(wallet)
+        # one by one: a membership that is still bound must not hold up those that are not
+        steps = [[chain.coordinator.ix.withdraw(one, name)] for one in found]
+        signatures = [str(signature) for signature in await chain.sender.send_each(steps)]
+        returned = await chain.balance(wallet) - before
+    lost = sum(map(_lost, found))
+    data = {"run_id": run_id, "wallet": str(wallet), "lamports_returned": returned, "signatures": signatures}
+    text = f"{wallet} is no member of run {run_id} any more; {sol(returned)} came back"
+    return Result(data, text + (f", and a bond of {sol(lost)} is lost" if lost else ""))
+
+
+async def _named(chain: Cluster, run: str) -> tuple[Pubkey, str | None]:
+    """Return the address of a run, and its id, or None if only the address of a closed run is known."""
+    from aftermath.chain.addresses import run_addresses
+
+    program, address = chain.coordinator.program_id, _address(run)
+    if address is None:
+        return run_addresses(program, run).run, run
+    listed = (one.run_id for one, _, _ in await chain.coordinator.list_runs())
+    return address, next((name for name in listed if run_addresses(program, name).run == address), None)
+
+
+def _lost(held: Membership) -> int:
+    return held.forfeited

@@ -1,7 +1,4 @@
-"""Where a run stands, whoever keeps it: shown once, and followed, for `show-run` and `watch` of every script.
-
-Decided: the coordinator's client is handed in, so that a cluster and a server are looked at by the same code.
-"""
+"""Show a run's status once, or follow it, for a cluster and for a server."""
 
 from __future__ import annotations
 
@@ -11,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from aftermath.base.concurrency import cancel
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.dump import plain
-from aftermath.cli.present import Result, line_console
-from aftermath.cli.run_page import page
+from aftermath.cli.present import Result, facts, line_console, listing
 from aftermath.events.printable import json_text
-from aftermath.events.status import Standing, line
+from aftermath.events.status import COLUMNS, RunStatus, facts_of, line, row_of, shown_levels
 from aftermath.rules.state import RunState
 from aftermath.ui.terminal.screen import Screen, can_show
 from aftermath.ui.web.follower import RunFollower
@@ -28,7 +27,7 @@ Facts = tuple[str, Mapping[str, str]]
 
 
 async def shown(coordinator: CoordinatorClient, run_id: str) -> Result:
-    """Where a run stands now. Raises NoSuchRun, Unavailable."""
+    """Return a run's status now. Raise NoSuchRun or Unavailable."""
     found = await RunFollower(coordinator, run_id).now()
     return Result(plain(found), page(found))
 
@@ -44,7 +43,7 @@ async def followed(coordinator: CoordinatorClient, run_id: str, facts: Facts, *,
     return Result(None, None)
 
 
-async def _follow(follower: RunFollower, show: Callable[[Standing], None]) -> None:
+async def _follow(follower: RunFollower, show: Callable[[RunStatus], None]) -> None:
     async with follower.following() as standings:
         while True:
             coming = asyncio.ensure_future(anext(standings))
@@ -61,11 +60,11 @@ async def _follow(follower: RunFollower, show: Callable[[Standing], None]) -> No
 
 
 @contextlib.contextmanager
-def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[Standing], None]]:
+def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[RunStatus], None]]:
     """What shows a run: a screen, or lines of what has changed."""
     console = line_console(soft_wrap=True, highlight=False)
 
-    def say(found: Standing, said: str) -> None:
+    def say(found: RunStatus, said: str) -> None:
         dated = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {said}"
         console.out(json_text(plain(found)) if as_json else dated)
 
@@ -73,12 +72,12 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
     if as_json or not can_show(console):
         yield lines
         return
-    found: Standing | None = None
+    found: RunStatus | None = None
     with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "watch", run_id) as screen:
         screen.facts(*facts)
         logged = _changes(lambda _, said: screen.line(said))
 
-        def show(now: Standing) -> None:
+        def show(now: RunStatus) -> None:
             nonlocal found
             found = now
             if screen.open:
@@ -92,14 +91,25 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
         console.out(line(found))  # what is left on the terminal
 
 
-def _changes(tell: Callable[[Standing, str], None]) -> Callable[[Standing], None]:
+def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], None]:
     """Tells where a run stands, and that in a line, if it is otherwise than before, whatever time has passed."""
     last = ""
 
-    def show(found: Standing) -> None:
+    def show(found: RunStatus) -> None:
         nonlocal last
         if (now := line(found)) != last:
             tell(found, now)
         last = now
 
     return show
+
+
+def page(found: RunStatus) -> RenderableType:
+    """Return a run's facts and the table of its members."""
+    known = facts_of(found)
+    if levels := shown_levels(found):
+        known["proven holders"] = levels
+    parts: list[RenderableType] = [facts(known), Text()]
+    if found.members:
+        parts.append(listing(COLUMNS, [row_of(member) for member in found.members]))
+    return Group(*parts)

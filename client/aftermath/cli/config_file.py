@@ -1,0 +1,189 @@
+"""Commands that read a run's config file without asking anyone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.cli.command import command
+from aftermath.cli.present import EXIT_KNOWN, Result, facts, note, plain_text
+from aftermath.events.plot import evenly, sparkline
+from aftermath.events.printable import json_text
+from aftermath.rules.schedules import first_epoch_rate
+
+if TYPE_CHECKING:
+    from aftermath.config.keys import Key
+
+
+@command("config validate", example="aftermath-solana config validate run.toml")
+def config_validate(
+    file: Annotated[Path, typer.Argument(help="The run's config file.", show_default=False)],
+) -> Result:
+    """Check a run's config file without any network.
+
+    Mistakes are what update-config and train would refuse; each has its line and, with --json, a code. Warnings are
+    what the owner may not have meant. Reads the model if this machine has it, or the file that says how to make it.
+    Exits 1 if there is a mistake, else 0.
+    """
+    from aftermath.cli.config_check import check
+
+    found = check(file)
+    data = {
+        "file": str(file),
+        "ok": not found.mistakes,
+        "mistakes": [
+            {"code": one.code, "line": one.line, "key": one.key, "message": one.sentence} for one in found.mistakes
+        ],
+        "warnings": [{"code": code, "message": sentence} for code, sentence in found.warnings],
+        "not_looked_at": list(found.unseen),
+    }
+    lines = [f"{file}:{one.line}: {one.sentence}" for one in found.mistakes]
+    lines += [f"warning: {sentence}" for _, sentence in found.warnings]
+    lines += [f"not looked at: {what}" for what in found.unseen]
+    lines.append(f"{file} has mistakes" if found.mistakes else f"{file} is a config that a run can have")
+    return Result(data, plain_text("\n".join(lines)), EXIT_KNOWN if found.mistakes else 0)
+
+
+@command("config explain", example="aftermath-solana config explain config.global_batch_size_end")
+def config_explain(
+    key: Annotated[str, typer.Argument(help="The key, as config.total_steps, or its last part.", show_default=False)],
+) -> Result:
+    """Explain a key of a run's config file.
+
+    The key's last part is enough, and so is the name that update-config shows. A table lists its keys.
+    """
+    from aftermath.config.keys import find, held_by, nearest
+
+    found = find(key)
+    if not found:
+        close = nearest(key)
+        hint = f"Did you mean {', or '.join(close)}?" if close else "docs/config.md lists them"
+        raise UsageError(f"a run's config file has no key {key!r}", hint)
+    inner = {one.name: [held.path[-1] for held in held_by(one)] for one in found}
+    data = [_data(one, inner[one.name]) for one in found]
+    return Result(data, plain_text("\n\n".join(_page(one, inner[one.name]) for one in found)))
+
+
+def _data(key: Key, inner: list[str]) -> dict[str, Any]:
+    return {
+        "key": key.name,
+        "type": key.kind,
+        "unit": key.unit,
+        "required": key.required,
+        "default": key.default,
+        "limits": key.limits,
+        "what": key.text,
+        "example": key.example,
+        "keys": inner,
+    }
+
+
+def _page(key: Key, inner: list[str]) -> str:
+    rows = {
+        "type": key.kind,
+        "unit": key.unit,
+        "limits": key.limits,
+        "default": key.default or ("none: it must be given" if key.required else "none: it may be left out"),
+        "example": key.example,
+        "keys": ", ".join(inner),
+    }
+    return "\n".join([key.name, f"  {key.text}", *(f"  {name + ':':9} {said}" for name, said in rows.items() if said)])
+
+
+@command("config schema", example="aftermath-solana config schema")
+def config_schema() -> Result:
+    """Print the JSON Schema of a run's config file.
+
+    Editors complete and check a config file by it, if the file's first line is #:schema ./run.schema.json.
+    """
+    from aftermath.config.json_schema import json_schema
+
+    document = json_schema()
+    return Result(document, json_text(document, indent=2))
+
+
+POINTS = 1000  # the most steps of a schedule that are printed as JSON and plotted
+BARS = 60
+ROWS = 10
+
+
+@command("preview-lr", example="aftermath-solana preview-lr --config-path run.toml --plot rates.png")
+def preview_lr(
+    config_path: Annotated[Path, typer.Option("--config-path", help="A run's config file.")],
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also plot the rates into this PNG file.")] = None,
+) -> Result:
+    """Show the learning rate of every step of a config file.
+
+    Assumes a run without pauses. After a pause, the first steps of an epoch warm up again (cold_start_warmup_steps).
+    """
+    from aftermath.config.document import load_config
+    from aftermath.config.read import schedule_of
+    from aftermath.owner.warnings import warning_about_schedule
+
+    config = load_config(config_path)
+    schedule, total = schedule_of(config.llm.lr_schedule), config.config.total_steps
+    cold = config.llm.cold_start_warmup_steps
+
+    def rate(step: int) -> float:
+        return first_epoch_rate(schedule, cold, step)
+
+    curve = [(step, rate(step)) for step in _steps(total, POINTS)]
+    if plot is not None:
+        _draw(plot.expanduser(), curve, config_path)
+    warning = warning_about_schedule(schedule, total)
+    data = {
+        "schedule": schedule.kind.name.lower(),
+        "total_steps": total,
+        "cold_start_warmup_steps": cold,
+        "highest": max(value for _, value in curve),
+        "warnings": [warning] if warning else [],
+        "plot": str(plot.expanduser()) if plot is not None else None,
+        "rates": [{"step": step, "rate": value} for step, value in curve],
+    }
+    shown: dict[str, object] = {
+        "schedule": schedule.kind.name.lower().replace("_", " "),
+        f"steps 1 to {total}": sparkline([rate(step) for step in _steps(total, BARS)]),
+        "rate": [f"{rate(step):.3e}  at step {step}" for step in _steps(total, ROWS)],
+    }
+    shown |= {"plot": plot.expanduser()} if plot is not None else {}
+    return Result(data, facts(shown | ({"warning": warning} if warning else {})))
+
+
+def _steps(total: int, room: int) -> list[int]:
+    """Return at most `room` of the steps 1 to `total`."""
+    return [1 + index for index in evenly(total, room)]
+
+
+def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None:
+    """Write the plot. Raise UsageError for another kind of file, OutputError if it cannot be written."""
+    from aftermath.events.plot import step_plot
+
+    try:
+        step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")
+    except ValueError as error:
+        raise UsageError(f"--plot {path} cannot be drawn: {error}", "Name a file that ends in .png") from None
+
+
+@command("run-files", example="aftermath-solana run-files run.toml")
+def run_files(
+    file: Annotated[
+        Path, typer.Argument(help="The run's config file, or the name of a packaged config, such as demo.")
+    ],
+) -> Result:
+    """Make the missing model and token files of a run's config.
+
+    NAME.files.toml next to NAME.toml describes them: options of model init in [model], and of data tokenize in [tokens]
+    or of data fetch in [fetch]. init writes both files. Keeps what exists.
+    """
+    import os
+
+    from aftermath.testnet.configs import chosen, log_of, make_missing
+
+    found = chosen(file)
+    log = log_of(found.path)
+    made = make_missing(found.path, found.config, log, os.environ, lambda place: note(f"making {place}; log: {log}"))
+    text = "\n".join(f"made {place}" for place in made)
+    return Result({"made": [str(place) for place in made]}, text or "nothing to make: the model and the tokens exist")

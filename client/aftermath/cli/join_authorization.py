@@ -1,0 +1,187 @@
+"""Commands that grant, show, delegate and withdraw authorizations to join a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.cli.command import command
+from aftermath.cli.options import ClusterOptions, OneRun, SigningOptions
+from aftermath.cli.present import Result, facts, note, renamed
+
+
+@command(
+    "join-authorization-create",
+    example="aftermath-solana join-authorization-create -w grantor.json --authorizer GRANTEE_PUBKEY --run-id demo",
+)
+async def join_authorization_create(
+    options: SigningOptions,
+    authorizer: Annotated[
+        str | None,
+        typer.Option("--authorizer", help="Who may join: a public key or a key file. By default everybody."),
+    ] = None,
+    run_id: OneRun = None,
+) -> Result:
+    """Let a key, or everybody, join one run or all runs of a join authority.
+
+    The wallet is the join authority. Without --run-id the authorization covers all its runs, also future ones. This
+    renews a withdrawn authorization. Outside local networks you can open one run to everybody only after its first
+    epoch, because the members of the first epoch decide what the model is.
+    """
+    from aftermath.chain.addresses import EVERYONE
+    from aftermath.chain.options import public_key
+    from aftermath.cli.authorization import (
+        check_for_everybody,
+        described,
+        granting,
+        present,
+        scope_of,
+        warning_about_grantor,
+    )
+    from aftermath.cli.connection import sign_in
+
+    grantee = public_key(authorizer) if authorizer is not None else EVERYONE
+    async with sign_in(options) as chain:
+        if grantee == EVERYONE:
+            await check_for_everybody(chain, run_id)
+        grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        steps = await granting(chain, grantee, scope)
+        if run_id is not None and (unmeant := await warning_about_grantor(chain, run_id)):
+            note(f"warning: {unmeant}")
+        if steps:
+            await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, scope=scope))
+        signatures = await chain.sender.send_packed(steps)
+        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
+    data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
+    return Result(data, facts(data))
+
+
+@command(
+    "join-authorization-read",
+    example="aftermath-solana join-authorization-read --join-authority GRANTOR_PUBKEY --authorizer GRANTEE_PUBKEY",
+)
+async def join_authorization_read(
+    options: ClusterOptions,
+    join_authority: Annotated[
+        str, typer.Option("--join-authority", help="Who granted it: a public key or a key file.")
+    ],
+    authorizer: Annotated[
+        str | None,
+        typer.Option("--authorizer", help="Whom it admits: a public key or a key file. By default everybody."),
+    ] = None,
+    run_id: OneRun = None,
+) -> Result:
+    """Show an authorization and its delegates."""
+    from aftermath.chain.addresses import EVERYONE
+    from aftermath.chain.options import public_key
+    from aftermath.cli.authorization import described, present, scope_of
+    from aftermath.cli.connection import connect
+
+    grantor, grantee = public_key(join_authority), public_key(authorizer) if authorizer is not None else EVERYONE
+    async with connect(options) as chain:
+        found = await chain.authorizer.fetch(grantor, grantee, scope_of(chain, run_id))
+        data = described(present(found, grantor, grantee), run_id)
+    return Result(data, facts(data))
+
+
+@command(
+    "join-authorization-delegate",
+    example="aftermath-solana join-authorization-delegate -w grantee.json --join-authority GRANTOR_PUBKEY "
+    "--delegates-clear --delegates-added delegate.json",
+)
+async def join_authorization_delegate(
+    options: SigningOptions,
+    join_authority: Annotated[
+        str, typer.Option("--join-authority", help="Who authorized the wallet: a public key or a key file.")
+    ],
+    delegates_clear: Annotated[
+        bool, typer.Option("--delegates-clear", help="First remove all present delegates.")
+    ] = False,
+    delegates_added: Annotated[
+        list[str] | None,
+        typer.Option("--delegates-added", help="A key that may join: a public key or a key file. Can be repeated."),
+    ] = None,
+    run_id: OneRun = None,
+) -> Result:
+    """Set the keys that may join on behalf of an authorized key.
+
+    The wallet is the authorized key (grantee).
+    """
+    from aftermath.chain.options import public_key
+    from aftermath.cli.authorization import described, present, scope_of
+    from aftermath.cli.connection import sign_in
+
+    if not delegates_clear and not delegates_added:
+        raise UsageError("nothing to change was given", "Pass --delegates-added KEY or --delegates-clear")
+    added = [public_key(text) for text in delegates_added or []]
+    grantor = public_key(join_authority)
+    async with sign_in(options) as chain:
+        grantee, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        before = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
+        kept = () if delegates_clear else before.delegates
+        new = [key for key in dict.fromkeys(added) if key not in kept]
+        steps = chain.authorizer.ix(grantee).delegation(before, clear=delegates_clear, added=new)
+        if new or delegates_clear:
+            size = chain.authorizer.size(grantor, grantee, len(kept) + len(new), scope=scope)
+            await chain.sender.afford(steps, size)
+        signatures = await chain.sender.send_packed(steps) if new or delegates_clear else []
+        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
+    data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
+    return Result(data, facts(data))
+
+
+_SIGN = "Sign with the key of the join authority that granted it, or name another with --authorizer"
+
+
+@command(
+    "join-authorization-delete",
+    example="aftermath-solana join-authorization-delete -w grantor.json --authorizer GRANTEE_PUBKEY",
+)
+async def join_authorization_delete(
+    options: SigningOptions,
+    authorizer: Annotated[
+        str | None,
+        typer.Option("--authorizer", help="Whom it admits: a public key or a key file. By default everybody."),
+    ] = None,
+    run_id: OneRun = None,
+) -> Result:
+    """Withdraw an authorization, and close it if possible.
+
+    It is invalid at once. Closing returns the rent to its payer. An authorization with delegates can be closed 30 days
+    later.
+    """
+    from aftermath.chain.addresses import EVERYONE
+    from aftermath.chain.options import public_key
+    from aftermath.chain.refusals import CLOSED_TOO_EARLY, sol, told
+    from aftermath.cli.authorization import present, scope_of
+    from aftermath.cli.connection import sign_in
+    from aftermath.coordinator.errors import Refused
+
+    grantee = public_key(authorizer) if authorizer is not None else EVERYONE
+    async with sign_in(options) as chain:
+        grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        ix = chain.authorizer.ix(grantor)
+        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee, _SIGN)
+        withdrawn = [ix.grantor_update(grantee, False, scope)] if found.active else []
+        before = await chain.balance(grantor)
+        closed = not (found.active and found.delegates)  # or it is too early for that
+        try:
+            signatures = await chain.sender.send_packed([*withdrawn, *([ix.close(found)] if closed else [])])
+        except Refused as error:
+            if error.name != CLOSED_TOO_EARLY:
+                raise
+            closed = False
+            signatures = await chain.sender.send_packed(withdrawn)
+        returned = await chain.balance(grantor) - before
+        if not closed:
+            note(told(CLOSED_TOO_EARLY)[0])
+    data = {
+        "address": str(found.address),
+        "active": False,
+        "closed": closed,
+        "lamports_returned": returned,
+        "signatures": [str(signature) for signature in signatures],
+    }
+    return Result(data, facts(renamed(data, "lamports_returned", "came back", sol(returned))))

@@ -1,0 +1,207 @@
+"""Commands on checkpoints: inspect, export and merge tiers, verify, push."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.base.outputs import check_directory
+from aftermath.base.text import counted
+from aftermath.cli.command import command
+from aftermath.cli.model_init import NEW_DIRECTORY
+from aftermath.cli.present import Result, facts, note
+from aftermath.rules.limits import MAX_LEVELS
+
+CHECKPOINT = "Checkpoint directory."
+
+
+@command("model inspect", example="aftermath-solana model inspect --model checkpoints/tiny")
+def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Result:
+    """Describe a checkpoint and its tiers.
+
+    Prints architecture and shape, and the parameters and state bytes of every tier. Reads only config.json and the
+    names of the files; model verify reads everything.
+    """
+    import math
+
+    from aftermath.model.checkpoint import load_config
+    from aftermath.model.config import stored_tier
+    from aftermath.model.documents import hf_config
+    from aftermath.model.manifest import MANIFEST_FILE
+    from aftermath.model.schema import ELEMENT_BYTES
+    from aftermath.model.weights import weight_files
+
+    place = model.expanduser()
+    config, stored = load_config(place), stored_tier(hf_config(place / "config.json"))[0]
+    width = config.intermediate_size
+    tiers = {
+        tier: sum(map(math.prod, config.parameter_shapes(tier).values()))
+        for tier in range(stored, config.possible_tiers())
+    }
+    files = weight_files(place)
+    data = {
+        "architecture": config.MODEL_TYPE,
+        "vocab": config.vocab_size,
+        "intermediate_size": width,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tied": config.tie_word_embeddings,
+        "stored_tier": stored,
+        "tiers": tiers,
+        "state_bytes": {tier: count * ELEMENT_BYTES for tier, count in tiers.items()},
+        "weight_files": len(files),
+        "weight_bytes": sum(path.stat().st_size for path in files),
+        "tokenizer": (place / "tokenizer.json").is_file(),
+        "manifest": (place / MANIFEST_FILE).is_file(),
+    }
+    shown = {
+        "architecture": config.MODEL_TYPE,
+        "stores": "the full model" if stored == 0 else f"the slice of tier {stored}",
+        "vocabulary": f"{config.vocab_size:,}" + (", input and output tied" if config.tie_word_embeddings else ""),
+        "longest text": f"{config.max_position_embeddings:,} tokens",
+        "weights": f"{data['weight_bytes']:,} bytes in {len(files)} file" + ("s" if len(files) != 1 else ""),
+        "tokenizer": data["tokenizer"],
+        "manifest of tiers": data["manifest"],
+    }
+    shown |= {
+        f"tier {tier}": f"{count:,} parameters, {count * ELEMENT_BYTES / 1e6:,.1f} MB, {config.kept(tier)}"
+        for tier, count in tiers.items()
+    }
+    return Result(data, facts(shown))
+
+
+DTYPE = (
+    "Type of the exported numbers: float32 or bfloat16 (bf16), which halves the files. bfloat16 rounds, so it needs "
+    "--out unless the checkpoint is of bfloat16 itself."
+)
+_DTYPES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+
+
+@command("model export", example="aftermath-solana model export --src checkpoints/tiny --tiers 1,2")
+def model_export(
+    src: Annotated[Path, typer.Option(help="The full checkpoint.")],
+    tiers: Annotated[str, typer.Option(help=f"Tiers to export, 1 to {MAX_LEVELS - 1}, with commas between them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to export to; without it the one that --src lies in.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=DTYPE)] = "float32",
+) -> Result:
+    """Export tiers of a full checkpoint, with a manifest.
+
+    Writes a directory `<name>-tier<t>` per tier, and a manifest with the SHA-256 of every file, next to the checkpoint
+    or, with a copy of it, into --out. Use --out for checkpoints of a run (`<run>-step<n>`), because the member removes
+    older ones. Copies tokenizer, generation config, chat template, license and model card to each tier.
+    """
+    import torch
+
+    from aftermath.model.checkpoint import load_config
+    from aftermath.model.export import export_tiers
+
+    rounded: torch.dtype = getattr(torch, _dtype(dtype))
+    wanted, place = _numbers(tiers), src.expanduser()
+    most = load_config(place).possible_tiers() - 1
+    if most < max(wanted):
+        raise UsageError(
+            f"--tiers {max(wanted)}: {src} can be cut into {counted(most, 'tier')} next to the full model",
+            f"Choose --tiers from 1 to {most}" if most else "Name a checkpoint whose FFN width is even",
+        )
+    exported = export_tiers(place, wanted, out.expanduser() if out else None, rounded)
+    data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
+    told = "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))])
+    return Result(data, told, made={"checkpoint": exported.manifest.parent})
+
+
+def _dtype(text: str) -> str:
+    """The type's name in PyTorch. Raises UsageError."""
+    if text not in _DTYPES:
+        raise UsageError(f"--dtype must be float32 or bfloat16, not {text!r}", "Pass --dtype bfloat16, or leave it out")
+    return _DTYPES[text]
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(word) if word.isascii() and word.isdecimal() and len(word) < 4 else 0 for word in text.split(",")]
+    if not all(1 <= number < MAX_LEVELS for number in numbers):
+        raise UsageError(
+            f"--tiers must be whole numbers from 1 to {MAX_LEVELS - 1}, not {text!r}",
+            "Name them with commas, for example --tiers 1,2; aftermath-solana model export --help explains it",
+        )
+    return numbers
+
+
+@command(
+    "model merge",
+    example="aftermath-solana model merge --into checkpoints/tiny --slice checkpoints/tiny-tier1 --out checkpoints/new",
+)
+def model_merge(
+    into: Annotated[Path, typer.Option(help="The full checkpoint. It is not changed.")],
+    slice: Annotated[Path, typer.Option("--slice", help="A slice of one of its tiers, for example after training.")],
+    out: Annotated[Path, typer.Option(help=NEW_DIRECTORY)],
+) -> Result:
+    """Merge a tier's slice into its full model.
+
+    Writes another checkpoint, in which the slice's tensors replace the first hidden units of the full model. An
+    unchanged slice gives the same bits. Warns if the values differ: then the slice was trained further, or belongs to
+    another training.
+    """
+
+    from aftermath.model.checkpoint import merged
+    from aftermath.model.store import read_companions, write_checkpoint
+
+    place = out.expanduser()
+    check_directory(place, "model merge")
+    config, params = merged(into.expanduser(), slice.expanduser(), lambda sentence: note(f"warning: {sentence}"))
+    companions = read_companions(into.expanduser())
+    write_checkpoint(place, params, config, tier=0, companions=companions, made_by="model merge")
+    return Result({"out": str(place)}, f"Wrote {place}")
+
+
+@command("model verify", example="aftermath-solana model verify --model checkpoints/tiny")
+def model_verify(model: Annotated[Path, typer.Option(help="A full checkpoint or an exported tier.")]) -> Result:
+    """Verify every tensor and file of a checkpoint and its tiers.
+
+    Every tensor must be there and finite, every file of the manifest must have its SHA-256, and exported tiers must
+    have the full model's values. An exported tier alone is checked against the manifest of the full checkpoint next
+    to it. Stops at the first error.
+    """
+    from aftermath.model.checkpoint import verified
+
+    found = verified(model.expanduser())
+    data = {"tensors": found.tensors, "files": found.files, "tiers": list(found.tiers), "slice_of": found.slice_of}
+    tiers = f"; tiers {', '.join(map(str, found.tiers))} are the same model" if found.tiers else ""
+    files = f", {counted(found.files, 'file')} as the manifest says" if found.files else ""
+    of = f" of tier {found.slice_of}" if found.slice_of else ""
+    return Result(data, f"{counted(found.tensors, 'tensor')}{of} whole and finite{files}{tiers}")
+
+
+@command("model push", example="aftermath-solana model push --model checkpoints/tiny --repo me/tiny")
+def model_push(
+    model: Annotated[Path, typer.Option(help="The full checkpoint.")],
+    repo: Annotated[str, typer.Option(help="Repository on the Hub, OWNER/NAME. Created if it is missing.")],
+    message: Annotated[str, typer.Option(help="Commit message.")] = "a checkpoint",
+) -> Result:
+    """Upload a checkpoint to the Hugging Face Hub.
+
+    Uploads the exported tiers next to it, too, so that members of a tier fetch only its files. Checks all files first.
+    Prints the commit. Needs the token in HF_TOKEN.
+    """
+    import os
+
+    from aftermath.base.errors import UsageError
+    from aftermath.base.text import is_repository
+    from aftermath.model.checkpoint import load_config, manifest_files
+    from aftermath.model.hub import upload
+    from aftermath.model.weights import weight_files
+
+    if not is_repository(repo):
+        raise UsageError(
+            f"--repo {repo!r} is not the name of a repository", "It is OWNER/NAME, for example --repo ada/my-model"
+        )
+    place = model.expanduser()
+    load_config(place), weight_files(place)
+    tiers = {tier: files for tier, files in manifest_files(place).items() if tier}
+    exported = sorted({path.parent for files in tiers.values() for path in files.values()} - {place.absolute()})
+    commit = upload(place, repo, token=os.environ.get("HF_TOKEN"), message=message, tiers=exported)
+    text = f"{repo}@{commit}" + (f", with {counted(len(tiers), 'tier')}" if tiers else "")
+    return Result({"repo": repo, "commit": commit, "tiers": sorted(tiers)}, text)

@@ -1,0 +1,271 @@
+"""The owner's commands that pause, resume, advance and close a run, and remove wallets from it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aftermath.base.bounded import U64_MAX
+from aftermath.base.errors import UsageError
+from aftermath.base.text import counted
+from aftermath.cli.command import JSON, command, run_in_loop
+from aftermath.cli.consent import YES, agreed, check_can_ask
+from aftermath.cli.options import RunId, SigningOptions
+from aftermath.cli.present import EXIT_KNOWN, Result, facts, note
+from aftermath.rules.unsaved import unsaved_steps
+
+if TYPE_CHECKING:
+    from aftermath.events.status import RunStatus
+    from aftermath.rules.run import Run
+
+
+class Action(StrEnum):
+    """What to do with the run."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+@command("set-paused", example="aftermath-solana set-paused --run-id demo resume")
+async def set_paused(
+    options: SigningOptions,
+    run_id: RunId,
+    action: Annotated[Action | None, typer.Argument(help="pause or resume.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Same as the word resume.")] = False,
+) -> Result:
+    """Pause or resume a run.
+
+    A pause ends the present epoch after the current round and a cooldown. Resuming a new run starts it.
+    """
+    from aftermath.cli.connection import sign_in
+    from aftermath.events.progress import in_words
+
+    if resume and action is Action.PAUSE:
+        raise UsageError("pause and --resume contradict each other", "Say one of them")
+    if not resume and action is None:
+        raise UsageError(
+            "set-paused needs the word pause or resume",
+            f"aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause, or resume",
+        )
+    paused = action is Action.PAUSE
+    async with sign_in(options) as chain:
+        await chain.coordinator.run(run_id)  # says so if there is no such run
+        signature = await chain.coordinator.set_paused(run_id, paused)
+        run = await chain.coordinator.run(run_id)
+    state = run.state.name.lower()
+    text = f"run {run_id} is now {in_words(run.state)}{_coming(run)}"
+    return Result(
+        {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)},
+        text,
+        case=case_of(run),
+    )
+
+
+def case_of(run: Run) -> str:
+    """Return the case for `next_steps`: a run that pauses later cannot be changed yet."""
+    from aftermath.rules.state import RunState
+
+    return "paused" if run.state is RunState.PAUSED else ""
+
+
+def _coming(run: Run) -> str:
+    """Return when the run will pause, if it will."""
+    from aftermath.rules.state import RunState
+
+    if not run.pending_pause:
+        return ""
+    rest = "it" if run.state is RunState.COOLDOWN else "this round and cooldown"
+    return f" and will pause after {rest}"
+
+
+@command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")
+async def tick(
+    options: SigningOptions,
+    run_id: RunId,
+    ms_interval: Annotated[int, typer.Option(min=1, help="Milliseconds between two ticks.")] = 1000,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many ticks. By default, no limit.")] = None,
+) -> Result:
+    """Advance a run whose deadline has passed.
+
+    Members tick by themselves, so this helps only a run without active members. A tick that changes nothing costs
+    nothing. The command ends, and says what the run waits for, if no deadline runs.
+    """
+    import asyncio
+
+    from aftermath.cli.connection import sign_in
+    from aftermath.coordinator.errors import Refused
+    from aftermath.events.progress import in_words
+    from aftermath.events.status import line
+    from aftermath.ui.web.follower import RunFollower
+
+    tried = 0
+    landed: list[str] = []
+    told = False
+    async with sign_in(options) as chain:
+        await chain.coordinator.run(run_id)  # says so if there is no such run
+        follower = RunFollower(chain.coordinator, run_id)
+        if count is None:
+            note(f"ticking run {run_id} every {ms_interval} ms until Ctrl-C")
+        while count is None or tried < count:
+            if tried:
+                await asyncio.sleep(ms_interval / 1000)
+            tried += 1
+            try:
+                landed.append(str(await chain.coordinator.tick(run_id)))
+            except Refused as error:
+                if error.name != "NothingToTick":
+                    raise
+                found = await follower.now()
+                if found.deadline is None:  # a member that joins ticks by itself, so nobody needs this command then
+                    note(f"no tick can change run {run_id} now: {line(found)}")
+                    break
+                if not told:  # once, not in each round
+                    note(not_due(found))
+                told = True
+                continue
+            note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
+        run = await chain.coordinator.run(run_id)
+    state = run.state.name.lower()
+    data = {
+        "run_id": run_id,
+        "tried": tried,
+        "signatures": landed,
+        "state": state,
+        "epoch": run.epoch,
+        "step": run.trained_steps,
+    }
+    return Result(
+        data, f"{len(landed)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}"
+    )
+
+
+def not_due(found: RunStatus) -> str:
+    """Return why a tick has changed nothing while a deadline runs, as a sentence."""
+    from aftermath.events.progress import span
+    from aftermath.events.status import line
+
+    left = found.deadline or 0
+    return f"nothing is due {f'for {span(left)}' if left > 0 else 'yet'}: {line(found)}"
+
+
+@command("close-run", example="aftermath-solana close-run --run-id demo --yes")
+def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_output: JSON = False) -> Result:
+    """Close a halted run and take back its rent.
+
+    Deletes the run's accounts and its members' points; pause the run first. On a terminal it says what ends and what
+    comes back, and asks. Without a terminal, or with --json, pass --yes.
+    """
+    if not (yes or options.dry_run):
+        check_can_ask("close-run", f"ends run {run_id} for good", as_json=json_output)
+        if not agreed(run_in_loop(_question(options, run_id))):
+            return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
+    return run_in_loop(_closed(options, run_id))
+
+
+async def _question(options: SigningOptions, run_id: str) -> str:
+    """Return the question: what ends with the run, and who gets its rent. Raise if the program would refuse."""
+    from aftermath.chain.accounts import fetch_many
+    from aftermath.chain.dry_run import Rehearsed
+    from aftermath.chain.refusals import sol
+    from aftermath.cli.connection import sign_in
+    from aftermath.events.status import not_recorded
+
+    async with sign_in(replace(options, dry_run=True)) as chain:
+        run, model, members = await chain.coordinator.snapshot(run_id)
+        _, accounts = await fetch_many(chain.pool, list(chain.coordinator.sizes(run_id)))
+        try:
+            await chain.coordinator.close_run(run_id)
+        except Rehearsed as found:
+            if found.refusal is not None:
+                raise found.refusal from None
+    rent = sum(account.lamports for account in accounts if account is not None)
+    points = f"the points of {counted(sum(seat.used for seat in members.seats), 'member')}"
+    back = f"and have {sol(rent)} of rent back in {chain.wallet.pubkey}"
+    unsaved = unsaved_steps(run, model)
+    warning = f"{not_recorded(unsaved)}; otherwise that training is lost. " if unsaved else ""
+    return f"{warning}close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {back}?"
+
+
+async def _closed(options: SigningOptions, run_id: str) -> Result:
+    from aftermath.chain.refusals import sol
+    from aftermath.cli.connection import sign_in
+
+    async with sign_in(options) as chain:
+        await chain.coordinator.run(run_id)  # says so if there is no such run
+        await chain.sender.afford([chain.coordinator.ix.close_run(run_id)])
+        before = await chain.balance(chain.wallet.pubkey)
+        signatures = await chain.coordinator.close_run(run_id)
+        returned = await chain.balance(chain.wallet.pubkey) - before
+    return Result(
+        {"run_id": run_id, "lamports_returned": returned, "signature": str(signatures[-1])},
+        f"run {run_id} is closed; {sol(returned)} came back to {chain.wallet.pubkey}",
+    )
+
+
+@command("kick", example="aftermath-solana kick --run-id demo --wallet WALLET_PUBKEY --bar")
+async def kick(
+    options: SigningOptions,
+    run_id: RunId,
+    wallet: Annotated[str, typer.Option("--wallet", "--address", help="Wallet to remove: a public key or a key file.")],
+    bar: Annotated[bool, typer.Option("--bar", help="Also refuse its later joins.")] = False,
+) -> Result:
+    """Remove a wallet from the next epoch, or bar it from the run.
+
+    The signing wallet is the run's owner or its join authority. The running epoch does not change. Without --bar the
+    wallet may join again, also if it was barred before.
+    """
+    from aftermath.chain.memberships import membership_of
+    from aftermath.chain.options import public_key
+    from aftermath.cli.connection import sign_in
+
+    whom = public_key(wallet)
+    async with sign_in(options) as chain:
+        signature = await chain.coordinator.kick(run_id, whom, barred=bar)
+        run, _, members = await chain.coordinator.snapshot(run_id)
+        held = await membership_of(chain.pool, chain.coordinator.program_id, run, whom)
+    data = {
+        "run_id": run_id,
+        "wallet": str(whom),
+        "seat": members.find(bytes(whom)),
+        "barred": held is not None and held.barred,
+        "signature": str(signature),
+    }
+    return Result(data, facts(data))
+
+
+@command(
+    "set-future-epoch-rates",
+    example="aftermath-solana set-future-epoch-rates --run-id demo --earning-rate-total-shared 1000",
+)
+async def set_future_epoch_rates(
+    options: SigningOptions,
+    run_id: RunId,
+    earning_rate_total_shared: Annotated[
+        int | None, typer.Option(min=0, max=U64_MAX, help="Points per epoch, shared by the members that finish it.")
+    ] = None,
+    slashing_rate_per_client: Annotated[
+        int | None, typer.Option(min=0, max=U64_MAX, help="Points that an ejected member loses.")
+    ] = None,
+) -> Result:
+    """Set the points that members earn and lose from the next epoch on."""
+    from aftermath.cli.connection import sign_in
+
+    if earning_rate_total_shared is None and slashing_rate_per_client is None:
+        raise UsageError("no rate was given", "Pass --earning-rate-total-shared, --slashing-rate-per-client or both")
+    async with sign_in(options) as chain:
+        await chain.coordinator.run(run_id)  # says so if there is no such run
+        signature = await chain.coordinator.set_future_epoch_rates(
+            run_id, earning=earning_rate_total_shared, slashing=slashing_rate_per_client
+        )
+        run = await chain.coordinator.run(run_id)
+    data = {
+        "run_id": run_id,
+        "future_earning_rate": run.future_earning_rate,
+        "future_slashing_rate": run.future_slashing_rate,
+        "signature": str(signature),
+    }
+    return Result(data, facts(data))

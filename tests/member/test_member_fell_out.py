@@ -1,0 +1,61 @@
+"""Tests of dropped members: they still fetch its results, and a last holder saves a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.rules.state import MemberState
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
+from member.short_runs import ALONE
+
+RULES = ALONE | {"min_clients": 2, "init_min_clients": 3, "rounds_per_epoch": 5, "total_steps": 50}
+
+
+async def _drop(sim: SimulatedRun, first: int) -> SimMember:
+    """Cut off a tier-0 member from round `first` on until the others have dropped it."""
+    player = sim.players[0]
+    await sim.until_round(first)
+    for other in sim.players[1:]:
+        sim.network.cut(player.id, other.id)
+    seat = sim.members.find(player.wallet)
+    assert seat is not None
+    await sim.until(lambda _: sim.members.seats[seat].state is MemberState.DROPPED, limit=300)
+    return player
+
+
+@pytest.mark.parametrize(("tiers", "saves"), [((1, 2), True), pytest.param((0, 2), False, marks=pytest.mark.slow)])
+def test_dropped_last_holder_of_a_level_saves_a_copy(tmp_path: Path, tiers: tuple[int, ...], saves: bool) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        for tier in (0, *tiers):
+            sim.add(tier)
+        player = await _drop(sim, first=2)
+        await sim.until(lambda _: len(player.saw("joined")) > 1)
+        messages = [event["message"] for event in player.saw("warning")]
+        copies = [message for message in messages if "this member alone had" in message]
+        assert len(copies) == saves, messages
+        kept = sorted(path.name for path in (tmp_path / "kept" / player.name).glob("sim-step*"))
+        step = max(event["step"] for event in player.saw("applied"))
+        assert kept == [f"sim-step{step}"] * saves
+        if saves:
+            assert copies[0].startswith(f"this member alone had level 0 of the model, and fell out at step {step}")
+
+    play(tmp_path, story, **RULES | {"rounds_per_epoch": 20})
+
+
+def test_dropped_member_still_gets_the_last_results(tmp_path: Path) -> None:
+    """The others drop it in the epoch's last round, and it can connect again after that."""
+
+    async def story(sim: SimulatedRun) -> None:
+        for tier in (0, 0, 1):
+            sim.add(tier)
+        player = await _drop(sim, first=3)
+        sim.network.heal()
+        await sim.until(lambda run: run.epoch == 1)
+        assert max(event["step"] for event in player.saw("applied")) == 5
+        assert player.saw("cooldown")
+        assert not player.saw("warning")
+
+    play(tmp_path, story, **RULES)

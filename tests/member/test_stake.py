@@ -1,0 +1,85 @@
+"""Tests of which members report that a finished run's model is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.outputs import write_mark
+from aftermath.coordinator.view import View
+from aftermath.events.stream import Events
+from aftermath.member.stake import ModelLost, loss_found
+from aftermath.model.steps import maker_name
+from aftermath.rules.run import Run
+from aftermath.rules.state import MemberState, RunState
+from aftermath.train.session import _tell_finished
+from aftermath.train.settings import TrainSettings
+from rules import builders
+
+LAST_STEP = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of up to three members that finished at step 16, to which seat 0 comes back."""
+
+    tiers: tuple[int, ...] = (0,)
+    finishers: int = 0b1
+    established: int = 0
+    saved_on_chain: int = 0
+    saved_here: int | None = None
+    lost: bool = True
+
+    def view(self) -> View:
+        """Return the run, its members and its model."""
+        seats = {
+            index: builders.seat(index, tier=tier, p2p=bytes([index + 1]) * 32, state=MemberState.IDLE)
+            for index, tier in enumerate(self.tiers)
+        }
+        members = builders.members(seats, established=self.established)
+        model = builders.model(checkpoint_step=self.saved_on_chain + 1)
+        return View(self.run(), members, model)
+
+    def run(self) -> Run:
+        """Return the run."""
+        return builders.run(RunState.FINISHED, step=LAST_STEP + 1, finishers=self.finishers)
+
+
+CASES = {
+    "sole finisher": Case(),
+    "sole finisher of level 0": Case(tiers=(0, 1), finishers=0b11),
+    "fell out of the last epoch, and nobody else ended it": Case(finishers=0, established=0b1),
+    "only an older step is here": Case(saved_here=8),
+    "saved on chain": Case(saved_on_chain=LAST_STEP, lost=False),
+    "saved here": Case(saved_here=LAST_STEP, lost=False),
+    "another finisher may hold all": Case(tiers=(0, 0), finishers=0b11, lost=False),
+    "joined late, and another finished": Case(tiers=(0, 0), finishers=0b10, lost=False),
+    "joined late, and nobody finished": Case(finishers=0, lost=False),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_loss_is_found_by_a_member_that_alone_had_the_model(case: Case, tmp_path: Path) -> None:
+    if case.saved_here is not None:
+        place = tmp_path / f"test-step{case.saved_here}"
+        place.mkdir()
+        write_mark(place, maker_name(case.run().identity))
+    view = case.view()
+    wallet = view.members.seats[0].signer
+    lost = loss_found(view, wallet, tmp_path)
+    assert (lost is not None) is case.lost
+    if lost is not None:
+        assert lost.message.startswith("16 trained steps are lost: no checkpoint has them")
+    elsewhere = loss_found(view, wallet, None)
+    assert elsewhere is None or "start it with the same --checkpoint-dir" in (elsewhere.fix or "")
+    assert loss_found(view, b"?" * 32, tmp_path) is None, "a wallet without a seat knows nothing"
+
+
+def test_train_on_a_finished_run_raises_the_loss(tmp_path: Path) -> None:
+    view = Case().view()
+    settings = TrainSettings(run_id="test", checkpoint_dir=tmp_path)
+    with pytest.raises(ModelLost) as raised:
+        _tell_finished(view, Events(lambda: 0.0, []), view.members.seats[0].signer, settings)
+    assert raised.value.code == "model-lost"
