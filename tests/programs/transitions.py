@@ -654,13 +654,16 @@ class Transitions:
         self._start_round(lap.height + 1, unsettled)
 
     def _stands(self) -> bool:
-        """Return whether an established member delivered and stayed, or one delivered and all left by themselves."""
+        """Return whether an established member delivered and stayed. If one delivered and all left by themselves, a
+        newcomer must have.
+        """
         if self.step == self.start_step:
             return not self.is_provisional()
         if not self.judges:
             return True
         spoke = self.judges & self.proven
-        return bool(spoke) and (bool(spoke & self.healthy) or not self._remaining_judges())
+        attests = spoke if self._remaining_judges() else self.proven
+        return bool(spoke) and bool(attests & self.healthy)
 
     def is_provisional(self) -> bool:
         """Return whether the model is of an epoch that may be undone."""

@@ -45,8 +45,8 @@ fn remaining(members: &Members) -> Bitmap {
 }
 
 /// Settle, when the rounds are over, whether the epoch stands. With established members in it, one of them must have
-/// delivered and still be there, or all of them have left by `leave_run` and one had delivered. An epoch without a step
-/// does not stand if it began from an older model.
+/// delivered and still be there. If all of them left by `leave_run`, one must have delivered, and a member that stayed,
+/// which can then attest what they made. An epoch without a step does not stand if it began from an older model.
 #[inline(never)]
 pub fn conclude(run: &Run, members: &mut Members) {
     let spoke = bitmap::both(&members.judges, &members.proven);
@@ -55,7 +55,8 @@ pub fn conclude(run: &Run, members: &mut Members) {
     } else if bitmap::is_empty(&spoke) {
         bitmap::is_empty(&members.judges)
     } else {
-        bitmap::intersects(&spoke, &members.healthy) || bitmap::is_empty(&remaining(members))
+        let attests = if bitmap::is_empty(&remaining(members)) { members.proven } else { spoke };
+        bitmap::intersects(&attests, &members.healthy)
     };
     if stands {
         members.before.kept = 0;
