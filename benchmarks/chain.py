@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from aftermath.rules import assignment, bitmap, committee, conviction
 from aftermath.rules.run import MAX_WITNESSES
-from aftermath.rules.state import Committee, MemberState, RunState
+from aftermath.rules.state import Alone, Committee, MemberState, RunState
 from programs import evidence
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
 from programs.scenario import EVERYONE, Scenario, member
@@ -285,6 +285,7 @@ def appoint(run: Scenario, record: Any, tiers: int) -> None:
     """As if all who are in the epoch had begun it as established holders."""
     state = run.world.record("Run", run.run_id)
     state["levels_established"] = (1 << tiers) - 1
+    state["rounds"][0]["established"][state["head"][0]] = Alone.WITNESS  # later rounds are as the one before
     run.world.store("Run", run.run_id, state)
     record["established"][0] = record["judges"][0] = record["healthy"][0]
 

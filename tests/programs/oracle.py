@@ -228,10 +228,7 @@ class Oracle(Transitions):
         holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, number))
         need(holds, "NotAllowedToCheckpoint")
         need(self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch")
-        before = self.kept and self.kept[0]
-        need(
-            before is None or (before.hashes, before.step) == (self.known.hashes, self.known.step), "CheckpointMismatch"
-        )
+        need(not self.is_provisional(), "CheckpointMismatch")
         turn, known = self._turn(number), self.known
         same = known.step == self.durable.step and turn < self.durable.turn
         need(known.step > self.durable.step or same, "CheckpointNotNewer")

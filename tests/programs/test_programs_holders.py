@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.state import ModelSource, RunState
+from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import ExitReason, ModelSource, RunState
 from programs.harness import Snapshot, World
 from programs.scenario import UNATTESTED, Scenario
 
@@ -188,21 +189,62 @@ def test_newcomers_do_not_attest_an_established_level(world: World, holders: int
 
 
 @pytest.mark.parametrize("founders", [(0, 1, 2), (0, 0, 1), (0, 0, 0, 1, 2)], ids=str)
-def test_who_leaves_does_not_take_the_work_of_those_who_stay(world: World, founders: tuple[int, ...]) -> None:
-    """The founders end when others have come: these say what the levels are that they trained together."""
-    run, honest = _grown(world, tiers=founders)
+@pytest.mark.parametrize("attested", [0, 1])
+def test_rounds_end_at_once_when_all_founders_leave(world: World, founders: tuple[int, ...], attested: int) -> None:
+    """The newcomers say what the levels are that all trained together. They do not train on alone, because nobody could
+    check them. They are established from then on, so the next epoch begins without a wait.
+    """
+    run, honest = _grown(world, tiers=founders, rounds=20)
     newcomers = range(len(founders), len(founders) + 12)
     run.train_of(honest | dict.fromkeys(newcomers, 0))
     for _ in range(3):
         run.everyone_witnesses()
+    run.everyone_witnesses(run.elected()[:attested])
+    left_at = world.now
     for index in honest:
         run.by(index, "leave_run").ok()
     while run.run.state.training:
-        run.everyone_witnesses(run.elected())
+        world.advance(1)
+        run.tick(newcomers[0]).ok()
+    assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
+    assert world.now <= left_at + 2
     for index in newcomers:
         if run.run.levels_attested != 0b111:
             run.attest(index, NEW).ok()
+    world.advance(31)
+    run.tick(newcomers[0]).ok()
     assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(NEW.values()))
+    assert run.run.step > run.run.start_step
+    for index in newcomers:
+        run.join(index, tier=0).ok()
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + 5
+
+
+def test_founders_that_leave_early_keep_the_model(world: World) -> None:
+    """No newcomer has shown a level, so nobody could attest the epoch: it is undone, and the founders may return."""
+    run, honest = _grown(world, tiers=(0, 1, 2))
+    before = run.run
+    newcomers = range(3, 15)
+    run.train_of(honest | dict.fromkeys(newcomers, 0))
+    for _ in range(2):
+        run.everyone_witnesses()
+    for index in honest:
+        run.by(index, "leave_run").ok()
+    while run.run.state.training:
+        world.advance(1)
+        run.tick(newcomers[0]).ok()
+    for index in newcomers:
+        run.attest(index, FALSE).refused("NotElected")
+    world.advance(31)
+    run.tick(newcomers[0]).ok()
+    state = run.run
+    assert (state.step, state.level_hashes, state.finishers) == (before.step, before.level_hashes, before.finishers)
+    assert (state.levels_attested, state.model_source) == (0b111, ModelSource.PEERS)
+    for index, tier in honest.items():
+        run.join(index, tier=tier).ok()
+    world.advance(6)
+    run.tick(0)
+    assert run.run.state is RunState.WARMUP
 
 
 @pytest.mark.parametrize("founders", [(0, 2, 2, 2), (0, 2, 2, 2, 2, 2, 2, 2), (0, 0, 0, 0)], ids=str)

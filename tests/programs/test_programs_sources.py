@@ -1,6 +1,6 @@
 """What honest members built is not thrown away by wallets that wait: sources, finishers, and the seats of members."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -12,25 +12,26 @@ from programs.harness import World
 from programs.scenario import Scenario, member
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+NEWER = {level: bytes([level + 9]) * 32 for level in range(3)}
 HONEST, STRANGERS = range(3), range(10, 13)
 
 
-def trained(world: World, **config: int) -> Scenario:
-    """A run whose three members have finished an epoch that no durable checkpoint has."""
+def trained(world: World, founders: Sequence[int] = HONEST, **config: int) -> Scenario:
+    """A run whose members have finished an epoch that no durable checkpoint has."""
     run = Scenario(world).start(**config)
-    run.train(HONEST).finish_rounds()
-    for index in HONEST:
+    run.train(founders).finish_rounds()
+    for index in founders:
         run.attest(index, HASHES).ok()
     run.world.advance(31)
     run.tick().ok()
-    assert (run.run.model_source, run.run.finishers) == (ModelSource.PEERS, 0b111)
+    assert (run.run.model_source, run.run.finishers) == (ModelSource.PEERS, bitmap.from_seats(founders))
     return run
 
 
-def trained_and_lost(world: World, **config: int) -> Scenario:
-    """A run whose three members say that they lost what they trained, and leave."""
-    run = trained(world, **config)
-    for index in HONEST:
+def trained_and_lost(world: World, founders: Sequence[int] = HONEST, **config: int) -> Scenario:
+    """A run whose members say that they lost what they trained, and leave."""
+    run = trained(world, founders, **config)
+    for index in founders:
         run.join(index, stateless=True).ok()
         run.by(index, "leave_run").ok()
     assert run.run.finishers == 0
@@ -208,21 +209,23 @@ def test_once_a_quorum_of_a_round_has_trained_the_older_model_is_the_runs(world:
     assert run.run.finishers == bitmap.from_seats(run.seat_of(index) for index in STRANGERS)
 
 
-def test_results_of_fewer_than_a_quorum_do_not_make_it_so(world: World) -> None:
+def test_one_newcomers_results_continue_a_lost_model(world: World) -> None:
+    """Nobody who trained before has come for a day. One of three newcomers delivers: that is the newest model there is,
+    and only this one says what it contains.
+    """
     run = trained_and_lost(world)
-    before = known(run)
+    step = run.run.step
     strangers_begin(run)
     run.world.advance(31)
     run.tick(10).ok()
-    one = 1 << run.seat_of(10)
-    run.everyone_witnesses()
     while run.run.state.training:
-        judged = run.run.round(run.run.config.judged(run.run.current.height))
-        run.everyone_witnesses(participation=one if judged else 0)
+        run.everyone_witnesses(participation=1 << run.seat_of(10) if run.run.current.height else 0)
+    for index in STRANGERS[1:]:
+        run.attest(index, HASHES).refused("NotElected")
+    run.attest(10, NEWER).ok()
     run.world.advance(31)
     run.tick(10).ok()
-    assert known(run)[:-1] == before[:-1]
-    assert (run.run.data_index, run.backlog) == (before[-1], ())
+    assert (run.run.step > step, run.run.level_hashes) == (True, tuple(NEWER.values()))
     assert run.run.lost_sequences == 0
 
 
@@ -276,10 +279,13 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
-    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds."""
+@pytest.mark.parametrize(("rounds", "stands"), [(1, False), (3, True)])
+def test_epoch_whose_judge_leaves_stands_if_it_judged(world: World, rounds: int, stands: bool) -> None:
+    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds. Before it has judged one
+    of them, nobody could attest what they train.
+    """
     run = trained_and_lost(world)
-    step = run.run.step
+    before = known(run)
     for index in (*STRANGERS, HONEST[0]):
         run.join(index, stateless=index in HONEST).ok()
     run.world.advance(6)
@@ -287,12 +293,13 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
     run.draw()
     run.world.advance(31)
     run.tick(10).ok()
-    run.everyone_witnesses()
+    for _ in range(rounds):
+        run.everyone_witnesses()
     run.by(HONEST[0], "leave_run").ok()
     run.finish_rounds()
     run.world.advance(31)
     run.tick(10).ok()
-    assert run.run.step > step
+    assert (known(run)[:-1] != before[:-1]) is stands
 
 
 @pytest.mark.parametrize(
@@ -482,21 +489,35 @@ def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: S
     assert signers == [bytes(member(1000 + index).pubkey()) for index in range(40)]
 
 
-def test_what_may_still_be_undone_is_no_checkpoint(world: World) -> None:
-    """One of three trains, attests what it likes in their cooldown, and names it at once."""
-    run = trained_and_lost(world)
-    strangers_begin(run)
+def test_model_that_may_be_undone_is_not_a_checkpoint(world: World) -> None:
+    """One of two founders returns to a lost model, and newcomers outvote it. They attest a model and name it at once,
+    before their epoch is undone.
+    """
+    run = trained_and_lost(world, founders=range(2), init_min_clients=2)
+    before = known(run)
+    for index in (0, *STRANGERS):
+        run.join(index, stateless=index == 0).ok()
+    run.world.advance(36)
+    run.tick(10).ok()
+    run.draw()
     run.world.advance(31)
     run.tick(10).ok()
+    newcomers = bitmap.from_seats(run.seat_of(index) for index in STRANGERS)
     while run.run.state.training:
-        run.everyone_witnesses(participation=1 << run.seat_of(10) if run.run.current.height else 0)
-    false = dict.fromkeys(range(3), b"x" * 32)
-    for index in STRANGERS[1:]:
-        run.attest(index, false).refused("NotElected")
-    run.attest(10, false).ok()
+        height = run.run.current.height
+        run.witness(0).ok()
+        for index in STRANGERS:
+            if run.run.current.height == height:
+                run.witness(index, newcomers if height else 0).ok()
+        for seconds in (21, 6):
+            if run.run.state.training and run.run.current.height == height:
+                run.world.advance(seconds)
+                run.tick(10)
+    for index in STRANGERS:
+        run.attest(index, NEWER).ok()
     assert run.run.levels_attested == 0b111
-    place = {"kind": 2, "repo": "theirs", "revision": "", "hashes": [b"x" * 32] * 3}
+    place = {"kind": 2, "repo": "theirs", "revision": "", "hashes": list(NEWER.values())}
     run.by(10, "checkpoint", place).refused("CheckpointMismatch")
     run.world.advance(31)
     run.tick(10).ok()
-    assert run.run.level_hashes == tuple(HASHES.values())
+    assert known(run)[:-1] == before[:-1]

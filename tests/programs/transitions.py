@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.committee import quorum
@@ -80,7 +82,6 @@ class Transitions:
         """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
         """What the run goes back to if the epoch does not stand: from its beginning to its rounds' end, or its own."""
-        self.is_trained = False
         """Whether that is settled when the rounds end, and not undone by then."""
         self.statements: dict[int, dict[int, bytes]] = {}
         """What is said of each level, by whom."""
@@ -153,16 +154,16 @@ class Transitions:
         lap, seated = self.lap, self.lap.roster & (self.lap.voters | self.healthy)
         if lap.elected >= len(lap.members):
             return set(lap.members)
-        ordered = lap.ordered(committee.WITNESS, self._electors(seated))
+        ordered = lap.ordered(committee.WITNESS, self._electors())
         return set([number for number in ordered if bitmap.contains(seated, number)][: lap.elected])
 
     def _enough(self, roster: int) -> bool:
-        """Three in a round are established, and one of those who began it in all levels: nobody else has a word."""
+        """Return whether only established members witness: at least three begin the rounds and hold all levels."""
         there = self.judges & roster & self.healthy
         return there.bit_count() >= 3 and self.known_levels == self.every
 
-    def _electors(self, seated: int) -> int:
-        return self.judges if self.lap.established and self.judges & seated else self.began
+    def _electors(self) -> int:
+        return self.judges if self.lap.established else self.began
 
     def verifiers(self, lap: Lap) -> list[int]:
         count = committee.verifier_count(len(lap.members), self.config.verification_percent)
@@ -393,9 +394,7 @@ class Transitions:
     def _reelect(self) -> None:
         if self.state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
             seated = self.lap.roster & (self.lap.voters | self.healthy)
-            most = MAX_WITNESSES if self.lap.established and not self.judges & seated else self.lap.elected
-            most = min(most, self.config.witness_nodes or most)
-            self.lap.elected = min(most, (seated & self._electors(seated)).bit_count())
+            self.lap.elected = min(self.lap.elected, (seated & self._electors()).bit_count())
 
     # --- transitions
 
@@ -497,22 +496,22 @@ class Transitions:
         self._fix()
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
         if self._established().bit_count() >= 3 and self.judges:
-            self.kept, self.is_trained = (self.known, self.first_untrained), True
+            self.kept = (self.known, self.first_untrained)
         if self.known.source is ModelSource.PEERS:
             held = self._held(self._trusted_finishers() & waiting) | self._claimed(waiting)
             lost = self._unsaved() & ~held
             if lost or not held:
-                self.kept, self.is_trained = (self.known, self.first_untrained), False
+                self.kept = (self.known, self.first_untrained)
             marked = self.known.lost if held else 0
             self._go_back(lost, whole=not held)
             self.known = replace(self.known, lost=lost | marked)
         self.epoch_since, self.start_step, self.reason, self.draining = self.now, self.step, ExitReason.NONE, False
-        self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting))]
+        self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting, established=False))]
         self._enter(RunState.WARMUP)
 
-    def _elected(self, roster: int) -> int:
+    def _elected(self, roster: int, established: bool) -> int:
         seated = roster & self.healthy
-        clients = (seated & self.judges if self._enough(roster) else seated).bit_count()
+        clients = (seated & self.judges if established else seated).bit_count()
         return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:
@@ -578,7 +577,8 @@ class Transitions:
             self.backlog -= set(range(waits.start, waits.start + taken))
         fresh = wanted - sum(piece.len for piece in batch)
         roster, self.next_roster = self.next_roster, self.healthy
-        alone = self._enough(roster) and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
+        established = self.laps[-1].established if height else self._enough(roster)
+        alone = established and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
         alone = alone and not self.config.verification_percent
         if alone:
             weights = {number: self.members[number].weight for number in bitmap.seats(roster)}
@@ -595,8 +595,8 @@ class Transitions:
             self.step + unsettled,
             self.began,
             roster,
-            self._elected(roster),
-            self._enough(roster),
+            self._elected(roster, established),
+            established,
             trained_alone=alone,
             batch=tuple(batch),
         )
@@ -639,8 +639,6 @@ class Transitions:
                 self.proven |= owed
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
-                if self.kept and self._is_trained_by(lap, lap.attested, delivered):
-                    self.is_trained = True
         if self.draining:
             self._cool_down()
             return
@@ -655,25 +653,27 @@ class Transitions:
         self.draining = over
         self._start_round(lap.height + 1, unsettled)
 
-    def _is_trained_by(self, lap: Lap, attested: int, delivered: int) -> bool:
-        """Whether one of those asked delivered, and a quorum of them is attested. Where newcomers witness, a quorum of
-        all is enough, and who was dropped is asked.
+    def _stands(self) -> bool:
+        """Return whether an established member delivered and stayed. If one delivered and all left by themselves, a
+        newcomer must have.
         """
+        if self.step == self.start_step:
+            return not self.is_provisional()
+        if not self.judges:
+            return True
+        spoke = self.judges & self.proven
+        attests = spoke if self._remaining_judges() else self.proven
+        return bool(spoke) and bool(attests & self.healthy)
 
-        def enough(members: int) -> bool:
-            return (attested & members).bit_count() >= quorum(members.bit_count())
-
-        if lap.established:
-            asked = lap.roster & self._electors(lap.roster & (lap.voters | self.healthy))
-            return enough(asked) and bool(delivered & asked)
-        asked = self._remaining_judges() or lap.roster
-        return (enough(asked) or enough(lap.roster)) and bool(delivered & asked)
+    def is_provisional(self) -> bool:
+        """Return whether the model is of an epoch that may be undone."""
+        before = self.kept and self.kept[0]
+        return before is not None and (before.hashes, before.step) != (self.known.hashes, self.known.step)
 
     def _remaining_judges(self) -> int:
         """The established members that did not leave by themselves."""
-        early = self._seats(MemberState.LEFT_EARLY) if self._established() & ~self.judges else 0
-        gone = self._seats(MemberState.DROPPED) | self._seats(MemberState.RESTARTED)
-        return self.judges & (self.healthy | gone | early)
+        gone = (MemberState.DROPPED, MemberState.RESTARTED, MemberState.LEFT_EARLY)
+        return self.judges & (self.healthy | reduce(or_, map(self._seats, gone)))
 
     def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
         config, votes = self.config, len(lap.votes)
@@ -770,9 +770,8 @@ class Transitions:
             idle = [one for one in bitmap.seats(self.healthy & ~self.proven) if self.members[one].tier <= least]
             idle = [one for one in idle if self._half(self.members[one])]
             self.proven |= bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
-        if self.is_trained:
-            spoke, worked = self.judges & self.proven & self.healthy, self.step != self.start_step
-            self.kept = self.kept if worked and not spoke and self._remaining_judges() else None
+        if self.kept and self._stands():
+            self.kept = None
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:

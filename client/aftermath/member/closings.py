@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from aftermath.base.concurrency import Pulse
 from aftermath.member.feed import RunFeed
 from aftermath.rules import bitmap
-from aftermath.rules.committee import enough, quorum, witnesses
+from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.run import MAX_WITNESSES, RoundId
 from aftermath.rules.seal import Closed
 
@@ -70,7 +70,7 @@ class Closings:
         if place is None or height != run.current.height or self.is_judged(height):
             return False
         seated = run.next_roster & self._feed.members.healthy
-        if enough(run, self._feed.members, seated):
+        if run.current.established:
             seated &= self._feed.members.judges
         elected = min(run.config.witness_nodes or MAX_WITNESSES, seated.bit_count(), MAX_WITNESSES)
         closed = sum(bitmap.contains(seated, seat) for seat in self._heard.get(place, {}))

@@ -80,23 +80,14 @@ def quorum(elected: int) -> int:
     return max(1, -(-2 * elected // 3))
 
 
-def enough(run: Run, members: Members, seated: int) -> bool:
-    """Return whether only established members witness a round that begins with `seated`.
+def electors(header: Round, members: Members) -> int:
+    """Return the seats (a bitmap) that may be elected as witnesses of a round.
 
     A seat costs little, and a third of the witnesses can stop a run or deny every result. So
-    newcomers train for an epoch before they witness, if enough established members hold all levels.
+    newcomers train for an epoch before they witness, if `ENOUGH` established members that hold all
+    levels begin the rounds. If all of them leave, the epoch ends.
     """
-    whole = run.levels_established == (1 << run.levels) - 1
-    return whole and (members.judges & seated).bit_count() >= ENOUGH
-
-
-def electors(header: Round, members: Members) -> int:
-    """Return the seats (a bitmap) that may be elected as witnesses.
-
-    All members may, if no established member is left in the round.
-    """
-    left = members.judges & _seated(header, members)
-    return members.judges if header.established and left else header.began
+    return members.judges if header.established else header.began
 
 
 def _seated(header: Round, members: Members) -> int:
@@ -123,8 +114,7 @@ def jury(run: Run, members: Members, closed: Round) -> int:
     """
     if not run.config.witness_nodes:
         return closed.elected
-    left = closed.roster & members.healthy & members.judges
-    among = closed.roster & members.judges if closed.established and left else closed.roster
+    among = closed.roster & electors(closed, members)
     return max(closed.elected, min(among.bit_count(), MAX_WITNESSES))
 
 

@@ -66,14 +66,14 @@ fn seated(round: &Round, members: &Members) -> Bitmap {
     bitmap::both(&round.roster, &bitmap::either(&round.attested, &members.healthy))
 }
 
-/// Whether the witnesses of a round that begins with these members, `seated`, are of the established ones alone.
+/// Return whether only established members witness the rounds of an epoch, which begin with the members `seated`.
 pub fn enough(run: &Run, members: &Members, seated: &Bitmap) -> bool {
     run.levels_established == levels::all(run.levels) && bitmap::count(&bitmap::both(&members.judges, seated)) >= ENOUGH
 }
 
-/// Of whom the witnesses of a round are elected: of all, once no established one is left in it.
+/// Return the members of whom the witnesses of a round are elected.
 pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
-    if round.established != alone::NOTHING && bitmap::intersects(&members.judges, &seated(round, members)) {
+    if round.established != alone::NOTHING {
         members.judges
     } else {
         run.began
@@ -88,9 +88,7 @@ pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
     if run.config.witness_nodes == 0 {
         return elected;
     }
-    let alone = closed.established != alone::NOTHING
-        && bitmap::intersects(&members.judges, &bitmap::both(&closed.roster, &members.healthy));
-    let among = if alone { bitmap::both(&closed.roster, &members.judges) } else { closed.roster };
+    let among = bitmap::both(&closed.roster, &electors(run, members, closed));
     elected.max(u32::from(self::elected(0, bitmap::count(&among) as u16)))
 }
 
@@ -103,10 +101,8 @@ pub fn reelect(run: &mut Run, members: &Members) {
         let head = run.ring(0);
         let seated = seated(&run.rounds[head], members);
         let left = bitmap::count(&bitmap::both(&seated, &electors(run, members, &run.rounds[head])));
-        // of the established ones nobody is left, so all others elect, and not only as many as these were
-        let all = run.rounds[head].established != alone::NOTHING && !bitmap::intersects(&members.judges, &seated);
-        let most = if all { elected(run.config.witness_nodes, left as u16) } else { run.rounds[head].elected };
-        run.rounds[head].elected = u32::from(most).min(left) as u8;
+        let elected = u32::from(run.rounds[head].elected);
+        run.rounds[head].elected = elected.min(left) as u8;
     }
 }
 

@@ -25,7 +25,7 @@ impl Machine<'_> {
         sequence::bump(&mut run.members_seq)?;
         holders::appoint(self.members, pending);
         if source::is_at_risk(self.members) {
-            source::keep(run, self.members, &self.witnesses.backlog, kept::TRAINED);
+            source::keep(run, self.members, &self.witnesses.backlog);
         }
         if run.model_source == model_source::PEERS {
             let levels::Held { here, claimed, .. } = levels::held(run, self.model, self.members, pending);
@@ -34,7 +34,7 @@ impl Machine<'_> {
             // nobody could load what nobody holds, however often it is tried
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {
-                source::keep(run, self.members, &self.witnesses.backlog, kept::UNTRAINED);
+                source::keep(run, self.members, &self.witnesses.backlog);
             }
             if held == 0 {
                 levels::use_durable(run, self.model);

@@ -1,9 +1,7 @@
 //! Rounds: starting one, closing one, and what follows.
 
 use super::{agreement, agreement::Votes, assignment, assignment::Plan, backlog, backlog::Gaps, batch, bitmap};
-use super::{
-    committee, merit, merit::Counted, moment::elapsed, quorum, seeds, source, validate_config, Machine, Moment,
-};
+use super::{committee, merit, merit::Counted, moment::elapsed, quorum, seeds, validate_config, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -29,11 +27,18 @@ impl Machine<'_> {
         let backlog = &mut self.witnesses.backlog;
         let (redo_index, redo) = backlog.take(run, wanted);
         let again = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
+        let previous = run.head as usize;
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
         let mut seated = bitmap::both(&roster, &self.members.healthy);
         let mut established = alone::NOTHING;
         let mut most = if backlog.has_room(0) { wanted } else { 0 };
-        if committee::enough(run, self.members, &seated) {
+        // Settled once for the epoch: otherwise one established member of three that leaves would give newcomers the vote.
+        let only_established = if height == 0 {
+            committee::enough(run, self.members, &seated)
+        } else {
+            run.rounds[previous].established != alone::NOTHING
+        };
+        if only_established {
             seated = bitmap::both(&seated, &self.members.judges);
             established = alone::WITNESS;
             let others = !bitmap::is_subset(&roster, &self.members.judges);
@@ -81,7 +86,6 @@ impl Machine<'_> {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
                 merit::count(self.members, &counted);
-                source::settle(self.run, self.members, &round, (&attested, &delivered));
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();

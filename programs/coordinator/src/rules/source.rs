@@ -3,7 +3,7 @@
 //! Wallets that hold nothing must not replace the model while the members that built it are absent or voted out. So an epoch
 //! from an older model, or with few of a run's established members, stands only if these take part in it.
 
-use super::{bitmap, checkpoints, committee, members, quorum};
+use super::{bitmap, checkpoints, committee, members};
 use crate::{constants::Bitmap, state::*};
 
 /// Return whether newcomers could decide what the epoch that begins makes of the model, although the run has enough
@@ -14,7 +14,7 @@ pub fn is_at_risk(members: &Members) -> bool {
 
 /// Remember what the run knows of its model, before an epoch that may be undone changes it.
 #[inline(never)]
-pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog, kept: u8) {
+pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
     members.before = Source {
         level_hashes: run.level_hashes,
         attested_data_index: run.attested_data_index,
@@ -23,51 +23,18 @@ pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog, kept: u8) {
         levels_attested: run.levels_attested,
         model_source: run.model_source,
         levels_lost: run.levels_lost,
-        kept,
+        kept: 1,
     };
 }
 
-/// Count a `round` that made a step for an epoch from an older model: it is trained once a member asked `delivered` and a
-/// quorum of those asked are `attested`. Where newcomers witness, a quorum of all members is enough for the latter, or
-/// one that is asked could void the epoch.
-#[inline(never)]
-pub fn settle(run: &Run, members: &mut Members, round: &Round, (attested, delivered): (&Bitmap, &Bitmap)) {
-    if members.before.kept != kept::UNTRAINED {
-        return;
-    }
-    let asked = asked(run, members, round);
-    let quorum = |set| bitmap::count(&bitmap::both(attested, set)) >= quorum::of(bitmap::count(set));
-    let enough = quorum(&asked) || round.established == alone::NOTHING && quorum(&round.roster);
-    if enough && bitmap::intersects(delivered, &asked) {
-        members.before.kept = kept::TRAINED;
-    }
-}
-
-/// Return the members of whom the witnesses are elected. Where newcomers are among these, return the established members
-/// that did not leave, or all members if there are none.
-#[inline(never)]
-fn asked(run: &Run, members: &Members, round: &Round) -> Bitmap {
-    if round.established != alone::NOTHING {
-        return bitmap::both(&round.roster, &committee::electors(run, members, round));
-    }
-    let remaining = remaining(members);
-    if bitmap::is_empty(&remaining) {
-        round.roster
-    } else {
-        remaining
-    }
-}
-
 /// Return the judges that did not leave by `leave_run`. The others may be the victims of newcomers, which had them dropped or
-/// outvoted them: a client that cannot get the results that were attested joins again without a replica. While other
-/// established members are absent, leaving in the warm-up does not count either: it would let newcomers begin without them.
+/// outvoted them: a client that cannot get the results that were attested joins again without a replica. Leaving in the
+/// warm-up does not count either: clients that find no source of the model do so by themselves.
 fn remaining(members: &Members) -> Bitmap {
-    let others_absent = !bitmap::is_subset(&members.established, &members.judges);
     let mut remaining = members.judges;
     for index in bitmap::seats(&members.judges) {
         let remains = match members.seats[index].state {
-            member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED => true,
-            member_state::LEFT_EARLY => others_absent,
+            member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED | member_state::LEFT_EARLY => true,
             _ => false,
         };
         if !remains {
@@ -77,17 +44,22 @@ fn remaining(members: &Members) -> Bitmap {
     remaining
 }
 
-/// The rounds are over, and it is settled whose word counts. The epoch stands if one of these is an established member
-/// that is still there, or if all established members left of their own accord.
+/// Settle, when the rounds are over, whether the epoch stands. With established members in it, one of them must have
+/// delivered and still be there. If all of them left by `leave_run`, one must have delivered, and a member that stayed,
+/// which can then attest what they made. An epoch without a step does not stand if it began from an older model.
 #[inline(never)]
 pub fn conclude(run: &Run, members: &mut Members) {
-    if members.before.kept != kept::TRAINED {
-        return;
-    }
-    let speak = bitmap::both(&members.judges, &members.proven);
-    let unchanged = run.step == run.start_step;
-    if unchanged || bitmap::intersects(&speak, &members.healthy) || bitmap::is_empty(&remaining(members)) {
-        members.before.kept = kept::NOTHING;
+    let spoke = bitmap::both(&members.judges, &members.proven);
+    let stands = if run.step == run.start_step {
+        !is_provisional(run, members)
+    } else if bitmap::is_empty(&spoke) {
+        bitmap::is_empty(&members.judges)
+    } else {
+        let attests = if bitmap::is_empty(&remaining(members)) { members.proven } else { spoke };
+        bitmap::intersects(&attests, &members.healthy)
+    };
+    if stands {
+        members.before.kept = 0;
     }
 }
 
@@ -95,7 +67,7 @@ pub fn conclude(run: &Run, members: &mut Members) {
 pub fn is_provisional(run: &Run, members: &Members) -> bool {
     let before = &members.before;
     let same = run.level_hashes == before.level_hashes && run.attested_step == before.attested_step;
-    before.kept != kept::NOTHING && !same
+    before.kept == 1 && !same
 }
 
 /// Return whether an epoch of the members that wait need not wait for other established members. One that never delivers
@@ -126,10 +98,10 @@ pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
 /// Undo the epoch if it does not stand: it is over, or was given up. Return whether it was undone.
 #[inline(never)]
 pub fn restore(run: &mut Run, members: &mut Members, backlog: &mut Backlog) -> bool {
-    if members.before.kept == kept::NOTHING {
+    if members.before.kept == 0 {
         return false;
     }
-    members.before.kept = kept::NOTHING;
+    members.before.kept = 0;
     let before = &members.before;
     run.level_hashes = before.level_hashes;
     run.attested_data_index = before.attested_data_index;

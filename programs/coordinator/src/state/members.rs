@@ -58,16 +58,6 @@ pub struct Seat {
     pub used: u8,
 }
 
-/// Values of `Source::kept`: whether the run goes back to what it knew before the epoch.
-pub mod kept {
-    /// It does not: the epoch stands, or the run is between epochs.
-    pub const NOTHING: u8 = 0;
-    /// The epoch began from an older model. The run goes back unless the members asked train (`source::settle`).
-    pub const UNTRAINED: u8 = 1;
-    /// The run goes back unless an established member stays to the end of the rounds (`source::conclude`).
-    pub const TRAINED: u8 = 2;
-}
-
 /// What the run knew of its model before an epoch that may be undone.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
@@ -80,7 +70,7 @@ pub struct Source {
     pub levels_attested: u8,
     pub model_source: u8,
     pub levels_lost: u8,
-    /// Whether the run goes back to this; see `kept`.
+    /// 1 = the run goes back to this unless the epoch stands (`source::conclude`).
     pub kept: u8,
 }
 
