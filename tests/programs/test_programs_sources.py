@@ -281,8 +281,8 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
 
 @pytest.mark.parametrize(("rounds", "stands"), [(1, False), (3, True)])
 def test_epoch_whose_judge_leaves_stands_if_it_judged(world: World, rounds: int, stands: bool) -> None:
-    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds. Before it has judged one
-    of them, nobody could attest what they train.
+    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds.
+    Before it has judged one of them, nobody could attest what they train.
     """
     run = trained_and_lost(world)
     before = known(run)

@@ -96,7 +96,7 @@ def join(run: Scenario, tiers: Mapping[int, int]) -> None:
 
 @pytest.fixture
 def unconfirmed(world: World) -> Scenario:
-    """A run whose epochs have one step, so newcomers never show a level. They finish an epoch beside two founders."""
+    """A run whose epochs have one step, so newcomers never show a level. Two founders finish an epoch with them."""
     run = founded(world, {0: 0, 1: 2}, rounds=1, init_min_clients=2)
     run.train_of({0: 0, 1: 2} | {index: index % 3 for index in NEWCOMERS})
     while run.run.state.training:
@@ -257,7 +257,7 @@ def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
 @pytest.mark.parametrize("how", ["leave", "restart"])
 def test_judges_that_leave_a_warm_up_give_newcomers_no_model(world: World, how: str) -> None:
     """Clients leave by themselves if no source gives the model: the place of the checkpoint cannot be read for a while.
-    Three wallets that never had the model would go on and say what it is.
+    Three wallets that never had the model would continue and say what it is.
     """
     run = founded(world, FOUNDERS, saved=True)
     for index, tier in FOUNDERS.items():
