@@ -65,7 +65,7 @@ install_linker() {
 # What is compiled, and nothing else, at the fixed path. Only the owner may write there.
 stage_sources() {
   mkdir -m 700 "$stage" 2>/dev/null || [ -O "$stage" ] ||
-    { printf 'error: %s belongs to somebody else, and the programs are built there and nowhere else\nfix: %s\n' \
+    { printf 'error: %s belongs to another user, and the programs are built only there\nfix: %s\n' \
       "$stage" "let its owner remove it" >&2; exit 1; }
   exec 9>"$stage/.lock"
   flock 9 # one build at a time
@@ -90,6 +90,10 @@ stage_std() {
 # The target (sbpf-solana.json) allows misaligned loads: the VM reads any address, and byte by byte costs 40 % more code
 # and time.
 compile() { # compile PROGRAM OUT.so
+  # The coordinator is compiled for size (Cargo.toml). Level 3 here drops `sret`, which the linker's
+  # LLVM refuses, and 300 is the lowest threshold at which no call with 6 arguments is left.
+  local threshold=600
+  [ "$1" != coordinator ] || threshold=300
   local flags=(
     --cfg=upstream_bpf                              # the program brings its own mem* functions (syscalls)
     -Zunstable-options -Cpanic=immediate-abort      # formatting code of panics would break the 4 kB stack frames
@@ -98,7 +102,8 @@ compile() { # compile PROGRAM OUT.so
     -Clink-arg=--arch=v0                            # the sBPF version that every runtime accepts
     -Clink-arg=--disable-math-builtins              # keeps out 128-bit functions that LLVM 22 cannot emit
     -Clink-arg=--llvm-args=-bpf-stack-size=4096
-    -Clink-arg=--llvm-args=-inline-threshold=600   # calls with more than 5 arguments must vanish by inlining
+    -Clink-arg=-O3
+    "-Clink-arg=--llvm-args=-inline-threshold=$threshold" # calls with more than 5 arguments must vanish by inlining
     "--remap-path-prefix=$stage=/aftermath"
   )
   (

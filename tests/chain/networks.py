@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import ssl
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,9 +23,11 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.funding import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
+from aftermath.config.spec import spec_hash
 from aftermath.localnet import LocalnetConfig, Network
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 from chain.jumping_loop import LoopTime
+from programs.scenario import SPEC
 
 PROGRAMS = (
     (Pubkey.from_string(COORDINATOR_ID), COORDINATOR_SO),
@@ -49,10 +50,6 @@ def share_tls_context(patch: pytest.MonkeyPatch) -> None:
         return httpx.AsyncClient(timeout=wire.HTTP_SECONDS, verify=_tls_context())
 
     patch.setattr(wire.Internet, "http", http)
-
-
-def bits(value: float) -> int:
-    return int(struct.unpack("<Q", struct.pack("<d", value))[0])
 
 
 def config_table(**changes: Any) -> dict[str, Any]:
@@ -82,53 +79,10 @@ def config_table(**changes: Any) -> dict[str, Any]:
 
 def model_table() -> dict[str, Any]:
     return {
-        "architecture": 0,
-        "data_type": 0,
         "max_seq_len": 64,
         "cold_start_warmup_steps": 0,
         "checkpoint": {"kind": 2, "repo": "/tmp/model", "revision": ""},
-        "data_location": {
-            "kind": 2,
-            "token_bytes": 2,
-            "shuffle": 0,
-            "pad_zeros": 0,
-            "start_index": 0,
-            "num_files": 0,
-            "primary": "/tmp/data",
-            "secondary": "",
-            "shuffle_seed": bytes(32),
-        },
-        "lr_schedule": {
-            "kind": 0,
-            "base_lr_bits": bits(4e-4),
-            "warmup_init_lr_bits": 0,
-            "final_lr_bits": 0,
-            "cosine_decay_final_lr_bits": 0,
-            "warmup_steps": 0,
-            "total_steps": 0,
-            "stable_steps": 0,
-            "cosine_decay_steps": 0,
-            "linear_decay_steps": 0,
-        },
-        "optimizer": {
-            "kind": 2,
-            "quantize_1bit": 1,
-            "compression_topk": 8,
-            "compression_topk_embeddings": 16,
-            "compression_chunk": 64,
-            "clip_grad_norm_bits": bits(1.0),
-            "weight_decay_bits": 0,
-            "compression_decay_bits": bits(0.999),
-            "beta1_bits": 0,
-            "beta2_bits": 0,
-            "eps_bits": 0,
-            "outer_lr_bits": 0,
-            "orthogonal_lr_bits": 0,
-            "inner_steps": 0,
-            "value_bits": 0,
-            "inner_optimizer": 0,
-            "divisor": 0,
-        },
+        "spec": {"len": len(SPEC), "hash": spec_hash(SPEC)},
     }
 
 
@@ -161,6 +115,7 @@ class Place:
         metadata = {"name": run_id, "description": "a test", "num_parameters": 1000, "vocab_size": 320}
         schema = {"hash": SCHEMA_HASH, "tier_widths": [64, 32]}
         parts = [
+            *coordinator.ix.write_spec(run_id, SPEC),
             coordinator.ix.update(run_id, config=config_table(**config), model=model_table()),
             coordinator.ix.update(run_id, metadata=metadata, schema=schema),
         ]

@@ -23,6 +23,7 @@ from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Refused
 from aftermath.rules.state import RunState
 from chain.networks import Place, config_table, model_table
+from programs.scenario import SPEC
 
 
 async def listed(place: Place) -> set[str]:
@@ -153,6 +154,7 @@ async def test_equal_instructions_are_two_transactions(place: Place) -> None:
 async def test_packing_keeps_order_and_fits(place: Place) -> None:
     coordinator = place.coordinator
     instructions = coordinator.creation("packed") + [
+        *coordinator.ix.write_spec("packed", SPEC),
         coordinator.ix.update("packed", config=config_table(), model=model_table()),
         *(coordinator.ix.set_future_epoch_rates("packed", earning=i, slashing=i) for i in range(60)),
     ]

@@ -104,6 +104,8 @@ CONFIG_MISTAKES = [
     ("init_min_clients = 3", "init_min_clients = 1", "InitMinClientsOutOfRange"),
     ("global_batch_size_end = 12", "global_batch_size_end = 1", "BatchSizeShrinks"),
     ('architecture = "HfLlama"', 'architecture = "HfGpt"', None),
+    ("compression_topk = 8", "compression_top = 8", None),
+    ("compression_chunk = 64", "compression_chunk = 5000", None),
 ]
 
 

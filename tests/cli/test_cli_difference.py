@@ -50,7 +50,7 @@ def test_what_is_told_is_what_then_differs(configured: Shell, run_id: str, mater
     done = configured(*line).data
     assert done["changes"] == planned["changes"]
     after = flat(configured("json-dump-run", "--run-id", run_id).data)
-    drawn = {"run.seq", "run.model_seq"}
+    drawn = {"run.seq", "run.model_seq", "model.spec_hash"}
     seen = {key: (before.get(key), after.get(key)) for key in before | after if before.get(key) != after.get(key)}
     told = {one["key"]: (one["old"], one["new"]) for one in done["changes"]}
     assert told == {key: values for key, values in seen.items() if key not in drawn}

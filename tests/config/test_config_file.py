@@ -12,8 +12,9 @@ from typing import Any, get_args
 import pytest
 
 from aftermath.base.errors import ConfigError
-from aftermath.config.document import ARCHITECTURES, Llm, RunConfig, load_config, parse_as
+from aftermath.config.document import Llm, RunConfig, load_config, parse_as
 from aftermath.config.read import optimizer_of
+from aftermath.config.spec import ARCHITECTURES
 from aftermath.config.training import DISTRO as DISTRO_DEFAULTS
 from aftermath.config.training import SparseLoCoSettings
 from aftermath.rules.model import LrSchedule
@@ -37,6 +38,7 @@ def test_the_seeds_file_is_read_verbatim() -> None:
     assert config.config.total_steps == 25000
     assert config.llm.matformer.tiers == 1
     chain = config.to_chain()
+    spec = config.llm.spec.values()
     assert chain["config"] | {"waiting_for_members_extra_time": 0} == {
         "warmup_time": 30,
         "cooldown_time": 30,
@@ -60,16 +62,16 @@ def test_the_seeds_file_is_read_verbatim() -> None:
     }
     model = chain["model"]
     assert model["checkpoint"] == {"kind": 1, "repo": "emozilla/llama2-20m-init", "revision": ""}
-    location = model["data_location"]
+    location = spec["data_location"]
     assert (location["kind"], location["token_bytes"], location["shuffle"]) == (5, 2, 0)
     assert (location["primary"], location["secondary"]) == (
         "nous-pretraining-public-us",
         "fineweb-edu-tokenized-llama2",
     )
-    schedule = model["lr_schedule"]
+    schedule = spec["lr_schedule"]
     assert (schedule["kind"], schedule["warmup_steps"], schedule["total_steps"]) == (2, 250, 25000)
     assert (real(schedule["base_lr_bits"]), real(schedule["final_lr_bits"])) == (4.0e-4, 4.0e-5)
-    optimizer = model["optimizer"]
+    optimizer = spec["optimizer"]
     assert (optimizer["kind"], optimizer["compression_topk"], optimizer["compression_chunk"]) == (2, 8, 64)
     assert (real(optimizer["clip_grad_norm_bits"]), real(optimizer["compression_decay_bits"])) == (1.0, 0.999)
     assert optimizer["quantize_1bit"] == 1
@@ -105,7 +107,7 @@ def test_checkpoints(table: str, expected: tuple[int, str, str]) -> None:
 
 def located(table: str) -> dict[str, Any]:
     text = changed((r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", table + "\n"))
-    location: dict[str, Any] = parse_as(text, "config.toml", RunConfig).to_chain()["model"]["data_location"]
+    location: dict[str, Any] = parse_as(text, "config.toml", RunConfig).llm.spec.values()["data_location"]
     return location
 
 
@@ -153,7 +155,7 @@ def test_a_bare_word_chooses_a_variant_without_settings() -> None:
         (r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", ""),
         (r"^max_seq_len = 2048", 'max_seq_len = 2048\ndata_location = "Dummy"'),
     )
-    assert parse_as(text, "config.toml", RunConfig).to_chain()["model"]["data_location"]["kind"] == 0
+    assert parse_as(text, "config.toml", RunConfig).llm.spec.values()["data_location"]["kind"] == 0
 
 
 @pytest.mark.parametrize(
@@ -172,8 +174,8 @@ def test_a_bare_word_chooses_a_variant_without_settings() -> None:
     ],
 )
 def test_schedules(table: str, expected: dict[str, Any]) -> None:
-    chain = parse_as(without("model.LLM.lr_schedule.Cosine", table), "config.toml", RunConfig).to_chain()
-    schedule = chain["model"]["lr_schedule"]
+    config = parse_as(without("model.LLM.lr_schedule.Cosine", table), "config.toml", RunConfig)
+    schedule = config.llm.spec.values()["lr_schedule"]
     shown = {key: real(value) if key.endswith("_bits") else value for key, value in schedule.items()}
     assert {key: shown[key] for key in expected} == expected
 
@@ -181,8 +183,8 @@ def test_schedules(table: str, expected: dict[str, Any]) -> None:
 def test_the_embedding_and_the_head_may_keep_more() -> None:
     more = parse_as(
         changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 64")), "c", RunConfig
-    ).to_chain()
-    optimizer = more["model"]["optimizer"]
+    ).llm.spec.values()
+    optimizer = more["optimizer"]
     assert (optimizer["compression_topk"], optimizer["compression_topk_embeddings"]) == (8, 64)
     with pytest.raises(ConfigError, match="compression_topk_embeddings"):
         parse_as(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")), "c", RunConfig)
@@ -206,7 +208,7 @@ def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -
 
 def test_adamw_is_understood() -> None:
     table = "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8"
-    optimizer = parse_as(without("model.LLM.optimizer.Distro", table), "c", RunConfig).to_chain()["model"]["optimizer"]
+    optimizer = parse_as(without("model.LLM.optimizer.Distro", table), "c", RunConfig).llm.optimizer.to_chain()
     assert (optimizer["kind"], real(optimizer["beta1_bits"]), real(optimizer["beta2_bits"])) == (1, 0.9, 0.95)
 
 

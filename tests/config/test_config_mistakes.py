@@ -9,7 +9,7 @@ import pytest
 
 from aftermath.base.errors import ConfigError
 from aftermath.config.document import MAX_CONFIG_BYTES, RunConfig, load_config, parse_as
-from aftermath.config.rules import program_errors
+from aftermath.config.rules import rule_sentences
 from config.config_cases import CHECKPOINT, DISTRO, RULES, SEED, SPARSELOCO, changed, without
 
 
@@ -84,9 +84,9 @@ def test_the_programs_own_sentence_is_shown_before_anything_is_sent(
     name: str, pattern: str, replacement: str, line: int
 ) -> None:
     message = refusal(changed((pattern, replacement)))
-    assert program_errors()[name] in message
+    assert rule_sentences()[name] in message
     assert any(
-        said.startswith(f"config.toml:{line}: ") and program_errors()[name] in said for said in message.split("\n")
+        said.startswith(f"config.toml:{line}: ") and rule_sentences()[name] in said for said in message.split("\n")
     )
 
 

@@ -34,6 +34,8 @@ def _paused(checkpoint: str) -> Scenario:
     run = Scenario(World()).start(rounds_per_epoch=STEP)
     config = parse_as(FILE.replace("MODEL", "start"), "run.toml", RunConfig)
     run.owner("set_paused", True).ok()
+    spec = config.llm.spec.encode()
+    run.write_spec(spec).ok()
     run.update(model=config.to_chain()["model"], schema=_shape(config).to_chain()).ok()
     run.owner("set_paused", False).ok()
     for index in range(3):
@@ -85,7 +87,7 @@ def test_another_schema_does_not_take_the_newest_model_from_the_members() -> Non
         _change(run, other)
     assert refused.value.fix.endswith("to begin from step 0")
     same = _change(run, FILE.replace("MODEL", "start").replace("warmup_time = 30", "warmup_time = 40"))
-    assert _change(run, other, switch_to_hub=True) == same + 1
+    assert _change(run, other, switch_to_hub=True) == same + 2  # the flag, and another spec
 
 
 def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:

@@ -1,5 +1,7 @@
 """A run as its owner and its members drive it, one method per instruction. Members are numbered keypairs."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -55,38 +57,40 @@ CONFIG: Mapping[str, int] = {
 }
 
 
-def bits(value: float) -> int:
-    return int(np.float64(value).view(np.uint64))
+SPEC = json.dumps(
+    {
+        "architecture": "HfLlama",
+        "data_hash": "",
+        "data_location": {
+            "Local": {
+                "path": "data",
+                "shuffle": {"DontShuffle": {}},
+                "token_size_in_bytes": "TwoBytes",
+            }
+        },
+        "data_type": "Pretraining",
+        "lr_schedule": {"Constant": {"base_lr": 0.0004, "warmup_init_lr": 0.0, "warmup_steps": 10}},
+        "optimizer": {
+            "Distro": {
+                "clip_grad_norm": 1.0,
+                "compression_chunk": 64,
+                "compression_decay": 0.999,
+                "compression_topk": 8,
+                "quantize_1bit": True,
+            }
+        },
+    },
+    separators=(",", ":"),
+    sort_keys=True,
+).encode()
+"""A valid training spec, without the client's own encoder."""
 
 
-def model_params(**changes: Any) -> dict[str, Any]:
-    """A small valid model; `changes` replace top-level fields."""
-    lr = {"base_lr_bits": bits(4e-4), "warmup_init_lr_bits": 0, "final_lr_bits": bits(4e-5)}
-    lr |= {"cosine_decay_final_lr_bits": 0, "kind": 2, "warmup_steps": 10, "total_steps": 1000}
-    lr |= {"stable_steps": 0, "cosine_decay_steps": 0, "linear_decay_steps": 0}
-    optimizer = {"clip_grad_norm_bits": bits(1.0), "weight_decay_bits": 0, "compression_decay_bits": bits(0.999)}
-    optimizer |= {"beta1_bits": 0, "beta2_bits": 0, "eps_bits": 0, "compression_chunk": 64, "compression_topk": 8}
-    optimizer |= {"compression_topk_embeddings": 0, "kind": 2, "quantize_1bit": 1}
-    optimizer |= {
-        "outer_lr_bits": 0,
-        "orthogonal_lr_bits": 0,
-        "inner_steps": 0,
-        "value_bits": 0,
-        "inner_optimizer": 0,
-        "divisor": 0,
-    }
-    location: dict[str, Any] = {
-        "kind": 2,
-        "token_bytes": 2,
-        "shuffle": 0,
-        "pad_zeros": 0,
-        "start_index": 0,
-        "num_files": 0,
-    }
-    location |= {"primary": "data", "secondary": "", "shuffle_seed": bytes(32)}
-    model: dict[str, Any] = {"architecture": 0, "data_type": 0, "max_seq_len": 128, "cold_start_warmup_steps": 0}
+def model_params(text: bytes = SPEC, **changes: Any) -> dict[str, Any]:
+    """A small valid model whose spec is `text`; `changes` replace top-level fields."""
+    model: dict[str, Any] = {"max_seq_len": 128, "cold_start_warmup_steps": 0}
     model |= {"checkpoint": {"kind": 2, "repo": "checkpoints/start", "revision": ""}}
-    return model | {"data_location": location, "lr_schedule": lr, "optimizer": optimizer} | changes
+    return model | {"spec": {"len": len(text), "hash": hashlib.sha256(text).digest()}} | changes
 
 
 @cache
@@ -218,10 +222,17 @@ class Scenario:
         empty = dict.fromkeys(("metadata", "config", "model", "schema", "progress")) | {"use_durable": False}
         return self.owner("update", empty | parts)
 
+    def write_spec(self, spec: bytes = SPEC) -> Outcome:
+        """Write a training spec that fits one transaction."""
+        return self.owner("write_spec", 0, spec)
+
     def configure(self, **config: int) -> Outcome:
         widths = [256 >> tier for tier in range(self.tiers)]
         schema = {"hash": SCHEMA, "tier_widths": widths}
-        return self.update(config={**CONFIG, **config}, model=model_params(), schema=schema)
+        parts = {"config": {**CONFIG, **config}, "model": model_params(), "schema": schema}
+        empty = {"metadata": None, "progress": None, "use_durable": False}
+        steps = [self.instruction("write_spec", 0, SPEC), self.instruction("update", empty | parts)]
+        return self.world.send(*steps, signers=[self.authority])
 
     def authorize(self, grantee: Pubkey = EVERYONE, active: bool = True) -> Outcome:
         key = authorization_address(self.grantor.pubkey(), grantee)

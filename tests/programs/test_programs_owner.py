@@ -90,7 +90,7 @@ def test_update_stores_every_part(world: World) -> None:
     assert model.checkpoint.kind is CheckpointKind.LOCAL
     assert model.lr_schedule.base_lr == pytest.approx(4e-4)
     assert model.optimizer.compression_decay == pytest.approx(0.999)
-    assert (run.seq, run.model_seq) == (3, 2)
+    assert (run.seq, run.model_seq) == (4, 3)
 
 
 def test_opening_needs_config_model_and_schema(world: World) -> None:
@@ -100,6 +100,7 @@ def test_opening_needs_config_model_and_schema(world: World) -> None:
     scenario.owner("set_paused", False).refused("ConfigMissing")
     scenario.update(config=CONFIG).ok()
     scenario.owner("set_paused", False).refused("ModelMissing")
+    scenario.write_spec().ok()
     scenario.update(model=model_params()).ok()
     scenario.owner("set_paused", False).refused("SchemaMissing")
     scenario.update(schema={"hash": SCHEMA, "tier_widths": [64]}).ok()

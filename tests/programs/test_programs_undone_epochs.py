@@ -96,7 +96,7 @@ def join(run: Scenario, tiers: Mapping[int, int]) -> None:
 
 @pytest.fixture
 def unconfirmed(world: World) -> Scenario:
-    """A run whose epochs have one step, so newcomers never show a level. They finish an epoch beside two founders."""
+    """A run whose epochs have one step, so newcomers never show a level. Two founders finish an epoch with them."""
     run = founded(world, {0: 0, 1: 2}, rounds=1, init_min_clients=2)
     run.train_of({0: 0, 1: 2} | {index: index % 3 for index in NEWCOMERS})
     while run.run.state.training:

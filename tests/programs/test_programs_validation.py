@@ -1,5 +1,6 @@
 """What `update` refuses: every rule of config, model, schema, metadata and progress, one error each."""
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import views
 from programs.harness import AUTHORIZER, PROGRAM, World, idl
-from programs.scenario import CONFIG, SCHEMA, Scenario, bits, model_params
+from programs.scenario import CONFIG, SCHEMA, SPEC, Scenario, model_params
 
 CONFIG_FAULTS = [
     ("EpochLengthMissing", {"rounds_per_epoch": 0, "epoch_time": 0}),
@@ -37,6 +38,7 @@ def created() -> Scenario:
     """A created run for tests that change nothing."""
     scenario = Scenario(World())
     scenario.create().ok()
+    scenario.write_spec().ok()
     return scenario
 
 
@@ -45,65 +47,22 @@ def test_configs_that_break_a_rule_are_refused(created: Scenario, name: str, cha
     created.update(config={**CONFIG, **change}).refused(name)
 
 
-def _model(part: str, **change: Any) -> dict[str, Any]:
-    return model_params(**{part: model_params()[part] | change})
-
-
-def _sparseloco(**change: Any) -> dict[str, Any]:
-    valid = {"kind": 3, "quantize_1bit": 0, "outer_lr_bits": bits(1.0), "inner_steps": 4, "value_bits": 2}
-    return _model("optimizer", **valid | change)
+def _checkpoint(**change: Any) -> dict[str, Any]:
+    return model_params(checkpoint=model_params()["checkpoint"] | change)
 
 
 MODEL_FAULTS = [
-    ("UnknownArchitecture", model_params(architecture=4)),
-    ("UnknownDataType", model_params(data_type=2)),
     ("MaxSeqLenOutOfRange", model_params(max_seq_len=0)),
     ("MaxSeqLenOutOfRange", model_params(max_seq_len=2**24 + 1)),
-    ("UnknownCheckpoint", _model("checkpoint", kind=0)),
-    ("UnknownCheckpoint", _model("checkpoint", kind=4)),
-    ("RepoMissing", _model("checkpoint", repo="")),
-    ("RepoTooLong", _model("checkpoint", repo="r" * 193)),
-    ("RevisionTooLong", _model("checkpoint", revision="r" * 65)),
-    ("UnknownDataLocation", _model("data_location", kind=8)),
-    ("TokenBytesInvalid", _model("data_location", token_bytes=3)),
-    ("UnknownShuffle", _model("data_location", shuffle=2)),
-    ("LocationLength", _model("data_location", primary="")),
-    ("LocationLength", _model("data_location", primary="p" * 193)),
-    ("LocationFolderTooLong", _model("data_location", secondary="s" * 193)),
-    ("NumFilesZero", _model("data_location", kind=4)),
-    ("UnknownSchedule", _model("lr_schedule", kind=4)),
-    ("LearningRateInvalid", _model("lr_schedule", base_lr_bits=0)),
-    ("LearningRateInvalid", _model("lr_schedule", final_lr_bits=bits(-1.0))),
-    ("LearningRateInvalid", _model("lr_schedule", final_lr_bits=bits(float("nan")))),
-    ("LearningRateInvalid", _model("lr_schedule", warmup_init_lr_bits=bits(float("inf")))),
-    ("ScheduleTooShort", _model("lr_schedule", total_steps=10)),
-    ("UnknownOptimizer", _model("optimizer", kind=0)),
-    ("OptimizerNumberInvalid", _model("optimizer", compression_decay_bits=bits(1.0))),
-    ("OptimizerNumberInvalid", _model("optimizer", clip_grad_norm_bits=bits(float("nan")))),
-    ("ChunkOutOfRange", _model("optimizer", compression_chunk=0)),
-    ("ChunkOutOfRange", _model("optimizer", compression_chunk=4097)),
-    ("TopkOutOfRange", _model("optimizer", compression_topk=0)),
-    ("TopkOutOfRange", _model("optimizer", compression_chunk=2, compression_topk=5)),
-    ("TopkOutOfRange", _model("optimizer", compression_topk_embeddings=4097)),
-    ("QuantizeInvalid", _model("optimizer", quantize_1bit=2)),
-    ("UnknownOptimizer", _model("optimizer", kind=4)),
-    ("UnknownOptimizer", _model("optimizer", kind=256 + 2)),
-    ("ChunkOutOfRange", _sparseloco(compression_chunk=0)),
-    ("TopkOutOfRange", _sparseloco(compression_topk=0)),
-    ("TopkOutOfRange", _sparseloco(compression_topk_embeddings=4097)),
-    ("OptimizerNumberInvalid", _sparseloco(compression_decay_bits=bits(1.0))),
-    ("InnerStepsOutOfRange", _sparseloco(inner_steps=0)),
-    ("InnerStepsOutOfRange", _sparseloco(inner_steps=1025)),
-    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=0)),
-    ("OuterRateOutOfRange", _sparseloco(orthogonal_lr_bits=bits(64.0) + 1)),
-    ("OuterRateOutOfRange", _sparseloco(orthogonal_lr_bits=bits(-0.0))),
-    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(64.0) + 1)),
-    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(-0.0))),
-    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(float("inf")))),
-    ("ValueBitsInvalid", _sparseloco(value_bits=0)),
-    ("ValueBitsInvalid", _sparseloco(value_bits=3)),
-    ("UnknownInnerOptimizer", _sparseloco(inner_optimizer=2)),
-    ("UnknownDivisor", _sparseloco(divisor=3)),
+    ("UnknownCheckpoint", _checkpoint(kind=0)),
+    ("UnknownCheckpoint", _checkpoint(kind=4)),
+    ("RepoMissing", _checkpoint(repo="")),
+    ("RepoTooLong", _checkpoint(repo="r" * 193)),
+    ("RevisionTooLong", _checkpoint(revision="r" * 65)),
+    ("SpecLength", model_params(spec={"len": 0, "hash": sha256(b"").digest()})),
+    ("SpecLength", model_params(b"x" * 4097)),
+    ("SpecMismatch", model_params(SPEC + b" ")),
+    ("SpecMismatch", model_params(spec={"len": len(SPEC), "hash": bytes(32)})),
 ]
 
 
@@ -112,21 +71,31 @@ def test_models_that_break_a_rule_are_refused(created: Scenario, name: str, mode
     created.update(model=model).refused(name)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        _sparseloco(),
-        _sparseloco(inner_steps=1, outer_lr_bits=1, value_bits=1, inner_optimizer=1, divisor=2),
-        _sparseloco(inner_steps=1024, outer_lr_bits=bits(64.0), orthogonal_lr_bits=bits(64.0), divisor=1),
-        _model("optimizer", inner_steps=0, outer_lr_bits=0, value_bits=0),  # of no meaning to DisTrO
-    ],
-)
-def test_every_number_that_sparseloco_can_have_is_stored(world: World, model: dict[str, Any]) -> None:
+def test_write_spec_in_parts_is_a_spec_only_when_complete(world: World) -> None:
+    """A run whose spec is being written has none, and cannot start; its other parts stay."""
     scenario = Scenario(world)
     scenario.create().ok()
-    scenario.update(model=model).ok()
-    stored = views.model_account().read(world.data(scenario.accounts["model"]))["optimizer"][0]
-    assert {name: int(stored[name]) for name in model["optimizer"]} == model["optimizer"]
+    scenario.configure().ok()
+    longest = SPEC.replace(b'"path":"data"', b'"path":"' + b"d" * (4096 - len(SPEC) + 4) + b'"')
+    assert len(longest) == 4096
+    for start in range(0, 4096, 800):
+        scenario.owner("write_spec", start, longest[start : start + 800]).ok()
+        assert (scenario.model.spec_hash, scenario.model.configured) == (bytes(32), False)
+        scenario.owner("set_paused", False).refused("SpecMissing")
+        scenario.update(model=model_params()).refused("SpecMismatch")
+    scenario.update(model=model_params(longest)).ok()
+    stored = views.model_account().read(world.data(scenario.accounts["model"]))[0]
+    assert (stored["spec_len"], stored["spec"].tobytes()) == (4096, longest)
+    assert stored["spec_hash"].tobytes() == sha256(longest).digest()
+
+
+@pytest.mark.parametrize("offset", [4096 - len(SPEC) + 1, 4097, 2**16 - 1])
+def test_write_spec_beyond_its_place_is_refused(created: Scenario, offset: int) -> None:
+    created.owner("write_spec", offset, SPEC).refused("SpecLength")
+
+
+def test_write_spec_of_a_running_run_is_refused(world: World) -> None:
+    Scenario(world).start().write_spec().refused("NotHalted")
 
 
 def _about(**change: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def configured_model() -> Model:
         lr_schedule=schedule(ScheduleKind.CONSTANT),
         optimizer=optimizer_of(DISTRO),
         schema_hash=b"\x01" * 32,
+        spec_hash=b"\x02" * 32,
         tiers=3,
         tier_widths=(256, 128, 64),
     )

@@ -90,11 +90,18 @@ class Onchain:
         """Change the halted run."""
         self.send(self.owner, self.ix(self.owner).update(RUN_ID, **parts))
 
+    def write_spec(self, config: RunConfig) -> None:
+        """Write the training spec of a config file."""
+        for part in self.ix(self.owner).write_spec(RUN_ID, config.llm.spec.encode()):
+            self.send(self.owner, part)
+
     def configure(self, text: str, **config: int) -> None:
         """Set config, model and a schema of three tiers from a config file's text, some config
         values replaced.
         """
-        parts = parse_as(text, "config.toml", RunConfig).to_chain()
+        config_file = parse_as(text, "config.toml", RunConfig)
+        parts = config_file.to_chain()
+        self.write_spec(config_file)
         schema = {"hash": SCHEMA_HASH, "tier_widths": [256, 128, 64]}
         self.update(config=parts["config"] | config, model=parts["model"])
         self.update(schema=schema)

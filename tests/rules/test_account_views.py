@@ -9,7 +9,6 @@ record the fixtures again: `cd tests && ../.venv/bin/python -m rules.record_acco
 from __future__ import annotations
 
 import json
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +92,7 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
-        ("run", "version", b"\x01", "layout version 1, this client reads version 11"),
+        ("run", "version", b"\x01", "layout version 1, this client reads version 12"),
         ("model", "version", b"\x00", "layout version 0"),
         ("run", "state", b"\x08", "state that this client does not know"),
         ("run", "exit_reason", b"\xff", "exit_reason"),
@@ -132,12 +131,17 @@ def test_unset_parts_of_a_new_run_can_be_read() -> None:
     assert not any(seat.used for seat in chain.members.seats)
 
 
-def test_reals_travel_as_their_bits() -> None:
-    bits = struct.pack("<d", 0.1)
-    offset = ACCOUNTS["model"]().offset("optimizer", "weight_decay_bits")
-    data = bytearray(DATA["model"])
-    data[offset : offset + 8] = bits
-    assert views.parse_model(bytes(data)).optimizer.weight_decay == 0.1
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("spec", b"[", "does not have the hash"),
+        ("spec_hash", b"\xff", "does not have the hash"),
+        ("spec_len", b"\x01\x10", "spec_len is 4097"),
+    ],
+)
+def test_parse_model_refuses_spec_without_its_hash(field: str, value: bytes, said: str) -> None:
+    with pytest.raises(AccountError, match=said):
+        views.parse_model(patched("model", field, value))
 
 
 @pytest.mark.parametrize(("name", "milliseconds"), [("run", 1.0), ("members", 5.0)])

@@ -12,7 +12,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from aftermath.base.errors import AccountError
+from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain.accounts import fetch_many, fetch_program
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.dry_run import DrySender
@@ -100,8 +100,8 @@ class CoordinatorClient:
         """The run's members. Errors as `run`."""
         return parse_members((await self._account(run_id, run_addresses(self.program_id, run_id).members)).data)
 
-    async def snapshot(self, run_id: str) -> tuple[Run, Model, Members]:
-        """Run, model and members as of one slot. Errors as `run`."""
+    async def snapshot(self, run_id: str, *, any_spec: bool = False) -> tuple[Run, Model, Members]:
+        """Return run, model and members as of one slot. Errors as `run` and `parse_model`."""
         found = run_addresses(self.program_id, run_id)
 
         async def ask(node: NodeClient) -> list[AccountData | None]:
@@ -111,12 +111,14 @@ class CoordinatorClient:
             return accounts
 
         run, model, members = [self._present(run_id, account) for account in await self.pool.call(ask)]
-        return parse_run(run.data), parse_model(model.data), parse_members(members.data)
+        parsed = parse_model(model.data, any_spec=any_spec)
+        return parse_run(run.data), parsed, parse_members(members.data)
 
     async def list_runs(self) -> list[tuple[Run, Model, Members | None]]:
         """Every run of this program on the cluster, by run id; without members if its creation was not finished.
 
-        Runs of another program version are left out.
+        Runs of another program version, and those whose training spec this client cannot read, are
+        left out.
         """
         layout = run_account()
         stored = await fetch_program(self.pool, self.program_id, prefix=layout.discriminator, size=layout.size)
@@ -127,16 +129,18 @@ class CoordinatorClient:
             except AccountError:
                 continue
         runs.sort(key=lambda run: run.run_id)
-        listed = []
+        listed: list[tuple[Run, Model, Members | None]] = []
         for start in range(0, len(runs), READ_AT_ONCE):
             part = runs[start : start + READ_AT_ONCE]
             places = [run_addresses(self.program_id, run.run_id) for run in part]
             _, found = await fetch_many(self.pool, [key for place in places for key in (place.model, place.members)])
-            listed += [
-                (run, parse_model(model.data), _grown(members))
-                for run, model, members in zip(part, found[::2], found[1::2], strict=True)
-                if model is not None
-            ]
+            for run, model, members in zip(part, found[::2], found[1::2], strict=True):
+                if model is None:
+                    continue
+                try:
+                    listed.append((run, parse_model(model.data), _grown(members)))
+                except (AccountError, Unsuitable):  # any owner can write an unreadable training spec
+                    continue
         return listed
 
     def creation(
@@ -219,7 +223,7 @@ class CoordinatorClient:
 
     async def close_run(self, run_id: str) -> list[Signature]:
         """Delete a halted run; its rent goes to this wallet. Bonds of the ejected are settled before."""
-        run, _, members = await self.snapshot(run_id)
+        run, _, members = await self.snapshot(run_id, any_spec=True)
         ejected = [Pubkey(members.seats[seat].signer) for seat in seats(members.forfeited)]
         settled = [self.ix.settle(run_id, run.created, wallet) for wallet in ejected]
         return await self.sender.send_packed([*settled, self.ix.close_run(run_id)])

@@ -30,6 +30,9 @@ _ED25519_ENTRY, _ITSELF = struct.Struct("<7H"), 0xFFFF
 GROWTH = 10_240
 """Bytes that one `grow` adds, and the size that init_run gives the two large accounts."""
 
+SPEC_PART = 800
+"""Maximum bytes of a training spec in one instruction. With its accounts it fits a transaction."""
+
 MEMBERS, WITNESSES = 0, 1
 """What `grow` grows."""
 
@@ -81,6 +84,13 @@ class CoordinatorInstructions:
         """Change a halted run; parts left None stay."""
         parts = {"metadata": metadata, "config": config, "model": model, "schema": schema, "progress": progress}
         return self._owner("update", run_id, params={**parts, "use_durable": use_durable})
+
+    def write_spec(self, run_id: str, spec: bytes) -> list[Instruction]:
+        """Write a training spec in parts. The run has none until `update` names its hash."""
+        return [
+            self._owner("write_spec", run_id, offset=start, part=spec[start : start + SPEC_PART])
+            for start in range(0, len(spec), SPEC_PART)
+        ]
 
     def set_paused(self, run_id: str, paused: bool) -> Instruction:
         """Pause (after the running epoch), or start, resume and reopen."""

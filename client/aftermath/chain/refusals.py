@@ -34,9 +34,11 @@ _ANCHOR_2 = {
     2040: ("ConstraintDuplicateMutableAccount", "The same account was given for two roles, one of them writable"),
 }
 
-_CONFIGURE = (
-    "{run} is not configured yet",
-    "Its owner configures it: aftermath-solana update-config {flag} --config-path FILE",
+_CONFIGURE_FIX = "Its owner configures it: aftermath-solana update-config {flag} --config-path FILE"
+_CONFIGURE = ("{run} is not configured yet", _CONFIGURE_FIX)
+_SPEC_INCOMPLETE = (
+    "the training spec of {run} is incomplete: an update-config was interrupted or still runs",
+    _CONFIGURE_FIX,
 )
 _TOLD = {
     "NotMainAuthority": ("{run} belongs to another wallet", "Sign with its owner's key: -w FILE"),
@@ -61,6 +63,8 @@ _TOLD = {
     "ConfigMissing": _CONFIGURE,
     "ModelMissing": _CONFIGURE,
     "SchemaMissing": _CONFIGURE,
+    "SpecMissing": _SPEC_INCOMPLETE,
+    "SpecMismatch": _SPEC_INCOMPLETE,
     "NotAuthorized": (
         "this wallet is not admitted to {run}",
         "Ask the run's join authority; a delegate names the key that admits it: --authorizer KEY",

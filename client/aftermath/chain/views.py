@@ -8,21 +8,23 @@ field look-ups.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 
-from aftermath.base.errors import AccountError
+from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain import layout
+from aftermath.config.read import NO_SPEC, trained_by
+from aftermath.config.spec import parse_spec
 from aftermath.rules import bitmap, state
-from aftermath.rules.limits import MAX_LEVELS
+from aftermath.rules.limits import MAX_LEVELS, SPEC_BYTES
 from aftermath.rules.members import Members, Membership, Seat
-from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Metadata, Model, Optimizer, Recorded
+from aftermath.rules.model import Checkpoint, Metadata, Model, Recorded
 from aftermath.rules.run import BACKLOG, MAX_WITNESSES, STORED_ROUNDS, Attestation, Config, Interval, Round, Run
 
-VERSION = 11
+VERSION = 12
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -79,23 +81,40 @@ def _redone(rounds: np.ndarray[Any, Any]) -> list[tuple[Interval, ...]]:
     ]
 
 
-def parse_model(data: bytes) -> Model:
-    """Read a Model account (discriminator included). Raises AccountError."""
+def parse_model(data: bytes, *, any_spec: bool = False) -> Model:
+    """Read a Model account (discriminator included).
+
+    Raises AccountError, and Unsuitable if this client cannot read the training spec. `any_spec`
+    reads such a model as one without a spec.
+    """
     record = model_account().read(data)
     _check_version(int(record["version"][0]))
     tiers = _at_most(int(record["tiers"][0]), MAX_LEVELS, "tiers")
     return _one(
         Model,
         record,
+        **_trained(record, any_spec=any_spec),
         metadata=_one(Metadata, record["metadata"]),
-        lr_schedule=_one(LrSchedule, record["lr_schedule"]),
-        optimizer=_one(Optimizer, record["optimizer"]),
-        data_location=_one(DataLocation, record["data_location"]),
         checkpoint=_one(Checkpoint, record["checkpoint"]),
         earlier=tuple(_recorded(record["earlier"][0], tiers)),
         checkpoint_hashes=tuple(record["checkpoint_hashes"][0, :tiers].tolist()),
         tier_widths=tuple(record["tier_widths"][0, :tiers].tolist()),
     )
+
+
+def _trained(record: np.ndarray[Any, Any], *, any_spec: bool) -> Mapping[str, Any]:
+    """Return the fields of Model that its training spec says, and the spec's hash."""
+    length = _at_most(int(record["spec_len"][0]), SPEC_BYTES, "spec_len")
+    if not length:
+        return NO_SPEC
+    stored = record["spec"][0].tobytes()[:length]
+    named = record["spec_hash"][0].tobytes()
+    try:
+        return trained_by(parse_spec(stored, named)) | {"spec_hash": named}
+    except Unsuitable:
+        if not any_spec:
+            raise
+        return NO_SPEC
 
 
 @lru_cache(maxsize=8)
@@ -209,14 +228,6 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
     Metadata: {"name": _text, "description": _text},
     Model: {"client_version": _text},
     Checkpoint: {"kind": state.CheckpointKind, "repo": _text, "revision": _text},
-    DataLocation: {"kind": state.DataKind, "primary": _text, "secondary": _text},
-    LrSchedule: {"kind": state.ScheduleKind},
-    Optimizer: {
-        "kind": state.OptimizerKind,
-        "quantize_1bit": bool,
-        "inner_optimizer": state.InnerOptimizer,
-        "divisor": state.Divisor,
-    },
     Members: {
         "proven": bitmap.from_bytes,
         "established": bitmap.from_bytes,
@@ -231,9 +242,6 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
 
 
 def _column(cls: type, name: str, array: np.ndarray[Any, Any]) -> list[Any]:
-    fields = array.dtype.names or ()
-    if name not in fields and f"{name}_bits" in fields:
-        return list(array[f"{name}_bits"].view("<f8").tolist())
     values = list(array[name].tolist())
     convert = _CONVERTERS.get(cls, {}).get(name)
     if convert is None:

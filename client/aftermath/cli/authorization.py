@@ -45,7 +45,7 @@ async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
         check_opening(None, None)
         return
     try:
-        run, model, members = await chain.coordinator.snapshot(run_id)
+        run, model, members = await chain.coordinator.snapshot(run_id, any_spec=True)
     except NoSuchRun:
         check_opening(run_id, None)
         return

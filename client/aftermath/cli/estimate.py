@@ -120,7 +120,8 @@ async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
         shown = {"name": "", "description": "", "num_parameters": shape.num_parameters, "vocab_size": shape.vocab_size}
         parts: list[dict[str, Any]] = [{"config": on_chain["config"]}, {"model": on_chain["model"]}]
         parts += [{"schema": shape.to_chain()}, {"metadata": shown}]
-        change = [client.ix.update(name, **part) for part in parts]
+        change = client.ix.write_spec(name, config.llm.spec.encode())
+        change += [client.ix.update(name, **part) for part in parts]
         sizes = client.sizes(name) | authorizer.size(wallet.pubkey, EVERYONE)
         sent = len(pack(wallet, creation)) + len(pack(wallet, change)) + RESUME
     return sum(map(rent_of, sizes.values())), sent * highest_fee()

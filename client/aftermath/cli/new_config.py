@@ -13,10 +13,11 @@ from typing import Any
 
 from aftermath.base.errors import UsageError
 from aftermath.cli.model_init import document
-from aftermath.config.document import ARCHITECTURES, RunConfig, RunRules
+from aftermath.config.document import RunConfig, RunRules
 from aftermath.config.read import optimizer_of
 from aftermath.config.recipe import recipe_of
 from aftermath.config.sources import Checkpoint, DataLocation, LocalCheckpoint, LocalData
+from aftermath.config.spec import ARCHITECTURES
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of

@@ -175,7 +175,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     from aftermath.events.status import not_recorded
 
     async with sign_in(replace(options, dry_run=True)) as chain:
-        run, model, members = await chain.coordinator.snapshot(run_id)
+        run, model, members = await chain.coordinator.snapshot(run_id, any_spec=True)
         _, accounts = await fetch_many(chain.pool, list(chain.coordinator.sizes(run_id)))
         try:
             await chain.coordinator.close_run(run_id)
@@ -225,7 +225,7 @@ async def kick(
     whom = public_key(wallet)
     async with sign_in(options) as chain:
         signature = await chain.coordinator.kick(run_id, whom, barred=bar)
-        run, _, members = await chain.coordinator.snapshot(run_id)
+        run, _, members = await chain.coordinator.snapshot(run_id, any_spec=True)
         held = await membership_of(chain.pool, chain.coordinator.program_id, run, whom)
     data = {
         "run_id": run_id,

@@ -92,7 +92,7 @@ async def update_config(
     config, shape, trouble = _read(config_path)
     change = Change(given, config, shape, restart_from_step, switch_to_hub, client_version)
     async with sign_in(options) as chain:
-        run, model, _ = await chain.coordinator.snapshot(run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         if run.main_authority != bytes(chain.wallet.pubkey):  # who cannot pause it either
             raise as_told("NotMainAuthority", run_id)
         kept = change.kept_checkpoint(model)
@@ -100,7 +100,7 @@ async def update_config(
         if everybody and not chain.pool.is_local:
             _check_open(change, run_id, model)
         sent = await _send(chain, change, run, model, as_json=json_output)
-        run, model, _ = await chain.coordinator.snapshot(run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
     warnings = warnings_of(run, model, shape, trouble) if shape else []
     if unmeant := warning_about_version(client_version or "", __version__):
         warnings.append(unmeant)

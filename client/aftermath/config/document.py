@@ -8,7 +8,7 @@ words before a fee is paid as after.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError
 
@@ -18,26 +18,17 @@ from aftermath.config import errors as config_errors
 from aftermath.config import rules as config_rules
 from aftermath.config.meaning import Means, Seconds, SomeSeconds
 from aftermath.config.sources import Checkpoint, DataLocation
+from aftermath.config.spec import ArchitectureName, DataTypeName, Spec, spec_hash
 from aftermath.config.tables import U8, U16, U32, U64, Table
 from aftermath.config.training import LearningRate, Optimizer
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS, MAX_SEQ_LEN, MAX_WARMUP_TOKENS
-from aftermath.rules.model import marked
 from aftermath.rules.run import MAX_WITNESSES
-from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is one that works"
 CORRECT = f"Correct the file there; {_OURS}"
 _NAME_ONE = f"Name a run's config file that you may read; {_OURS}"
-ARCHITECTURES = {
-    "HfLlama": Architecture.HF_LLAMA,
-    "HfDeepseek": Architecture.HF_DEEPSEEK,
-    "HfNanoGPT": Architecture.HF_NANOGPT,
-    "HfAuto": Architecture.HF_AUTO,
-}
-"""As a config file says it."""
-_DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINETUNING}
 
 
 class RunRules(Table):
@@ -145,11 +136,11 @@ class Matformer(Table):
 class Llm(Table):
     """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how."""
 
-    architecture: Literal["HfLlama", "HfDeepseek", "HfNanoGPT", "HfAuto"] = Field(
+    architecture: ArchitectureName = Field(
         examples=["HfLlama"],
         description="What kind of model the checkpoint is. HfAuto: any other causal language model of transformers.",
     )
-    data_type: Literal["Pretraining", "Finetuning"] = Field(
+    data_type: DataTypeName = Field(
         examples=["Pretraining"],
         description="Whether every token is learnt (Pretraining), or labels (Finetuning). Labels come with a "
         "`Preprocessed` data location only.",
@@ -173,22 +164,26 @@ class Llm(Table):
     optimizer: Optimizer = Field(description="How members learn, and what they send each other.")
     matformer: Matformer = Field(default=Matformer(), description="Into how many tiers the model is cut.")
 
+    @property
+    def spec(self) -> Spec:
+        """The training spec: the keys that the program stores and does not compute with."""
+        return Spec(**{name: getattr(self, name) for name in Spec.model_fields})
+
     def to_chain(self) -> dict[str, Any]:
-        """The program's `ModelParams`."""
+        """The program's `ModelParams`. The spec that it names is written before (`write_spec`)."""
+        spec = self.spec.encode()
+        return self._typed() | {"spec": {"len": len(spec), "hash": spec_hash(spec)}}
+
+    def values(self) -> dict[str, Any]:
+        """All that the rules look at, also where it is no valid spec."""
+        return self._typed() | self.spec.values()
+
+    def _typed(self) -> dict[str, Any]:
         return {
-            "architecture": ARCHITECTURES[self.architecture].value,
-            "data_type": int(_DATA_TYPES[self.data_type]),
             "max_seq_len": self.max_seq_len,
             "cold_start_warmup_steps": self.cold_start_warmup_steps,
             "checkpoint": self.checkpoint.to_chain(),
-            "data_location": self._location(),
-            "lr_schedule": self.lr_schedule.to_chain(),
-            "optimizer": self.optimizer.to_chain(),
         }
-
-    def _location(self) -> dict[str, Any]:
-        location = self.data_location.to_chain()
-        return location | {"secondary": marked(location["secondary"], self.data_hash)}
 
 
 class ModelTable(Table):
@@ -212,14 +207,20 @@ class RunConfig(Table):
 
     def to_chain(self) -> dict[str, Any]:
         """The `config` and `model` parts of the program's `UpdateParams`, every field present, reals as their bits."""
-        rules = self.config.model_dump() | {"max_seq_len": self.llm.max_seq_len}
-        return {"config": rules, "model": self.llm.to_chain()}
+        return {"config": self._rules(), "model": self.llm.to_chain()}
+
+    def _rules(self) -> dict[str, Any]:
+        return self.config.model_dump() | {"max_seq_len": self.llm.max_seq_len}
+
+    def broken_rules(self) -> list[config_errors.Mistake]:
+        """Return every rule that the file breaks, of the program and of the training spec."""
+        return config_rules.broken(self._rules(), self.llm.values())
 
     def with_data_hash(self, data_hash: str) -> RunConfig:
         """The same with the hash of the data's files, for which a long folder may leave no room. Raises ConfigError."""
         llm = self.llm.model_copy(update={"data_hash": data_hash})
         config = self.model_copy(update={"model": self.model.model_copy(update={"LLM": llm})})
-        if broken := config_rules.broken(config.to_chain()):
+        if broken := config.broken_rules():
             raise self.refused(broken)
         return config
 
@@ -269,7 +270,7 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
         config = kind.model_validate(tables)
     except ValidationError as error:
         raise _refused(source, text, config_errors.sentences(error, kind)) from None
-    if broken := config_rules.broken(config.to_chain()):
+    if broken := config.broken_rules():
         raise _refused(source, text, broken)
     config._source, config._text = source, text
     return config

@@ -9,6 +9,7 @@ from typing import Any
 from aftermath.config.document import RunConfig
 from aftermath.config.rules import real
 from aftermath.config.sources import Checkpoint as CheckpointChoice
+from aftermath.config.spec import Spec
 from aftermath.config.tables import Choice, Variant
 from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
 from aftermath.rules.run import Config
@@ -18,6 +19,19 @@ from aftermath.rules.state import CheckpointKind, DataKind, Divisor, InnerOptimi
 def rules_of(config: RunConfig) -> Config:
     """The clock, the quorum and the batch of the run."""
     return Config(**config.to_chain()["config"])
+
+
+def trained_by(spec: Spec) -> dict[str, Any]:
+    """Return the fields of `rules.model.Model` that a training spec says."""
+    values = spec.values()
+    location = DataLocation(**_read(values["data_location"], DataLocation, DataKind))
+    return {
+        "architecture": values["architecture"],
+        "data_type": values["data_type"],
+        "data_location": location,
+        "lr_schedule": schedule_of(spec.lr_schedule),
+        "optimizer": optimizer_of(spec.optimizer),
+    }
 
 
 def checkpoint_of(chosen: CheckpointChoice) -> Checkpoint:
@@ -52,3 +66,25 @@ def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
     reals = {name.removesuffix("_bits"): real(bits) for name, bits in values.items() if name not in fields}
     plain = {name: value for name, value in values.items() if name in fields}
     return plain | reals | {"kind": kind(values["kind"])}
+
+
+def _zeros(view: type) -> dict[str, Any]:
+    return dict.fromkeys((field.name for field in dataclasses.fields(view)), 0)
+
+
+_OF_NO_KIND = {
+    "kind": OptimizerKind.NONE,
+    "quantize_1bit": False,
+    "inner_optimizer": InnerOptimizer.ADAMW,
+    "divisor": Divisor.KEEPERS,
+}
+_NOWHERE = {"kind": DataKind.DUMMY, "primary": "", "secondary": "", "shuffle_seed": bytes(32)}
+NO_SPEC: Mapping[str, Any] = {
+    "architecture": 0,
+    "data_type": 0,
+    "data_location": DataLocation(**_zeros(DataLocation) | _NOWHERE),
+    "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),
+    "optimizer": Optimizer(**_zeros(Optimizer) | _OF_NO_KIND),
+    "spec_hash": bytes(32),
+}
+"""The same fields, and the hash, of a run that has no training spec."""

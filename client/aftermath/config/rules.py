@@ -1,8 +1,8 @@
-"""The program's own rules about a config and a model, checked before a transaction is paid for.
+"""The rules about a config and a model, checked before a transaction is paid for.
 
-Decided: a rule is known by the name of the program's error, and its sentence is read from the IDL, so there is one
-source of the words. The rules themselves are stated a second time here; the tests put each case before the compiled
-program as well.
+The program checks the rules of the config, the checkpoint and the schema too: their sentences are in
+its IDL, and the tests put each case before the compiled program. The rules of the training spec and
+their sentences are here only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, assert_never
 
@@ -50,11 +50,44 @@ def program_errors() -> dict[str, str]:
     return {error["name"]: error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"]}
 
 
-def broken(update: Mapping[str, Any]) -> list[Mistake]:
-    """Every rule that the `config` and `model` of an update break, in the program's order."""
-    config = update["config"]
-    found = [*_config(config), *_model(config, update["model"])]
-    sentences = program_errors()
+SPEC_SENTENCES = {
+    "LocationLength": "The data location needs a path, URL or host of 1 to 192 bytes.",
+    "LocationFolderTooLong": "The data location's folder must have at most 192 bytes.",
+    "NumFilesZero": "Numbered files need num_files above 0.",
+    "LearningRateInvalid": ("Learning rates must be finite numbers of at least 0, and base_lr above 0."),
+    "ScheduleTooShort": "A linear or cosine schedule needs total_steps above warmup_steps.",
+    "OptimizerNumberInvalid": (
+        "The optimizer's numbers must be finite and at least 0; decays and betas must be below 1."
+    ),
+    "ChunkOutOfRange": "DisTrO and SparseLoCo need compression_chunk between 1 and 4096.",
+    "TopkOutOfRange": (
+        "DisTrO and SparseLoCo need compression_topk between 1 and compression_chunk "
+        "squared, and compression_topk_embeddings at most that."
+    ),
+    "InnerStepsOutOfRange": "SparseLoCo needs inner_steps between 1 and 1024.",
+    "OuterRateOutOfRange": ("SparseLoCo needs outer_lr above 0 and at most 64, and orthogonal_lr at most 64."),
+    "ValueBitsInvalid": "SparseLoCo needs value_bits 1 or 2.",
+}
+"""The sentence of each rule of a training spec, by the name of the rule."""
+
+
+def rule_sentences() -> dict[str, str]:
+    """Return the sentence of every rule, of the program and of the training spec, by its name."""
+    return program_errors() | SPEC_SENTENCES
+
+
+def broken(config: Mapping[str, Any], model: Mapping[str, Any]) -> list[Mistake]:
+    """Return every rule that these parts of an update break; `model` has the spec's values too."""
+    return _mistakes([*_config(config), *_model(config, model)], config)
+
+
+def broken_spec(values: Mapping[str, Any]) -> list[Mistake]:
+    """Return every rule that the values of a training spec break."""
+    return _mistakes(_spec(values), {})
+
+
+def _mistakes(found: Iterable[tuple[str, Path, Any]], config: Mapping[str, Any]) -> list[Mistake]:
+    sentences = rule_sentences()
     return [
         Mistake(path, f"{path[-1]} = {_shown(given)}: {_with_others(sentences[name], path, config)}", code_of(name))
         for name, path, given in found
@@ -111,12 +144,17 @@ def _model(config: Mapping[str, Any], model: Mapping[str, Any]) -> _Broken:
     llm = ("model", "LLM")
     if not 1 <= model["max_seq_len"] <= MAX_SEQ_LEN:
         yield "MaxSeqLenOutOfRange", (*llm, "max_seq_len"), model["max_seq_len"]
-    yield from _data(model["data_location"], (*llm, "data_location"))
-    yield from _schedule(model["lr_schedule"], (*llm, "lr_schedule"))
-    yield from _optimizer(model["optimizer"], (*llm, "optimizer"))
+    yield from _spec(model)
     yield from _checkpoint(model["checkpoint"], (*llm, "checkpoint"))
     if model["cold_start_warmup_steps"] > _rounds_in_epoch(config):
         yield "ColdStartTooLong", (*llm, "cold_start_warmup_steps"), model["cold_start_warmup_steps"]
+
+
+def _spec(values: Mapping[str, Any]) -> _Broken:
+    llm = ("model", "LLM")
+    yield from _data(values["data_location"], (*llm, "data_location"))
+    yield from _schedule(values["lr_schedule"], (*llm, "lr_schedule"))
+    yield from _optimizer(values["optimizer"], (*llm, "optimizer"))
 
 
 def _rounds_in_epoch(config: Mapping[str, Any]) -> float:

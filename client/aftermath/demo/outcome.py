@@ -114,12 +114,12 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
 
 def data_of(places: Places, vocab_size: int) -> TokenFiles:
     """Return the run's data in its order."""
-    run = load_config(places.config).to_chain()
-    location = run["model"]["data_location"]
+    llm = load_config(places.config).llm
+    location = llm.data_location.to_chain()
     return open_tokens(
         Path(location["primary"]),
         location["token_bytes"],
-        run["model"]["max_seq_len"],
+        llm.max_seq_len,
         vocab_size=vocab_size,
         shuffle_seed=location["shuffle_seed"],
     )

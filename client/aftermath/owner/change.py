@@ -14,6 +14,7 @@ from aftermath.base.text import counted
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.config.document import RunConfig
 from aftermath.config.read import checkpoint_of
+from aftermath.config.spec import spec_hash
 from aftermath.events.progress import in_words
 from aftermath.rules.assignment import batch_size
 from aftermath.rules.model import Checkpoint, Model
@@ -57,18 +58,22 @@ class Change:
         if self.config and self.shape and not self.switch_to_hub:
             _refuse_to_forget(self.shape, run, model)
         parts: list[dict[str, Any]] = []
+        written: list[Instruction] = []
         if self.config and self.shape:
             on_chain = self.config.to_chain()
             if held := self.kept_checkpoint(model):
                 on_chain["model"]["checkpoint"] = {"kind": int(held.kind), "repo": held.repo, "revision": held.revision}
             parts += [{"config": on_chain["config"]}, {"model": on_chain["model"]}, {"schema": self.shape.to_chain()}]
+            spec = self.config.llm.spec.encode()
+            if spec_hash(spec) != model.spec_hash:
+                written = ix.write_spec(run.run_id, spec)
         if metadata := self.texts(model):
             parts.append({"metadata": metadata})
         if self.restart_from_step:
             parts.append({"progress": self.progress(run)})
         if self.switch_to_hub:
             parts.append({"use_durable": True})
-        steps = [ix.update(run.run_id, **part) for part in parts]
+        steps = [*written, *(ix.update(run.run_id, **part) for part in parts)]
         if self.client_version is not None:
             steps.append(ix.update_client_version(run.run_id, self.client_version))
         return steps

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from aftermath.chain.dump import plain
-from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.config.read import checkpoint_of, rules_of, trained_by
 from aftermath.owner.change import Change
 from aftermath.rules.model import Metadata, Model
 from aftermath.rules.run import Run
@@ -85,17 +85,12 @@ def _model(change: Change, model: Model) -> Model:
     """The model as it would be."""
     if change.config is not None:
         llm = change.config.llm
-        on_chain = llm.to_chain()
         model = replace(
             model,
-            architecture=on_chain["architecture"],
-            data_type=on_chain["data_type"],
+            **trained_by(llm.spec),
             max_seq_len=llm.max_seq_len,
             cold_start_warmup_steps=llm.cold_start_warmup_steps,
             checkpoint=change.kept_checkpoint(model) or checkpoint_of(llm.checkpoint),
-            data_location=replace(location_of(llm.data_location), secondary=on_chain["data_location"]["secondary"]),
-            lr_schedule=schedule_of(llm.lr_schedule),
-            optimizer=optimizer_of(llm.optimizer),
             tiers=llm.matformer.tiers,
         )
     if change.config is not None and change.shape is not None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from aftermath.base.text import is_repository
-from aftermath.config.document import ARCHITECTURES, RunConfig
+from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import checkpoint_of, optimizer_of, schedule_of
 from aftermath.config.recipe import made_first
+from aftermath.config.spec import ARCHITECTURES
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.documents import CheckpointError

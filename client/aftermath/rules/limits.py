@@ -11,6 +11,8 @@ MAX_LEVELS = 8
 REPO_BYTES = 192
 REVISION_BYTES = 64
 LOCATION_BYTES = 192
+SPEC_BYTES = 4096
+"""Maximum size of the training spec (`config.spec`)."""
 MAX_TIME = 30 * 24 * 60 * 60
 """Longest duration in seconds."""
 MAX_SEQ_LEN = 1 << 24

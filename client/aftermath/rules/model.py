@@ -141,7 +141,8 @@ class Optimizer:
 class Model:
     """The account that says what is trained, on what, and how.
 
-    The two per-level tuples have `tiers` entries.
+    The two per-level tuples have `tiers` entries. `spec_hash` is the SHA-256 of the training spec,
+    from which architecture, data type and location, schedule and optimizer are; zero without one.
     """
 
     metadata: Metadata
@@ -159,13 +160,14 @@ class Model:
     lr_schedule: LrSchedule
     optimizer: Optimizer
     schema_hash: bytes
+    spec_hash: bytes
     tiers: int
     tier_widths: tuple[int, ...]
 
     @property
     def configured(self) -> bool:
-        """Return whether the owner has configured the model."""
-        return any(self.schema_hash)
+        """Return whether the owner has configured the model, and is not writing another spec."""
+        return any(self.schema_hash) and any(self.spec_hash)
 
     @property
     def recorded(self) -> tuple[Recorded, ...]:

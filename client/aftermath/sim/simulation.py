@@ -120,6 +120,8 @@ class SimulatedRun:
                 self._send(self.ix.grow(RUN_ID, which))
         self._send(admit.create(EVERYONE))
         self._send(admit.grantor_update(EVERYONE, True))
+        for part in self.ix.write_spec(RUN_ID, rules.llm.spec.encode()):
+            self._send(part)
         self._send(self.ix.update(RUN_ID, **rules.to_chain()))
         self.schema = agreed_schema(self.config.to_hf(), 3, self.model.optimizer)
         schema = {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}

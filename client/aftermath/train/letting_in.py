@@ -18,7 +18,7 @@ from aftermath.chain.admission import check_funds, check_verdicts, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import public_key
 from aftermath.chain.rpc import RpcPool
-from aftermath.config.document import ARCHITECTURES
+from aftermath.config.spec import ARCHITECTURES
 from aftermath.coordinator.view import View
 from aftermath.p2p.iroh import check_interface, check_port
 from aftermath.replica.devices import indices_named

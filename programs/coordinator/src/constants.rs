@@ -34,11 +34,12 @@ pub const NAME_BYTES: usize = 64;
 pub const DESCRIPTION_BYTES: usize = 280;
 pub const REPO_BYTES: usize = 192;
 pub const REVISION_BYTES: usize = 64;
-pub const LOCATION_BYTES: usize = 192;
 pub const CLIENT_VERSION_BYTES: usize = 96;
+/// Maximum size of the training spec. Model stays below what one instruction may create.
+pub const SPEC_BYTES: usize = 4_096;
 
 /// Layout version written into every account.
-pub const VERSION: u8 = 11;
+pub const VERSION: u8 = 12;
 /// Most bytes an account may gain in one instruction, and the most a program may create by itself.
 pub const GROWTH: usize = 10_240;
 

@@ -84,10 +84,6 @@ pub enum CoordinatorError {
     DescriptionTooLong,
     #[msg("client_version must have at most 96 bytes.")]
     ClientVersionTooLong,
-    #[msg("architecture must be from 0 (Llama) to 3 (NanoGPT).")]
-    UnknownArchitecture,
-    #[msg("data_type must be 0 (pretraining) or 1 (finetuning).")]
-    UnknownDataType,
     #[msg("max_seq_len must be between 1 and 16777216 tokens.")]
     MaxSeqLenOutOfRange,
     #[msg("cold_start_warmup_steps must fit into one epoch: at most rounds_per_epoch and at most (epoch_time - warmup_time) / max_round_train_time.")]
@@ -100,46 +96,12 @@ pub enum CoordinatorError {
     RepoTooLong,
     #[msg("The checkpoint's revision must have at most 64 bytes.")]
     RevisionTooLong,
-    #[msg("The data location's kind must be between 0 and 7.")]
-    UnknownDataLocation,
-    #[msg("token_bytes must be 2 or 4.")]
-    TokenBytesInvalid,
-    #[msg("The data location's shuffle must be 0 (none) or 1 (seeded).")]
-    UnknownShuffle,
-    #[msg("The data location needs a path, URL or host of 1 to 192 bytes.")]
-    LocationLength,
-    #[msg("The data location's folder must have at most 192 bytes.")]
-    LocationFolderTooLong,
-    #[msg("Numbered files need num_files above 0.")]
-    NumFilesZero,
-    #[msg(
-        "The learning rate schedule's kind must be 0 (constant), 1 (linear), 2 (cosine) or 3 (warm-up-stable-decay)."
-    )]
-    UnknownSchedule,
-    #[msg("Learning rates must be finite numbers of at least 0, and base_lr above 0.")]
-    LearningRateInvalid,
-    #[msg("A linear or cosine schedule needs total_steps above warmup_steps.")]
-    ScheduleTooShort,
-    #[msg("The optimizer's kind must be 1 (AdamW), 2 (DisTrO) or 3 (SparseLoCo).")]
-    UnknownOptimizer,
-    #[msg("The optimizer's numbers must be finite and at least 0; decays and betas must be below 1.")]
-    OptimizerNumberInvalid,
-    #[msg("DisTrO and SparseLoCo need compression_chunk between 1 and 4096.")]
-    ChunkOutOfRange,
-    #[msg("DisTrO and SparseLoCo need compression_topk between 1 and compression_chunk squared, and compression_topk_embeddings at most that.")]
-    TopkOutOfRange,
-    #[msg("quantize_1bit must be 0 or 1.")]
-    QuantizeInvalid,
-    #[msg("SparseLoCo needs inner_steps between 1 and 1024.")]
-    InnerStepsOutOfRange,
-    #[msg("SparseLoCo needs outer_lr above 0 and at most 64, and orthogonal_lr at most 64.")]
-    OuterRateOutOfRange,
-    #[msg("SparseLoCo needs value_bits 1 or 2.")]
-    ValueBitsInvalid,
-    #[msg("SparseLoCo's inner_optimizer must be 0 (AdamW) or 1 (Muon).")]
-    UnknownInnerOptimizer,
-    #[msg("SparseLoCo's divisor must be 0 (keepers), 1 (all) or 2 (root).")]
-    UnknownDivisor,
+    #[msg("The training spec must have 1 to 4096 bytes: shorten the data location.")]
+    SpecLength,
+    #[msg("The training spec was not written completely: run update-config again.")]
+    SpecMismatch,
+    #[msg("The run has no training spec, or its owner is writing another one: run update-config first.")]
+    SpecMissing,
     #[msg("A schema needs 1 to 8 tiers and one width for each.")]
     TiersOutOfRange,
     #[msg("The widths of a schema must be above 0 and fall from tier to tier.")]

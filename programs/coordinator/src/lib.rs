@@ -46,6 +46,11 @@ pub mod coordinator {
         instructions::update(ctx, &params)
     }
 
+    /// Writes a part of a halted run's training spec. The run has none until `update` names its hash.
+    pub fn write_spec(ctx: &mut Context<OwnerModel>, offset: u16, part: Vec<u8>) -> Result<()> {
+        instructions::write_spec(ctx, offset, &part)
+    }
+
     /// Pauses (after the running epoch) or starts, resumes and reopens the run.
     pub fn set_paused(ctx: &mut Context<OwnerOnly>, paused: bool) -> Result<()> {
         instructions::set_paused(ctx, paused)

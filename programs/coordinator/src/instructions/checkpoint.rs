@@ -29,7 +29,7 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     // an epoch that may be undone has no checkpoint, but the one before it may still be named
     require!(!source::is_provisional(run, &accounts.members), CoordinatorError::CheckpointMismatch);
     let owner = *accounts.user.address() == run.main_authority;
-    // the owner may mend what a member named, and a member whose turn is before the other's
+    // the owner may correct what a member named, and a member whose turn is before the other's
     let same = run.attested_step == model.checkpoint_step && (owner || turn < model.checkpoint_turn);
     let newer = run.attested_step > model.checkpoint_step || same;
     require!(newer, CoordinatorError::CheckpointNotNewer);

@@ -8,13 +8,13 @@ use anchor_lang::prelude::*;
 pub struct CloseRun {
     #[account(address = run.main_authority @ CoordinatorError::NotMainAuthority)]
     pub authority: Signer,
-    #[account(mut, close = spill, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(mut, close = spill, address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(mut, close = spill, seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    #[account(mut, close = spill, address = run.address_of(MODEL_SEED, 1) @ ErrorCode::ConstraintSeeds)]
     pub model: Account<Model>,
-    #[account(mut, close = spill, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(mut, close = spill, address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
-    #[account(mut, close = spill, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    #[account(mut, close = spill, address = run.address_of(WITNESSES_SEED, 3) @ ErrorCode::ConstraintSeeds)]
     pub witnesses: Grown<Witnesses>,
     /// Receives the rent; may be the authority.
     #[account(mut, unsafe(dup))]

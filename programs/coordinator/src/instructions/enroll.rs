@@ -8,7 +8,7 @@ use pinocchio_system::instructions::Transfer;
 pub struct Enroll {
     #[account(mut)]
     pub user: Signer,
-    #[account(seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
     /// Created by the first call; a later one pays what is missing of the bond.
     #[account(mut)]

@@ -7,11 +7,11 @@ use anchor_lang::{prelude::*, realloc_account};
 pub struct Grow {
     #[account(mut)]
     pub payer: Signer,
-    #[account(seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(mut, address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: UncheckedAccount,
-    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    #[account(mut, address = run.address_of(WITNESSES_SEED, 3) @ ErrorCode::ConstraintSeeds)]
     pub witnesses: UncheckedAccount,
     pub system_program: Program<System>,
 }

@@ -11,9 +11,9 @@ use anchor_lang::prelude::*;
 
 #[derive(Accounts)]
 pub struct Inspect {
-    #[account(seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
 }
 

@@ -16,13 +16,13 @@ use authorization::Authorization;
 #[derive(Accounts)]
 pub struct JoinRun {
     pub user: Signer,
-    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(mut, address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    #[account(address = run.address_of(MODEL_SEED, 1) @ ErrorCode::ConstraintSeeds)]
     pub model: Account<Model>,
-    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(mut, address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
-    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    #[account(mut, address = run.address_of(WITNESSES_SEED, 3) @ ErrorCode::ConstraintSeeds)]
     pub witnesses: Grown<Witnesses>,
     #[account(address = slot_hashes::ID @ CoordinatorError::WrongSlotHashes)]
     pub slot_hashes: UncheckedAccount,

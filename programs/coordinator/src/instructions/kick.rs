@@ -16,9 +16,9 @@ pub struct Kick {
     /// The run's main or join authority; may be the sponsor.
     #[account(mut, unsafe(dup))]
     pub authority: Signer,
-    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(mut, address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(mut, address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
     /// Of the wallet.
     #[account(mut)]

@@ -25,6 +25,7 @@ pub mod verify;
 pub mod warmup_witness;
 pub mod withdraw;
 pub mod witness;
+pub mod write_spec;
 
 pub use attest::*;
 pub use checkpoint::*;
@@ -51,3 +52,4 @@ pub use verify::*;
 pub use warmup_witness::*;
 pub use withdraw::*;
 pub use witness::*;
+pub use write_spec::*;

@@ -7,13 +7,13 @@ use anchor_lang::prelude::*;
 pub struct OwnerOnly {
     #[account(address = run.main_authority @ CoordinatorError::NotMainAuthority)]
     pub authority: Signer,
-    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(mut, address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    #[account(address = run.address_of(MODEL_SEED, 1) @ ErrorCode::ConstraintSeeds)]
     pub model: Account<Model>,
-    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(mut, address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
-    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    #[account(mut, address = run.address_of(WITNESSES_SEED, 3) @ ErrorCode::ConstraintSeeds)]
     pub witnesses: Grown<Witnesses>,
 }
 
@@ -22,12 +22,12 @@ pub struct OwnerOnly {
 pub struct OwnerModel {
     #[account(address = run.main_authority @ CoordinatorError::NotMainAuthority)]
     pub authority: Signer,
-    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(mut, address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(mut, seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    #[account(mut, address = run.address_of(MODEL_SEED, 1) @ ErrorCode::ConstraintSeeds)]
     pub model: Account<Model>,
-    #[account(seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
-    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    #[account(mut, address = run.address_of(WITNESSES_SEED, 3) @ ErrorCode::ConstraintSeeds)]
     pub witnesses: Grown<Witnesses>,
 }

@@ -10,9 +10,9 @@ use anchor_lang::prelude::*;
 
 #[derive(Accounts)]
 pub struct Settle {
-    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    #[account(mut, address = run.address_of(RUN_SEED, 0) @ ErrorCode::ConstraintSeeds)]
     pub run: Account<Run>,
-    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(mut, address = run.address_of(MEMBERS_SEED, 2) @ ErrorCode::ConstraintSeeds)]
     pub members: Grown<Members>,
     #[account(mut)]
     pub membership: Account<Membership>,

@@ -1,4 +1,5 @@
-//! Changes a halted run: metadata, config, model, schema, progress, or a return to the durable checkpoint.
+//! Changes a halted run: metadata, config, model, schema, progress, or a return to the durable
+//! checkpoint.
 
 use super::OwnerModel;
 use crate::{
@@ -29,29 +30,19 @@ pub struct CheckpointSource {
     pub revision: String,
 }
 
+/// Names the bytes that `write_spec` has written.
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
-pub struct DataLocationParams {
-    pub kind: u8,
-    pub token_bytes: u8,
-    pub shuffle: u8,
-    pub pad_zeros: u8,
-    pub start_index: u32,
-    pub num_files: u32,
-    pub primary: String,
-    pub secondary: String,
-    pub shuffle_seed: [u8; 32],
+pub struct SpecParams {
+    pub len: u16,
+    pub hash: [u8; 32],
 }
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct ModelParams {
-    pub architecture: u8,
-    pub data_type: u8,
     pub max_seq_len: u32,
     pub cold_start_warmup_steps: u32,
     pub checkpoint: CheckpointSource,
-    pub data_location: DataLocationParams,
-    pub lr_schedule: LrSchedule,
-    pub optimizer: Optimizer,
+    pub spec: SpecParams,
 }
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
@@ -119,7 +110,8 @@ fn set_metadata(model: &mut Model, metadata: &MetadataParams) -> Result<()> {
 
 #[inline(never)]
 fn set_model(run: &mut Run, model: &mut Model, backlog: &Backlog, source: &ModelParams) -> Result<()> {
-    validate_model::check(source)?;
+    validate_model::check_length(source.max_seq_len)?;
+    validate_model::check_spec(&model.spec, &source.spec)?;
     let checkpoint = read_checkpoint(&source.checkpoint)?;
     if checkpoint != model.checkpoint {
         let data_index = checkpoints::first_untrained(run, backlog);
@@ -129,21 +121,8 @@ fn set_model(run: &mut Run, model: &mut Model, backlog: &Backlog, source: &Model
             levels::use_durable(run, model);
         }
     }
-    let location = &source.data_location;
-    let stored = &mut model.data_location;
-    text::copy(&mut stored.primary, &location.primary, CoordinatorError::LocationLength)?;
-    text::copy(&mut stored.secondary, &location.secondary, CoordinatorError::LocationFolderTooLong)?;
-    stored.kind = location.kind;
-    stored.token_bytes = location.token_bytes;
-    stored.shuffle = location.shuffle;
-    stored.pad_zeros = location.pad_zeros;
-    stored.start_index = location.start_index;
-    stored.num_files = location.num_files;
-    stored.shuffle_seed = location.shuffle_seed;
-    model.lr_schedule = source.lr_schedule;
-    model.optimizer = source.optimizer;
-    model.architecture = source.architecture;
-    model.data_type = source.data_type;
+    model.spec_len = source.spec.len;
+    model.spec_hash = source.spec.hash;
     model.max_seq_len = source.max_seq_len;
     model.cold_start_warmup_steps = source.cold_start_warmup_steps;
     Ok(())

@@ -38,7 +38,7 @@ pub fn vote(leading: &mut Leading, attestation: &Attestation, columns: usize, fi
     }
 }
 
-/// The votes of a round, which reaches into so many `columns`, and what they are counted with.
+/// The votes of a round, which reaches into the first `columns`, and what they are counted with.
 pub struct Votes<'a> {
     pub attestations: &'a [Attestation],
     pub leading: &'a Leading,

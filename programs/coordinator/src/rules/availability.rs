@@ -9,7 +9,7 @@
 use super::{bitmap, committee, holders, levels};
 use crate::{constants::*, state::*};
 
-/// So many holders among the witnesses are enough to say who delivers a level.
+/// The number of holders among the witnesses that is enough to say who delivers a level.
 const MANY: u32 = MAX_WITNESSES as u32 / 2;
 
 /// The mask of those levels, of the ones that nobody has shown before; never the last, which all hold.

@@ -28,7 +28,7 @@ impl Backlog {
         self.intervals[..self.waiting()].first()
     }
 
-    /// Forgets what waits: the run goes on elsewhere.
+    /// Forgets what waits: the run continues at another point.
     pub fn clear(&mut self, run: &mut Run) {
         self.count = 0;
         run.backlog = 0;

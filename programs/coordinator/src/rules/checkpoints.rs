@@ -27,7 +27,7 @@ fn take(model: &mut Model, recorded: &Recorded) {
 }
 
 /// Names a new checkpoint; the one before it becomes the first of the earlier ones, and the oldest of these goes. Of one
-/// step only two are kept: whoever is first with a bad place pushes no other step out.
+/// step only two are kept: the first to name a bad place pushes no other step out.
 #[inline(never)]
 pub fn replace(model: &mut Model, by: &Recorded) {
     if model.checkpoint.kind != checkpoint_kind::NONE {

@@ -1,7 +1,7 @@
 //! Who witnesses and who verifies in a round.
 //!
-//! Every order is of those who began the epoch. So whoever leaves, or is dropped, moves nobody else, and can choose no
-//! order: a seat that becomes free goes to the next in line.
+//! Every order is of the members that began the epoch. So a member that leaves, or is dropped, moves no other, and can
+//! choose no order: a seat that becomes free goes to the next in line.
 //!
 //! A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
 //! those in it are established, and hold all levels, the witnesses of a round are of these alone: newcomers, however many,
@@ -20,7 +20,7 @@ pub const DATA: &[u8] = b"data";
 pub const COOLDOWN: &[u8] = b"cooldown";
 pub const CHECKPOINT: &[u8] = b"checkpoint";
 
-/// So many are the least of which one alone decides nothing.
+/// The least number of members of which one alone decides nothing.
 pub const ENOUGH: u32 = 3;
 
 /// The order of the ranks of those who `began` the epoch, for one purpose of a round.
@@ -28,7 +28,7 @@ pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
     Order::new(seeds::of_purpose(round.seed, purpose), bitmap::count(began) as usize)
 }
 
-/// The ranks among which the first `count` members of a round are, in that order: so many if nobody has left, else all.
+/// The ranks among which the first `count` members of a round are, in that order: `count` of them if nobody has left, else all.
 pub fn first(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
     let len = bitmap::count(began) as usize;
     let drawn = if round.roster == *began { count } else { len };
@@ -80,8 +80,8 @@ pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
     }
 }
 
-/// A quorum of so many drops somebody: of as many as could be elected, where the config asks for fewer. Of few, chance may
-/// make all one person's.
+/// The number of witnesses whose quorum drops a member: as many as could be elected, although the config may ask for
+/// fewer. Chance may make a few witnesses all one person's.
 #[inline(never)]
 pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
     let elected = u32::from(closed.elected);
@@ -92,7 +92,7 @@ pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
     elected.max(u32::from(self::elected(0, bitmap::count(&among) as u16)))
 }
 
-/// Elects anew among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
+/// Elects again among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
 /// witnesses, and their quorum counts. It has gone by its own word or by that of a quorum, so a vote that
 /// counts still is one of the denominator, and nobody else's silence makes that smaller.
 #[inline(never)]
@@ -122,7 +122,7 @@ pub fn is_witness(run: &Run, members: &Members, round: &Round, seat: u8) -> bool
     let state = seeds::of_purpose(round.seed, WITNESS);
     let first = Order::first(state, bitmap::count(&electors) as usize, round.elected as usize);
     let rank = bitmap::rank(&electors, seat) as u8;
-    // whoever leaves, those who were first stay witnesses
+    // when a member leaves, those who were first stay witnesses
     first.ranks().contains(&rank) || bitmap::has(&witnesses(run, members, round), seat)
 }
 
@@ -146,7 +146,7 @@ pub fn is_verifier(round: &Round, began: &Bitmap, seat: u8, verifiers: u32) -> b
 }
 
 /// How many of `clients` members verify: the percentage rounded down, no more than verdicts that can be stored about one
-/// of them, and somebody always trains.
+/// of them, and at least one member always trains.
 pub fn verifiers(clients: u16, percent: u8) -> u32 {
     let clients = u32::from(clients);
     (clients * u32::from(percent) / 100).min(clients.saturating_sub(1)).min(MAX_VERDICTS as u32)

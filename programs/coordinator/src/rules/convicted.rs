@@ -21,7 +21,7 @@ pub const LAST: usize = 1;
 pub struct Convicted {
     /// A quorum of all that could be witnesses did without what they owed.
     pub absent: Bitmap,
-    /// So many holders of a level did, and often before.
+    /// This number of holders of a level did, and often before.
     pub incomplete: Bitmap,
 }
 
@@ -42,7 +42,7 @@ pub fn convicted(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
     if bitmap::is_empty(&suspected) || (remaining.clone().count() as u32) < quorum {
         return result;
     }
-    // whoever owed nothing is attested, and recorded by nobody
+    // a member that owed nothing is attested, and recorded by nobody
     let owing = bitmap::either(&missing, &quorum::tally(attestations.iter(), quorum));
     let lacking = lacking(run, members, remaining);
     for index in bitmap::seats(&bitmap::both(&suspected, &owing)) {

@@ -281,7 +281,7 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
 }
 
 /// The hash of `level` that every statement about it names, if half of its committee made one. It takes more than half, if
-/// somebody of it has gone without a word, and somebody who is new to the level has spoken.
+/// one of its members has gone without a word, and a member that is new to the level has spoken.
 fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> Option<Hash> {
     let elected = usize::from(committees.counts[level]);
     let (mut first, mut silent, mut quiet) = (None, 0u32, 0usize);
@@ -301,7 +301,7 @@ fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> O
 }
 
 impl Machine<'_> {
-    /// Levels that may have changed must be attested anew, also those that nobody holds any more.
+    /// Levels that may have changed must be attested again, also those that nobody holds any more.
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
         merit::settle(self.members);
@@ -317,8 +317,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// If the time is up, holders that are away do not cost the run a level on which the others agree; whoever disagrees
-    /// still makes it take a quorum. Returns the levels of which nothing is known: what the epoch made of them was not
+    /// If the time is up, holders that are away do not cost the run a level on which the others agree; a holder that
+    /// disagrees still makes it take a quorum. Returns the levels of which nothing is known: what the epoch made of them was not
     /// attested, and of those whose word counts half or more have gone.
     #[inline(never)]
     pub fn conclude(&mut self, time_is_up: bool) -> u8 {

@@ -359,7 +359,7 @@ mod tests {
         assert_eq!((value(&members, 7), value(&members, 8)), (126, 0));
     }
 
-    /// The judges of an epoch with what they have shown, and whoever is established after it.
+    /// The judges of an epoch with what they have shown, and the members that are established after it.
     fn kept(judges: &[(u8, i32)]) -> alloc::vec::Vec<bool> {
         let mut members = Members::zeroed();
         for (seat, (tier, shown)) in judges.iter().enumerate() {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_as_are_needed_count_against_a_member() {
+    fn enough_holders_count_against_a_member() {
         for judges in 1..=MAX_WITNESSES as u32 {
             for recorded in 0..=judges {
                 let mut planes = [0; VOTE_PLANES];

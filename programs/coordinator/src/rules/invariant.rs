@@ -1,4 +1,4 @@
-//! What holds after every instruction that changes a run, whatever was asked for and whoever asked.
+//! What holds after every instruction that changes a run, for any request of any wallet.
 //!
 //! An instruction that would break one of these is refused as a whole, so that a fault of the rules costs one transaction
 //! and not the run. It is part of every build, and so only what takes constant time is asked; what would take a look at
@@ -23,7 +23,7 @@ pub fn check(run: &Run) -> Result<()> {
         // steps only rise in an epoch, one with each round that was judged, and what is attested is none of the future
         let made = run.start_step <= run.step && run.step <= run.start_step.saturating_add(run.current().height + 1);
         let bounded = run.step <= run.config.total_steps.saturating_add(1) && run.attested_step <= run.step;
-        // whoever holds a level holds all that come after it
+        // a member that holds a level holds all that come after it
         let levels = run.levels_established;
         let whole = levels & !levels::all(run.levels) == 0 && levels::all(run.levels) & (levels << 1) & !levels == 0;
         require!(made && bounded && whole, CoordinatorError::InvariantBroken);
@@ -73,9 +73,9 @@ pub fn check_members(run: &Run, members: &Members) -> Result<()> {
         bitmap::is_subset(&members.healthy, &run.next_roster) && bitmap::is_subset(&run.next_roster, &run.began);
     // a round counts for its members if it makes a step
     let judged = !run.active() || members.judged == run.step.saturating_sub(run.start_step).min(merit::MOST);
-    // what an epoch may have to give back is kept while it goes on, and not longer
+    // what an epoch may have to give back is kept while it runs, and not longer
     let kept = members.before.kept == 0 || run.active() || run.state == run_state::WARMUP;
-    // whoever was ejected comes back only with another bond
+    // an ejected member comes back only with another bond
     let paid = bitmap::is_empty(&bitmap::both(&members.forfeited, &members.healthy));
     // who has a word about the epoch was in it from its beginning, and the ejected have none in the next
     let spoke = bitmap::is_subset(&bitmap::either(&members.judges, &members.proven), &run.began);
@@ -107,7 +107,7 @@ fn check_words(run: &Run, members: &Members) -> Result<()> {
         let fixed = established & word(&run.began) & !judges == 0 && judges & healthy & !established == 0;
         // levels are judged by their established holders if and only if some began the rounds
         let alone = warming || run.levels_established != 0 || judges & healthy == 0;
-        // what was counted is within reach, and whoever speaks for levels has shown them
+        // what was counted is within reach, and members that speak for levels have shown them
         let reached = warming || holders::between(members, (index, healthy), lowest, above);
         let speaks = word(&members.proven) & healthy & if cooling { !word(holders::in_half(members)) } else { 0 };
         let early = warming && word(&members.proven) != 0;

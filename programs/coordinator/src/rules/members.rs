@@ -55,7 +55,7 @@ pub fn rest(members: &mut Members) {
     members.healthy = [0; 32];
 }
 
-/// Whoever waits must ask again: while a run is halted its owner may change what it asks for.
+/// Members that wait must ask again: while a run is halted its owner may change what it asks for.
 /// Eight at a time: to ask each whether it is used would cost half as much again.
 pub fn forget_wishes(members: &mut Members) {
     for seats in members.seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1) {
@@ -102,7 +102,7 @@ fn collect(members: &Members, wanted: impl Fn(&Seat) -> bool) -> Bitmap {
     result
 }
 
-/// The memberships that a join needs: the wallet's own, and that of whoever loses the seat to it.
+/// The memberships that a join needs: the wallet's own, and that of the wallet that loses the seat to it.
 pub struct Papers<'a> {
     pub own: &'a mut Membership,
     pub evicted: Option<&'a mut Membership>,
@@ -165,7 +165,7 @@ fn claim(run: &mut Run, members: &mut Members, papers: &mut Papers, now: u64) ->
 }
 
 /// Takes the member of a seat out of the line and off the sources of the model; `barred` tells others why. The running
-/// epoch goes on with it.
+/// epoch continues with it.
 pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
     members.seats[index].pending = if barred { wish::BARRED } else { wish::REMOVED };
     if run.halted() || run.state == run_state::WAITING_FOR_MEMBERS {

@@ -1,6 +1,6 @@
 //! What passes between a wallet's seat and its membership, and where the bond goes.
 //!
-//! A seat is handed out anew when its owner stays away; the membership stays. So whatever a seat says of its owner is
+//! A seat is handed out again when its owner stays away; the membership stays. So whatever a seat says of its owner is
 //! written down there before anybody else gets the seat, and when the owner leaves. A bond is marked as forfeited the
 //! moment its owner is ejected, by a bit in `Members`, since the membership need not be at hand then; the mark is carried
 //! over with the rest, and no bond comes back before.

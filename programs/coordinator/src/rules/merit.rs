@@ -1,6 +1,6 @@
 //! What a member counts for: no more than it has shown.
 //!
-//! A newcomer counts at most as much as the median of those who have finished an epoch; whoever has been in one, at most
+//! A newcomer counts at most as much as the median of those who have finished an epoch; a member that was in one, at most
 //! twice what it delivered of its share there, and eight times the median: nobody checks what a member delivers, so no
 //! wallet may have nearly all of the work by declaring that it is fast. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
 //! all who delivered costs as much as a few words, where 256 counters would cost more than closing a round may.
@@ -10,9 +10,9 @@ use crate::{constants::*, state::*};
 
 /// A share of what was due is judged in eighths.
 const EIGHTHS: u32 = 8;
-/// Of so many who delivered, one who owed nothing may have a word as they do.
+/// For each N members that delivered, one that owed nothing may vote as they do.
 const IDLE: u32 = 4;
-/// No member counts for more than so many medians.
+/// Maximum weight of a member, in medians.
 const MEDIANS: u32 = 8;
 pub const MOST: u32 = (1 << COUNT_BITS) - 1;
 
@@ -134,7 +134,7 @@ pub fn end(members: &mut Members) {
                 shown >>= 8;
                 seat.weight = match seat.state {
                     member_state::IDLE => continue,
-                    // it did not begin, but one share was planned for it: so whoever makes a habit of that fades away
+                    // it did not begin, but one share was planned for it: so a member that does this often fades away
                     member_state::LEFT_EARLY => (seat.weight / 2).max(1),
                     member_state::EJECTED => 1,
                     // in 64 bits: the VM has no others, and would cut every smaller number off by itself
@@ -185,7 +185,7 @@ pub fn half_delivered(members: &Members) -> Bitmap {
 
 /// At the end of the rounds: whose word counts about what the epoch has made of the model are those who delivered in at
 /// least half of the rounds that they were in, every level of their tier. That they owed nothing in any is held against
-/// newcomers alone: shares are few where members are many, and one of great weight leaves the others none. Whoever is
+/// newcomers alone: shares are few where members are many, and one of great weight leaves the others none. A member that is
 /// gone by now is still one of them: see `members::exit`.
 #[inline(never)]
 pub fn settle(members: &mut Members) {

@@ -23,7 +23,7 @@ impl Moment {
         unsafe { self.sysvar.borrow_unchecked() }
     }
 
-    /// The newest slot's hash: whoever sends an instruction knows it and can wait for another one.
+    /// The newest slot's hash: the sender of an instruction knows it and can wait for another one.
     pub fn entropy(&self) -> [u8; 32] {
         slot_hashes::newest(self.slot_hashes())
     }

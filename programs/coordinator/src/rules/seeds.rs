@@ -11,8 +11,8 @@ use solana_sha256_hasher::hashv;
 /// Slots that one validator leads in a row.
 const TURN: u64 = 4;
 
-/// Fixes the slot that the next seed is drawn from: the first of the next validator's turn, so that whoever leads the
-/// present slot, and decides what is in it, seldom makes that hash too.
+/// Fixes the slot that the next seed is drawn from: the first of the next validator's turn, so that the
+/// validator that leads the present slot, and decides what is in it, seldom makes that hash too.
 pub fn fix(run: &mut Run, moment: &Moment) {
     run.seed_slot = (moment.slot / TURN).wrapping_add(1).wrapping_mul(TURN);
 }

@@ -7,7 +7,7 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Counts a change of one account. It begins anew at its end: any wallet can make it rise, and readers ask only whether
+/// Counts a change of one account. It starts at 0 again at its end: any wallet can make it rise, and readers ask only whether
 /// it is another one than before.
 pub fn bump(counter: &mut u32) -> Result<()> {
     *counter = counter.wrapping_add(1);

@@ -19,7 +19,7 @@ pub fn newest(sysvar: &[u8]) -> [u8; 32] {
 /// The hash of the first slot from `slot` on that was not skipped, and None while there is none.
 ///
 /// The entries of slots that were too long ago are gone. Then it is the first one from `slot` + 512, or + 1,024, and so
-/// on, that is surely there: whoever alone sends instructions to a run gets another hash by waiting, but only one every
+/// on, that is surely there: a wallet that alone sends instructions to a run gets another hash by waiting, but only one every
 /// 512 slots, and anybody else can end that by drawing the seed in time.
 #[inline(never)]
 pub fn first_since(sysvar: &[u8], slot: u64) -> Option<[u8; 32]> {

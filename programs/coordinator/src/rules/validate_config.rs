@@ -6,7 +6,7 @@ use anchor_lang::prelude::*;
 /// More warm-up tokens would overflow the batch size's product.
 const MAX_WARMUP_TOKENS: u64 = 1 << 47;
 
-/// Seconds. An epoch in which nobody acts ends by time only, so no time may be for ever.
+/// Seconds. An epoch in which nobody acts ends by time only, so no time may be endless.
 pub const MAX_TIME: u64 = 30 * 24 * 60 * 60;
 
 #[inline(never)]

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Clone, Copy, Pod, Zeroable, AnchorSerialize, AnchorDeserialize, IdlType)]
 #[repr(C)]
 pub struct Config {
-    /// Seconds a warm-up may last before training starts with whoever is healthy.
+    /// Seconds a warm-up may last before training starts with the healthy members.
     pub warmup_time: u64,
     /// Seconds a cooldown may last.
     pub cooldown_time: u64,

@@ -90,8 +90,8 @@ pub struct Members {
     pub shown: [[u8; 32]; SHOWN_BITS],
     /// Seats that delivered every level of their tier in an epoch before, and not less than half since.
     pub established: [u8; 32],
-    /// Those of them with whom the epoch began: who judges deliveries of levels. The same to its end, whoever has gone or
-    /// was convicted by then, because members apply its results at different moments and read this before.
+    /// Those of them with whom the epoch began: who judges deliveries of levels. The same to its end, although some may have gone or
+    /// were convicted by then, because members apply its results at different moments and read this before.
     pub judges: [u8; 32],
     /// Seats of healthy members.
     pub healthy: [u8; 32],

@@ -1,7 +1,7 @@
 //! `Run`: what changes at every transition, and the only account a client subscribes to.
 
 use crate::{constants::*, state::Config};
-use anchor_lang::prelude::*;
+use anchor_lang::{create_program_address, prelude::*};
 use bytemuck::{Pod, Zeroable};
 
 /// Values of `Run::state`.
@@ -174,6 +174,19 @@ impl Run {
         &self.run_id[..length]
     }
 
+    /// The address of one of the run's four accounts.
+    ///
+    /// The instructions compare with it by `address =`: Anchor copies what `seeds =` checks to every
+    /// account of every instruction, which was a quarter of the program.
+    #[inline(never)]
+    pub fn address_of(&self, seed: &[u8], index: usize) -> Address {
+        let seeds = [seed, self.seed(), &[self.bumps[index]]];
+        match create_program_address(&seeds, &crate::ID) {
+            Ok(address) => address,
+            Err(_) => panic!(), // init_run found an address with this bump
+        }
+    }
+
     pub fn halted(&self) -> bool {
         matches!(self.state, run_state::UNINITIALIZED | run_state::FINISHED | run_state::PAUSED)
     }
@@ -199,7 +212,8 @@ impl Run {
         &self.rounds[self.ring(0)]
     }
 
-    /// The round `back` rounds before the current one (at most 3) is the one that `place` names. The epoch had so many.
+    /// The round `back` rounds before the current one (at most 3) is the one that `place` names, and the
+    /// epoch had that many rounds.
     pub fn is_at(&self, place: &Place, back: usize) -> bool {
         let round = &self.rounds[self.ring(back)];
         let was = back <= self.current().height as usize;

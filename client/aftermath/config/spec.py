@@ -1,0 +1,114 @@
+"""The training spec of a run: what is trained, on what data and how, as canonical JSON.
+
+The coordinator program stores the bytes and checks their length and SHA-256 only. All other checks
+are here: owners run them before they write a spec, and members when they read one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+from typing import Any, Literal, Self
+
+from pydantic import ValidationError
+
+from aftermath.base.bounded import Malformed, json_value
+from aftermath.base.errors import AccountError, Unsuitable
+from aftermath.config import errors as config_errors
+from aftermath.config import rules
+from aftermath.config.sources import DataLocation
+from aftermath.config.tables import Table
+from aftermath.config.training import LearningRate, Optimizer
+from aftermath.rules.limits import SPEC_BYTES
+from aftermath.rules.model import marked
+from aftermath.rules.state import Architecture, DataType
+
+ArchitectureName = Literal["HfLlama", "HfDeepseek", "HfNanoGPT", "HfAuto"]
+DataTypeName = Literal["Pretraining", "Finetuning"]
+ARCHITECTURES: dict[str, Architecture] = {
+    "HfLlama": Architecture.HF_LLAMA,
+    "HfDeepseek": Architecture.HF_DEEPSEEK,
+    "HfNanoGPT": Architecture.HF_NANOGPT,
+    "HfAuto": Architecture.HF_AUTO,
+}
+"""Architectures by their names in a config file and a spec."""
+_DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINETUNING}
+_SHOWN = 400
+_FIX = "Use the client version that wrote it. The owner can write another: aftermath-solana update-config"
+
+
+class Spec(Table):
+    """The part of `[model.LLM]` that the program does not compute with, by the same keys."""
+
+    architecture: ArchitectureName
+    data_type: DataTypeName
+    data_location: DataLocation
+    data_hash: str
+    lr_schedule: LearningRate
+    optimizer: Optimizer
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON: UTF-8, keys sorted, no spaces, every default written out.
+
+        A later version may have other defaults, and must train the run as it is.
+        """
+        return _canonical(self.model_dump(exclude_none=True))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Return the spec of these bytes. Raises Unsuitable, which names each bad kind or key."""
+        try:
+            document = json_value(data, SPEC_BYTES)
+            if _canonical(document) != data:
+                raise Unsuitable("the run's training spec is not canonical JSON", _FIX)
+            spec = cls.model_validate(document)
+        except ValidationError as error:
+            sentences = [mistake.sentence for mistake in config_errors.sentences(error, cls)]
+            raise _refused(sentences) from None
+        except (Malformed, ValueError) as error:
+            said = f"the run's training spec is not JSON: {error}"
+            raise Unsuitable(said[:_SHOWN], _FIX) from None
+        if broken := rules.broken_spec(spec.values()):
+            raise _refused([mistake.sentence for mistake in broken])
+        return spec
+
+    def values(self) -> dict[str, Any]:
+        """Return the spec as numbers and strings; reals are their bits, unused numbers are zero."""
+        location = self.data_location.to_chain()
+        return {
+            "architecture": ARCHITECTURES[self.architecture].value,
+            "data_type": int(_DATA_TYPES[self.data_type]),
+            "data_location": location | {"secondary": marked(location["secondary"], self.data_hash)},
+            "lr_schedule": self.lr_schedule.to_chain(),
+            "optimizer": self.optimizer.to_chain(),
+        }
+
+
+def spec_hash(data: bytes) -> bytes:
+    """Return the hash under which the program accepts a spec."""
+    return hashlib.sha256(data).digest()
+
+
+@lru_cache(maxsize=8)  # readers parse the same model again and again
+def parse_spec(data: bytes, expected_hash: bytes) -> Spec:
+    """Return the spec that an account holds.
+
+    Raises AccountError if the bytes are not those that the run names, and Unsuitable if they are,
+    but this client cannot read them: no other RPC node would send better ones.
+    """
+    if spec_hash(data) != expected_hash:
+        raise AccountError("the run's training spec does not have the hash that the run names")
+    return Spec.decode(data)
+
+
+def _canonical(document: Any) -> bytes:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def _refused(sentences: list[str]) -> Unsuitable:
+    listed = "; ".join(sentences)
+    if len(listed) > _SHOWN:
+        listed = listed[:_SHOWN] + "..."
+    return Unsuitable(f"this client cannot train by the run's training spec: {listed}", _FIX)

@@ -1,0 +1,19 @@
+//! Writes a part of the training spec, which is longer than a transaction. `update` completes it.
+
+use super::OwnerModel;
+use crate::{errors::CoordinatorError, rules::sequence};
+use anchor_lang::prelude::*;
+
+pub fn write_spec(ctx: &mut Context<OwnerModel>, offset: u16, part: &[u8]) -> Result<()> {
+    let run = &mut ctx.accounts.run;
+    require!(run.halted(), CoordinatorError::NotHalted);
+    let model = &mut ctx.accounts.model;
+    let start = usize::from(offset);
+    let place = model.spec.get_mut(start..start + part.len());
+    place.ok_or(CoordinatorError::SpecLength)?.copy_from_slice(part);
+    // until `update` names the hash of the new one, the run has no spec and cannot start
+    model.spec_len = 0;
+    model.spec_hash = [0; 32];
+    sequence::bump(&mut run.model_seq)?;
+    sequence::seal_run(run)
+}
