@@ -191,8 +191,8 @@ def test_newcomers_do_not_attest_an_established_level(world: World, holders: int
 @pytest.mark.parametrize("founders", [(0, 1, 2), (0, 0, 1), (0, 0, 0, 1, 2)], ids=str)
 @pytest.mark.parametrize("attested", [0, 1])
 def test_rounds_end_at_once_when_all_founders_leave(world: World, founders: tuple[int, ...], attested: int) -> None:
-    """The newcomers say what the levels are that all trained together. They do not train on alone, because nobody could
-    check them. They are established from then on, so the next epoch begins without a wait.
+    """The newcomers say what the levels are that all trained together. They do not train on alone,
+    because nobody could check them. They are established then, so the next epoch has no wait.
     """
     run, honest = _grown(world, tiers=founders, rounds=20)
     newcomers = range(len(founders), len(founders) + 12)
@@ -221,7 +221,9 @@ def test_rounds_end_at_once_when_all_founders_leave(world: World, founders: tupl
 
 
 def test_founders_that_leave_early_keep_the_model(world: World) -> None:
-    """No newcomer has shown a level, so nobody could attest the epoch: it is undone, and the founders may return."""
+    """No newcomer has shown a level, so nobody could attest the epoch: it is undone, and the
+    founders may return.
+    """
     run, honest = _grown(world, tiers=(0, 1, 2))
     before = run.run
     newcomers = range(3, 15)

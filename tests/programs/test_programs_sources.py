@@ -210,8 +210,8 @@ def test_once_a_quorum_of_a_round_has_trained_the_older_model_is_the_runs(world:
 
 
 def test_one_newcomers_results_continue_a_lost_model(world: World) -> None:
-    """Nobody who trained before has come for a day. One of three newcomers delivers: that is the newest model there is,
-    and only this one says what it contains.
+    """Nobody who trained before has come for a day. One of three newcomers delivers: that is the
+    newest model there is, and only this member says what it contains.
     """
     run = trained_and_lost(world)
     step = run.run.step
@@ -490,8 +490,8 @@ def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: S
 
 
 def test_model_that_may_be_undone_is_not_a_checkpoint(world: World) -> None:
-    """One of two founders returns to a lost model, and newcomers outvote it. They attest a model and name it at once,
-    before their epoch is undone.
+    """One of two founders returns to a lost model, and newcomers outvote it. They attest a model and
+    name it at once, before their epoch is undone.
     """
     run = trained_and_lost(world, founders=range(2), init_min_clients=2)
     before = known(run)

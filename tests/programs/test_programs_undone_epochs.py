@@ -229,7 +229,7 @@ def test_one_of_three_gone_gives_newcomers_no_vote(world: World, gone: str, heig
 
 
 def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
-    """They could not get what was attested. It ends at once, and they begin again from the checkpoint."""
+    """They could not get what was attested. It ends at once; they begin again from the checkpoint."""
     founders = {0: 0, 1: 0, 2: 1}
     run = founded(world, founders, saved=True, rounds=10)
     before = known(run)
@@ -256,8 +256,8 @@ def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
 
 @pytest.mark.parametrize("how", ["leave", "restart"])
 def test_judges_that_leave_a_warm_up_give_newcomers_no_model(world: World, how: str) -> None:
-    """Clients leave by themselves if no source gives the model: the place of the checkpoint cannot be read for a while.
-    Three wallets that never had the model would continue and say what it is.
+    """Clients leave by themselves if no source gives the model, for example while the Hub is down.
+    Wallets that never had the model would train on and say what it is.
     """
     run = founded(world, FOUNDERS, saved=True)
     for index, tier in FOUNDERS.items():

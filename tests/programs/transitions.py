@@ -158,7 +158,7 @@ class Transitions:
         return set([number for number in ordered if bitmap.contains(seated, number)][: lap.elected])
 
     def _enough(self, roster: int) -> bool:
-        """Return whether only established members witness: at least three begin the rounds and hold all levels."""
+        """Return whether only established members witness: three begin and hold all levels."""
         there = self.judges & roster & self.healthy
         return there.bit_count() >= 3 and self.known_levels == self.every
 
@@ -654,8 +654,8 @@ class Transitions:
         self._start_round(lap.height + 1, unsettled)
 
     def _stands(self) -> bool:
-        """Return whether an established member delivered and stayed. If one delivered and all left by themselves, a
-        newcomer must have.
+        """Return whether an established member delivered and stayed. If one delivered and all left
+        by themselves, a newcomer must have.
         """
         if self.step == self.start_step:
             return not self.is_provisional()

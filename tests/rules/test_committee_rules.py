@@ -124,7 +124,7 @@ def test_member_outside_the_roster_is_not_a_witness() -> None:
 def test_newcomers_never_witness_an_established_round(
     seed: int, roster: int, known: int, healthy: int, alone: bool
 ) -> None:
-    """Only established members witness an established round, also when none is left; otherwise all do."""
+    """Only established members witness an established round, also when none is left."""
     judges = roster & known
     round_ = header(roster, seed=seed, elected=32, established=Alone(alone))
     table = members({}, healthy=healthy, judges=judges)

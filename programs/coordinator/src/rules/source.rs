@@ -7,7 +7,7 @@ use super::{bitmap, checkpoints, committee, members};
 use crate::{constants::Bitmap, state::*};
 
 /// Return whether newcomers could decide what the epoch that begins makes of the model, although the run has enough
-/// established members to decide alone. Newcomers get a word in the rounds as soon as too few of these are left.
+/// established members to decide alone. Newcomers vote in the rounds if too few of these are in it.
 pub fn is_at_risk(members: &Members) -> bool {
     bitmap::count(&members.established) >= committee::ENOUGH && !bitmap::is_empty(&members.judges)
 }
