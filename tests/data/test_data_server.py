@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.concurrency import ThreadWorker
-from aftermath.data.crowd import FRESH_SECONDS, Client, Crowd, Turns
+from aftermath.data.client_slots import FRESH_SECONDS, Client, Crowd, Turns
+from aftermath.data.messages import Description, ErrorReply, Read, Tokens, answered, asked, packed
 from aftermath.data.remote import RemoteTokens
 from aftermath.data.server import DataServer, load_settings, served
 from aftermath.data.source import DataError, SourceAway
-from aftermath.data.wire import Description, ErrorReply, Read, Tokens, answered, asked, packed
 
 TOML = """
 dir = "tokens"

@@ -17,8 +17,7 @@ from aftermath.data.fingerprint import hash_of
 from aftermath.data.gcs import bucket_urls
 from aftermath.data.http import TRIES, HttpClient, HttpFiles, merged, numbered, shown
 from aftermath.data.local import open_tokens
-from aftermath.data.source import DataError, SourceAway
-from aftermath.data.spans import Span
+from aftermath.data.source import DataError, SourceAway, Span
 from aftermath.data.tokens import TokenFiles
 from faulty_web import Web, serving
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.data.local import open_tokens
-from aftermath.data.order import Order
+from aftermath.data.shuffle import Order
 from aftermath.data.source import DataError
 from aftermath.data.tokenise import refuse_older
 

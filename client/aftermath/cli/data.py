@@ -13,7 +13,7 @@ from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts, note
-from aftermath.data.port import PORT
+from aftermath.data import PORT
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -245,8 +245,7 @@ def data_fetch(
     Skips files that exist, and continues interrupted downloads.
     """
     from aftermath.base.text import counted
-    from aftermath.data.download import download
-    from aftermath.data.http import HttpClient, numbered
+    from aftermath.data.http import HttpClient, download, numbered
 
     client = HttpClient()
     paths = []

@@ -17,8 +17,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from aftermath.data.source import FileRecord
-from aftermath.data.spans import Span, Store
+from aftermath.data.source import FileRecord, Span, Store
 
 BLOCK = 4096  # bytes
 MOST_BLOCKS, MOST_OF_A_FILE = 1024, 16

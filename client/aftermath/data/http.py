@@ -19,27 +19,103 @@ Decided
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+import httpcore
 import httpx
 
 from aftermath.base.concurrency import each
-from aftermath.base.proxies import proxy_for
+from aftermath.base.files import fix_of, settle
+from aftermath.base.outputs import write_mark
+from aftermath.base.proxies import ProxyTransport, proxy_for
 from aftermath.base.rate_limit import doubled, retry_after
-from aftermath.base.run_access import Permits, any_address
+from aftermath.base.run_access import Permits, any_address, permitted
 from aftermath.data.cache import Cache
-from aftermath.data.checked_http import transport
 from aftermath.data.formats import HEAD_BYTES
-from aftermath.data.source import SLOWEST, DataError, SourceAway
-from aftermath.data.spans import File, Span
+from aftermath.data.source import SLOWEST, DataError, File, SourceAway, Span
+
+
+def transport(permits: Permits, limits: httpx.Limits) -> httpx.AsyncBaseTransport:
+    """Return what sends HTTP requests to allowed addresses only. Raises Unsuitable, in a request, for others."""
+    context = httpx.create_ssl_context()
+    direct = httpx.AsyncHTTPTransport(verify=context, limits=limits)
+    if permits is any_address:
+        return ProxyTransport(direct, limits)
+    direct._pool = httpcore.AsyncConnectionPool(  # httpx has no parameter for how it connects
+        ssl_context=context,
+        max_connections=limits.max_connections,
+        max_keepalive_connections=limits.max_keepalive_connections,
+        keepalive_expiry=limits.keepalive_expiry,
+        network_backend=_CheckedBackend(permits),
+    )
+    return _CheckedTransport(ProxyTransport(direct, limits), permits)
+
+
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to allowed addresses of a host."""
+
+    def __init__(self, permits: Permits) -> None:
+        self._permits = permits
+        self._connects = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to one of a host's allowed addresses. Raises Unsuitable, httpcore.ConnectError."""
+        error: Exception = httpcore.ConnectError(f"{host} has no address")
+        addresses = await _checked(host, port, self._permits)
+        for address in addresses:
+            share = timeout / len(addresses) if timeout is not None else None  # one may not answer, and the next may
+            try:
+                return await self._connects.connect_tcp(address, port, share, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as caught:
+                error = caught
+        raise error
+
+
+class _CheckedTransport(httpx.AsyncBaseTransport):
+    """Checks a host before a proxy is asked for it, as far as this machine knows the host's address."""
+
+    def __init__(self, inner: ProxyTransport, permits: Permits) -> None:
+        self._inner = inner
+        self._permits = permits
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        if proxy_for(str(request.url)) is not None:
+            await _checked(request.url.host, request.url.port, self._permits)
+        return await self._inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+
+async def _checked(host: str, port: int | None, permits: Permits) -> list[str]:
+    """Return the allowed addresses of a host, none where its name is not known here. Raises Unsuitable."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return permitted(host, found, permits)
+
 
 TRIES = 4
 _LONGEST_PAUSE = 8.0  # seconds
@@ -331,3 +407,35 @@ def _check_redirect(answer: httpx.Response) -> None:
     target = answer.url.join(answer.headers["Location"])
     if target.scheme not in ("http", "https") or (answer.url.scheme == "https" and target.scheme != "https"):
         raise DataError(f"{shown(str(answer.url))} redirects to {target.scheme}:, which is not followed")
+
+
+_PART = 8 << 20  # bytes of a request
+
+
+def download(url: str, folder: Path, client: HttpClient, told: Callable[[int, int], None]) -> Path:
+    """One file into a folder, under the last part of its address; `told` hears (bytes here, bytes in all).
+
+    Raises SourceAway, DataError.
+    """
+    path = folder / shown(url).rsplit("/", 1)[-1]
+    first = client.part(url, 0, 1)
+    mark = hashlib.sha256(f"{first.size} {first.etag}".encode()).hexdigest()[:16]
+    partial = path.with_name(f"{path.name}.{mark}.partial")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            if path.stat().st_size == first.size:
+                return path
+            raise DataError(f"{path} is there already, and of another size", "Remove it or name another folder")
+        with partial.open("ab") as file:
+            while (here := file.tell()) < first.size:
+                part = client.part(url, here, min(_PART, first.size - here))
+                if (part.size, part.etag) != (first.size, first.etag):
+                    raise DataError(f"{shown(url)} was changed while it was downloaded", "Start again")
+                file.write(part.data)
+                told(file.tell(), first.size)
+        settle(partial, path)
+        write_mark(folder, "data fetch")
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}", fix_of(error, "folder")) from None
+    return path

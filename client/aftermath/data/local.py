@@ -19,8 +19,7 @@ from pathlib import Path
 
 from aftermath.data.formats import HEAD_BYTES, SUFFIXES, check_stated_width, tokenise_options
 from aftermath.data.parquet import PARQUET, unpacked_tokens
-from aftermath.data.source import DataError, NoData
-from aftermath.data.spans import File, Span
+from aftermath.data.source import DataError, File, NoData, Span
 from aftermath.data.tokens import TokenFiles
 
 OPEN = 64

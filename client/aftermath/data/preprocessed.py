@@ -27,11 +27,11 @@ from aftermath.data.source import (
     FileRecord,
     NoData,
     Sequences,
+    Span,
     WrongTokens,
     check_sequences,
     check_shape,
 )
-from aftermath.data.spans import Span
 
 INPUTS, LABELS = ".inputs.npy", ".labels.npy"
 

@@ -18,9 +18,8 @@ import numpy as np
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.run_access import Permits, any_address, connected
-from aftermath.data.port import PORT
-from aftermath.data.source import SLOWEST, DataError, FileRecord, Sequences, SourceAway, check_sequences, check_shape
-from aftermath.data.wire import (
+from aftermath.data import PORT
+from aftermath.data.messages import (
     LENGTH,
     MOST_DESCRIBED,
     MOST_SEQUENCES,
@@ -34,6 +33,7 @@ from aftermath.data.wire import (
     answered,
     packed,
 )
+from aftermath.data.source import SLOWEST, DataError, FileRecord, Sequences, SourceAway, check_sequences, check_shape
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::(\d{1,5}))?")
 

@@ -24,11 +24,11 @@ import msgspec
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.concurrency import ThreadWorker, cancel
 from aftermath.base.rate_limit import place
-from aftermath.data.crowd import Client, Crowd, Turns
+from aftermath.data.client_slots import Client, Crowd, Turns
 from aftermath.data.local import open_tokens
+from aftermath.data.messages import LENGTH, MOST_ASKED, Answer, Describe, Description, ErrorReply, Tokens, asked, packed
 from aftermath.data.source import DataError
 from aftermath.data.tokens import TokenFiles
-from aftermath.data.wire import LENGTH, MOST_ASKED, Answer, Describe, Description, ErrorReply, Tokens, asked, packed
 
 MOST_CLIENTS = 256
 """And as many again while they all wait for answers."""

@@ -18,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftermath.data.fingerprint import records_of, sampled_blocks
-from aftermath.data.formats import Layout, layout_of
-from aftermath.data.order import Order
-from aftermath.data.plausible import check_not_only_zeros, check_width_and_order
-from aftermath.data.source import FileRecord, Sequences, WrongTokens, check_sequences, check_shape
-from aftermath.data.spans import Span, Store
+from aftermath.data.formats import Layout, check_not_only_zeros, check_width_and_order, layout_of
+from aftermath.data.shuffle import Order
+from aftermath.data.source import FileRecord, Sequences, Span, Store, WrongTokens, check_sequences, check_shape
 
 
 class TokenFiles:

@@ -17,7 +17,7 @@ from math import isfinite
 
 import numpy as np
 
-from aftermath.data.order import Order
+from aftermath.data.shuffle import Order
 from aftermath.data.source import DataError, FileRecord, Sequences, Source, check_sequences
 
 CYCLE = 4096

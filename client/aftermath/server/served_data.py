@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aftermath.base.errors import UsageError
 from aftermath.config.document import RunConfig
-from aftermath.data.port import PORT
+from aftermath.data import PORT
 from aftermath.data.server import DataServer, Settings, load_settings, served
 from aftermath.data.tokens import TokenFiles
 
