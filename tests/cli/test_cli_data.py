@@ -159,7 +159,7 @@ def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
         download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)
         assert web.asked == [("/t001.bin", "bytes=0-0")]
         web.files["/t001.bin"] += b"more"
-        with pytest.raises(DataError, match="of another size"):
+        with pytest.raises(DataError, match="with another size"):
             download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)
 
 

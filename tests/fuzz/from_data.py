@@ -20,14 +20,15 @@ from fuzz.decoder import Decode, Decoder
 
 def questions() -> tuple[list[bytes], Decode]:
     return [
-        messages.packed(one)[messages.LENGTH :] for one in (messages.Describe(), messages.Read([0, 7, 1 << 40]))
-    ], messages.asked
+        messages.encode_message(one)[messages.LENGTH_BYTES :]
+        for one in (messages.DescribeRequest(), messages.ReadRequest([0, 7, 1 << 40]))
+    ], messages.decode_request
 
 
 def answers() -> tuple[list[bytes], Decode]:
     described = messages.Description(2, 32, 10, [FileRecord("a.bin", 640, "ab" * 32)])
-    said = (described, messages.Tokens(bytes(64)), messages.ErrorReply("there are 10"))
-    return [messages.packed(one)[messages.LENGTH :] for one in said], messages.answered
+    said = (described, messages.TokensReply(bytes(64)), messages.ErrorReply("there are 10"))
+    return [messages.encode_message(one)[messages.LENGTH_BYTES :] for one in said], messages.decode_reply
 
 
 class Listed(HttpClient):
@@ -36,7 +37,7 @@ class Listed(HttpClient):
     def __init__(self, page: bytes) -> None:
         self._page = page
 
-    def document(self, url: str, most: int) -> bytes:
+    def read_document(self, url: str, most: int) -> bytes:
         del url, most
         return self._page
 

@@ -1,9 +1,7 @@
-"""What a data server and its clients say to each other, over TCP.
+"""The messages between a data server and its clients: msgpack after its length, over TCP.
 
-Decided
-- A message is four bytes with its length, big-endian, and msgpack. It is refused by its length before it is read.
-- A client asks for a description, then for sequences by number. An answer is as long as what was asked for, at most.
-- There is nothing to authorise: every client that reaches the server may read the run's data.
+The length is four bytes, big-endian, and is checked before the body is read. A client asks for
+the description, then for sequences by number. There is no authorisation.
 """
 
 from __future__ import annotations
@@ -13,27 +11,27 @@ import msgspec
 from aftermath.base.bounded import U64_MAX, Malformed, msgpack_as
 from aftermath.data.source import FileRecord
 
-MOST_SEQUENCES = 256
-"""In one request."""
-MOST_ASKED = 16 << 10
-"""Bytes of a request."""
-MOST_DESCRIBED = 1 << 20
-"""Bytes of a description or a refusal."""
-LENGTH = 4
+MAX_SEQUENCES = 256
+"""The most sequences in one request."""
+MAX_REQUEST_BYTES = 16 << 10
+"""The largest request."""
+MAX_DESCRIPTION_BYTES = 1 << 20
+"""The largest description or error."""
+LENGTH_BYTES = 4
 
 
-class Describe(msgspec.Struct, tag="describe", frozen=True):
-    """What do you serve?"""
+class DescribeRequest(msgspec.Struct, tag="describe", frozen=True):
+    """A request for the description."""
 
 
-class Read(msgspec.Struct, tag="read", frozen=True):
-    """The sequences of these numbers."""
+class ReadRequest(msgspec.Struct, tag="read", frozen=True):
+    """A request for sequences by number."""
 
     indices: list[int]
 
 
 class Description(msgspec.Struct, tag="description", frozen=True):
-    """What is served."""
+    """The shape and the records of the served data."""
 
     token_bytes: int
     seq_len: int
@@ -41,40 +39,40 @@ class Description(msgspec.Struct, tag="description", frozen=True):
     records: list[FileRecord]
 
 
-class Tokens(msgspec.Struct, tag="tokens", frozen=True):
+class TokensReply(msgspec.Struct, tag="tokens", frozen=True):
     """Little-endian tokens, sequence after sequence."""
 
     data: bytes
 
 
 class ErrorReply(msgspec.Struct, tag="refused", frozen=True):
-    """Why not."""
+    """The reason why the server refuses a request."""
 
     why: str
 
 
-Asked = Describe | Read
-Answer = Description | Tokens | ErrorReply
+Request = DescribeRequest | ReadRequest
+Reply = Description | TokensReply | ErrorReply
 
 
-def packed(message: Asked | Answer) -> bytes:
-    """A message as it travels, with its length before it."""
+def encode_message(message: Request | Reply) -> bytes:
+    """Return the bytes of a message, with its length before it."""
     body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(LENGTH, "big") + body
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
-def asked(body: bytes) -> Asked:
-    """A client's message. Raises Malformed."""
-    message: Asked = msgpack_as(body, Asked)
-    if isinstance(message, Read):
-        if not 1 <= len(message.indices) <= MOST_SEQUENCES:
-            raise Malformed(f"{len(message.indices)} sequences are asked for, and 1 to {MOST_SEQUENCES} may be")
+def decode_request(body: bytes) -> Request:
+    """Return a client's message. Raise Malformed."""
+    message: Request = msgpack_as(body, Request)
+    if isinstance(message, ReadRequest):
+        if not 1 <= len(message.indices) <= MAX_SEQUENCES:
+            raise Malformed(f"{len(message.indices)} sequences are requested; 1 to {MAX_SEQUENCES} are allowed")
         if not all(0 <= index <= U64_MAX for index in message.indices):
             raise Malformed("a sequence's number is out of range")
     return message
 
 
-def answered(body: bytes) -> Answer:
-    """A server's message. Raises Malformed."""
-    message: Answer = msgpack_as(body, Answer)
+def decode_reply(body: bytes) -> Reply:
+    """Return a server's message. Raise Malformed."""
+    message: Reply = msgpack_as(body, Reply)
     return message
