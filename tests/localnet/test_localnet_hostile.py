@@ -20,18 +20,18 @@ from aftermath.localnet import LocalnetConfig, LocalnetError, VirtualTime, pubsu
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.genesis import faucet_of, open_chain
-from aftermath.localnet.reading import Reading
+from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.rpc import Rpc
-from aftermath.localnet.sending import Sending
 from aftermath.localnet.server import MAX_BODY_BYTES
+from aftermath.localnet.transaction_methods import TransactionMethods
 from localnet.chainwork import SOL, fund, move, post, recent, rpc, sign
 
 
 def offline() -> tuple[Bank, Rpc, list[str]]:
     """A chain without sockets, its RPC and the names of all methods."""
     bank, _ = open_chain(None, VirtualTime(), 400, [])
-    reading = Reading(bank)
-    sending = Sending(bank, Committer(bank, None), reading, faucet_of(bank.slots.genesis))
+    reading = ReadMethods(bank)
+    sending = TransactionMethods(bank, Committer(bank, None), reading, faucet_of(bank.slots.genesis))
     handlers = {**reading.methods(), **sending.methods()}
     return bank, Rpc(bank, handlers), sorted(handlers)
 

@@ -23,7 +23,7 @@ from solders.signature import Signature
 
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
 from aftermath.localnet.ledger import DATABASE, Ledger, holds_chain, is_of_older_format
-from aftermath.localnet.node import Node
+from aftermath.localnet.node import EmbeddedNode
 from localnet.chainwork import SOL, deploy, fund, health, memo, move, recent, sign, transfer_new
 from localnet.chainwork import rpc as call
 from localnet.processes import start
@@ -295,7 +295,7 @@ async def test_ledger_keeps_accounts_of_the_runtime(tmp_path: Path) -> None:
 
 
 async def test_forget_with_unwritable_ledger_keeps_accounts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    node = EmbeddedNode(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
     key = Keypair().pubkey()
     await node.provide(key, SOL)
     assert node._ledger is not None
@@ -308,7 +308,7 @@ async def test_forget_with_unwritable_ledger_keeps_accounts(tmp_path: Path, capl
     node.forget([key])
     assert node.bank.account(key) is None
     await node.close()
-    again = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    again = EmbeddedNode(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
     assert again.bank.account(key) is None
     await again.close()
 

@@ -11,7 +11,7 @@ from solders.system_program import ID as SYSTEM_ID
 from solders.transaction import VersionedTransaction
 
 from aftermath.localnet.fees import LAMPORTS_PER_SIGNATURE
-from aftermath.localnet.runtime import Outcome, Runtime, minimum_balance
+from aftermath.localnet.runtime import ExecutionOutcome, Runtime, minimum_balance
 from localnet.chainwork import SOL, move, sign
 
 
@@ -22,7 +22,7 @@ def holding(runtime: Runtime, lamports: int) -> Keypair:
     return payer
 
 
-def moving(runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL) -> Outcome:
+def moving(runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL) -> ExecutionOutcome:
     """What comes of moving so much to an account that is there, with a priority fee of so many lamports."""
     there = holding(runtime, there_is).pubkey()
     units, price = 10_000, 100 * priority

@@ -25,7 +25,7 @@ from aftermath.localnet.errors import (
     RpcError,
     invalid_params,
 )
-from aftermath.localnet.params import Config
+from aftermath.localnet.params import ConfigObject
 from aftermath.localnet.records import Landed
 
 ACCOUNT_ENCODINGS = ("binary", "base58", "base64", "base64+zstd", "jsonParsed")
@@ -41,7 +41,7 @@ class View(msgspec.Struct, frozen=True):
     slice: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, config: Config, default: str = "binary") -> View:
+    def of(cls, config: ConfigObject, default: str = "binary") -> View:
         encoding = config.text("encoding", ACCOUNT_ENCODINGS, default)
         section = config.section("dataSlice")
         if section is None:

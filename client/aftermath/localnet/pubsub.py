@@ -85,7 +85,7 @@ class Calls:
         self._outbox.put(msgspec.json.encode(body).decode())
 
 
-class Connection:
+class SubscriberConnection:
     """Serves one client until it goes or lags. An `Outbox` of its subscriptions. `ping`: seconds between two; `most`:
     bytes that it may owe.
     """

@@ -20,8 +20,7 @@ from solders.sysvar import CLOCK, SLOT_HASHES
 from aftermath.localnet.bank import Bank, Executed
 from aftermath.localnet.encode import View
 from aftermath.localnet.errors import RpcError, invalid_params
-from aftermath.localnet.filters import Filter, parse_filters
-from aftermath.localnet.params import Params, pubkey, signature
+from aftermath.localnet.params import Filter, Params, parse_filters, pubkey, signature
 from aftermath.localnet.runtime import SYSTEM_ID
 
 _encode = msgspec.json.Encoder().encode

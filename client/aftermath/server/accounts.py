@@ -19,7 +19,7 @@ from aftermath.base.rate_limit import TokenBucket
 from aftermath.chain.addresses import membership_address
 from aftermath.chain.views import parse_run
 from aftermath.localnet.errors import INVALID_REQUEST, RpcError
-from aftermath.localnet.node import Node
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.runtime import SYSTEM_ID
 
 ALLOWANCE = 10**9
@@ -76,7 +76,7 @@ class Accounts:
 
     def __init__(
         self,
-        node: Node,
+        node: EmbeddedNode,
         program: Pubkey,
         run: Pubkey,
         here: Callable[[Pubkey], bool],

@@ -18,10 +18,10 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.chain.addresses import ED25519
 from aftermath.localnet.errors import INVALID_REQUEST, RpcError, invalid_params
-from aftermath.localnet.node import Node
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.params import Params
 from aftermath.localnet.rpc import Handler
-from aftermath.localnet.sending import transaction_of
+from aftermath.localnet.transaction_methods import transaction_of
 from aftermath.p2p.discovery import Whereabouts, believable
 from aftermath.server.accounts import Accounts
 
@@ -42,7 +42,7 @@ MOST_SUBSCRIPTIONS = 16
 class RpcMethods:
     """The methods of one run's members. `run`: the address of its Run account."""
 
-    def __init__(self, node: Node, program: Pubkey, run: Pubkey, accounts: Accounts) -> None:
+    def __init__(self, node: EmbeddedNode, program: Pubkey, run: Pubkey, accounts: Accounts) -> None:
         self._node = node
         self._program = program
         self._run = run

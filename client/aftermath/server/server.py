@@ -25,7 +25,7 @@ from aftermath.base.concurrency import cancel
 from aftermath.chain.addresses import run_addresses
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import RpcError
-from aftermath.localnet.node import Node
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 from aftermath.server.accounts import Accounts
 from aftermath.server.connection_limiter import ConnectionLimiter
@@ -66,7 +66,7 @@ class CentralServer:
         ledger = config.state / LEDGER if config.state is not None else None
         given = [(Pubkey.from_string(name), path) for name, path in programs]
         self.config = config
-        self.node = Node(LocalnetConfig(ledger=ledger, programs=given))
+        self.node = EmbeddedNode(LocalnetConfig(ledger=ledger, programs=given))
         self.sessions = Sessions(self._withdraw if config.withdraw else None)
         run = run_addresses(PROGRAM, config.run_id).run
         self.accounts = Accounts(self.node, PROGRAM, run, self.sessions.here)

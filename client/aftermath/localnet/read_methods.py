@@ -23,8 +23,7 @@ from aftermath.localnet.errors import (
     invalid_params,
 )
 from aftermath.localnet.fees import fee_of
-from aftermath.localnet.filters import parse_filters
-from aftermath.localnet.params import Config, Params, decoded, signature
+from aftermath.localnet.params import ConfigObject, Params, decoded, parse_filters, signature
 from aftermath.localnet.records import Landed
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.localnet.slots import SLOTS_PER_EPOCH
@@ -41,7 +40,7 @@ MAX_MESSAGE_BYTES = 1232
 Method = Callable[[Any], Any]
 
 
-class Reading:
+class ReadMethods:
     """Methods by their JSON-RPC names; each takes the `params` of the call and returns the result."""
 
     def __init__(self, bank: Bank) -> None:
@@ -73,7 +72,7 @@ class Reading:
     def context(self, value: Any) -> dict[str, Any]:
         return {"context": {"slot": self._bank.slot, "apiVersion": API_VERSION}, "value": value}
 
-    def reached(self, config: Config) -> None:
+    def reached(self, config: ConfigObject) -> None:
         """Check commitment and minContextSlot."""
         config.check_commitment()
         minimum = config.number("minContextSlot")
@@ -213,7 +212,7 @@ class Reading:
     def transaction(self, params: Any) -> dict[str, Any] | None:
         given = Params(params, 2)
         wanted = signature(given.text(0, "signature"))
-        config = Config({"encoding": given.raw(1)}) if isinstance(given.raw(1), str) else given.config(1)
+        config = ConfigObject({"encoding": given.raw(1)}) if isinstance(given.raw(1), str) else given.config(1)
         config.check_commitment()
         encoding = config.text("encoding", TRANSACTION_ENCODINGS, "json")
         landed = self._bank.history.get(wanted)

@@ -27,21 +27,21 @@ from aftermath.localnet.errors import (
     PREFLIGHT_FAILURE,
     RpcError,
     invalid_params,
+    sentence,
 )
-from aftermath.localnet.params import Config, Params, decoded, pubkey
-from aftermath.localnet.reading import Reading
-from aftermath.localnet.runtime import Outcome
-from aftermath.localnet.sentences import sentence
+from aftermath.localnet.params import ConfigObject, Params, decoded, pubkey
+from aftermath.localnet.read_methods import ReadMethods
+from aftermath.localnet.runtime import ExecutionOutcome
 
 PACKET_BYTES = 1232
 AIRDROP_UNITS = 1_000
 MAX_SIMULATED_ACCOUNTS = 64
 
 
-class Sending:
+class TransactionMethods:
     """Methods by their JSON-RPC names; each takes the `params` of the call and returns an awaitable result."""
 
-    def __init__(self, bank: Bank, committer: Committer, reading: Reading, faucet: Keypair) -> None:
+    def __init__(self, bank: Bank, committer: Committer, reading: ReadMethods, faucet: Keypair) -> None:
         self._bank = bank
         self._committer = committer
         self._reading = reading
@@ -58,11 +58,11 @@ class Sending:
     async def send(self, params: Any) -> str:
         given = Params(params, 2)
         config = given.config(1)
-        self._reading.reached(Config({"minContextSlot": config.raw("minContextSlot")}))
+        self._reading.reached(ConfigObject({"minContextSlot": config.raw("minContextSlot")}))
         tx, wire = transaction_of(given.text(0, "transaction"), config)
         genuine = all(tx.verify_with_results())
         if not config.flag("skipPreflight"):
-            Config({"commitment": config.raw("preflightCommitment")}).check_commitment()
+            ConfigObject({"commitment": config.raw("preflightCommitment")}).check_commitment()
             self._preflight(tx, genuine)
         if genuine:
             await self._committer.submit(tx, wire)
@@ -100,7 +100,7 @@ class Sending:
             shown["replacementBlockhash"] = replacement
         return self._reading.context(shown)
 
-    def _accounts(self, outcome: Outcome | None, view: View, keys: list[Pubkey]) -> list[Any]:
+    def _accounts(self, outcome: ExecutionOutcome | None, view: View, keys: list[Pubkey]) -> list[Any]:
         if outcome is None or outcome.error is not None:
             return [None] * len(keys)
         after = dict(outcome.after)
@@ -127,7 +127,7 @@ class Sending:
         return str(tx.signatures[0])
 
 
-def transaction_of(text: str, config: Config) -> tuple[VersionedTransaction, bytes]:
+def transaction_of(text: str, config: ConfigObject) -> tuple[VersionedTransaction, bytes]:
     """A sanitised transaction and its wire form; trailing bytes are dropped. Raises RpcError for anything else."""
     encoding = config.text("encoding", ("base58", "base64"), "base58")
     data = decoded(text, encoding, PACKET_BYTES)
@@ -163,7 +163,7 @@ def _with_blockhash(tx: VersionedTransaction, bank: Bank) -> VersionedTransactio
     return VersionedTransaction.populate(message, tx.signatures)
 
 
-def _wanted_accounts(config: Config) -> tuple[View, list[Pubkey]] | None:
+def _wanted_accounts(config: ConfigObject) -> tuple[View, list[Pubkey]] | None:
     section = config.section("accounts")
     if section is None:
         return None
@@ -174,7 +174,7 @@ def _wanted_accounts(config: Config) -> tuple[View, list[Pubkey]] | None:
     return view, keys
 
 
-def _preflight_failure(error: Any, outcome: Outcome | None) -> RpcError:
+def _preflight_failure(error: Any, outcome: ExecutionOutcome | None) -> RpcError:
     data = _simulation(error, outcome, inner=False)
     return RpcError(PREFLIGHT_FAILURE, f"Transaction simulation failed: {sentence(error)}", data)
 
@@ -182,7 +182,7 @@ def _preflight_failure(error: Any, outcome: Outcome | None) -> RpcError:
 _MAYBE = ("accounts", "fee", "preBalances", "postBalances", "returnData", "innerInstructions")
 
 
-def _simulation(error: Any, outcome: Outcome | None, inner: bool) -> dict[str, Any]:
+def _simulation(error: Any, outcome: ExecutionOutcome | None, inner: bool) -> dict[str, Any]:
     """RpcSimulateTransactionResult; `error` is one found before the simulation."""
     if outcome is None:
         return {"err": error, "logs": [], "unitsConsumed": 0, **dict.fromkeys(_MAYBE)}
