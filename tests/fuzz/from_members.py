@@ -22,7 +22,7 @@ from aftermath.chain.programs import coordinator_program
 from aftermath.chain.wallet import Wallet
 from aftermath.config.document import parse_as
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import RpcError
+from aftermath.localnet.errors import JsonRpcError
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
@@ -154,10 +154,10 @@ MEMBERS = [
     Decoder("answer to a challenge", answers, (Malformed,)),
     Decoder("challenge", greetings, (Malformed,)),
     Decoder("verdict", verdicts, (Malformed,)),
-    Decoder("transaction of a member", transactions, (RpcError,)),
+    Decoder("transaction of a member", transactions, (JsonRpcError,)),
     Decoder("call of a member", calls),
     Decoder("message of the server", pushes, (Malformed,)),
-    Decoder("whereabouts", whereabouts, (RpcError,)),
+    Decoder("whereabouts", whereabouts, (JsonRpcError,)),
     Decoder("state file", state_files, (ConfigError,)),
     Decoder("list of identities", lists, (ServerError,)),
 ]

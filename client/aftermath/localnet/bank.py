@@ -127,7 +127,9 @@ class Bank:
         return self._runtime.simulate(tx)
 
     def execute(self, tx: VersionedTransaction, wire: bytes) -> Executed | Any:
-        """Run a transaction and keep its effects. Return `Executed`, or the error if it did not land."""
+        """Run a transaction and keep its effects. Return `Executed`, or the error if it did not
+        land.
+        """
         outcome = self._runtime.execute(tx)
         if not outcome.landed:
             return outcome.error
@@ -153,7 +155,8 @@ class Bank:
         self._recent.pop(executed.landed.signature, None)
 
     def publish(self, executed: Executed) -> None:
-        outcome, landed = executed.outcome, executed.landed
+        outcome = executed.outcome
+        landed = executed.landed
         self._index(outcome.after)
         self._recent_order.append((landed.slot, landed.signature))
         self.history.add(landed, outcome.keys)

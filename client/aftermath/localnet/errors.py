@@ -1,6 +1,7 @@
-"""What can go wrong on a local network: sentences for its operator, and JSON-RPC errors for its clients.
+"""Errors of a local network, for its operator and, as JSON-RPC errors, for its clients.
 
-Decided: the codes and texts towards clients are those of a validator, because clients match on them.
+Codes and texts for clients are those of a validator (agave 2.x), verbatim, because clients match
+on them ("custom program error: 0x1771", "Blockhash not found").
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ MIN_CONTEXT_SLOT_NOT_REACHED = -32016
 
 
 class LocalnetError(AftermathError):
-    """The local network cannot start or go on."""
+    """The local network cannot start or continue."""
 
     code = "localnet"
 
 
 OPTIONS = "--ledger of a localnet, --save-state-dir of a server"
-"""What names the directory of a ledger."""
+"""The options that name the directory of a ledger."""
 
 
 class LedgerError(LocalnetError):
@@ -37,7 +38,7 @@ class LedgerError(LocalnetError):
     code = "ledger"
 
 
-class RpcError(Exception):
+class JsonRpcError(Exception):
     """A JSON-RPC error object: `code`, `message` and optional `data`."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -53,8 +54,8 @@ class RpcError(Exception):
         return body
 
 
-def invalid_params(message: str) -> RpcError:
-    return RpcError(INVALID_PARAMS, f"Invalid params: {message}")
+def invalid_params(message: str) -> JsonRpcError:
+    return JsonRpcError(INVALID_PARAMS, f"Invalid params: {message}")
 
 
 _TRANSACTION = {
@@ -143,7 +144,7 @@ _INSTRUCTION = {
 
 
 def sentence(error: Any) -> str:
-    """The text of a TransactionError given as JSON (a name, or a dict with one)."""
+    """Return the text of a TransactionError in JSON: a name, or a dict with one key."""
     if isinstance(error, str):
         return _TRANSACTION.get(error, error)
     name, detail = next(iter(error.items()))

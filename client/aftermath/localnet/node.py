@@ -18,7 +18,7 @@ from solders.pubkey import Pubkey
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import NODE_UNHEALTHY, LedgerError, LocalnetError, RpcError
+from aftermath.localnet.errors import NODE_UNHEALTHY, JsonRpcError, LedgerError, LocalnetError
 from aftermath.localnet.genesis import faucet_of, open_chain
 from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.rpc import Handler, Rpc
@@ -26,11 +26,14 @@ from aftermath.localnet.runtime import SYSTEM_ID, AccountState
 from aftermath.localnet.subscriptions import Subscriptions
 from aftermath.localnet.transaction_methods import TransactionMethods
 
-OK, BEHIND, UNKNOWN = "ok", "behind", "unknown"
+# The texts and error -32005 are those of a validator (agave 3.1).
+OK = "ok"
+BEHIND = "behind"
+UNKNOWN = "unknown"
 
 
 class Health:
-    """Asked anew for every answer. `watch` is told the task that moves the slots."""
+    """The health of a network: slots advance, and the ledger can be written."""
 
     def __init__(self, bank: Bank, committer: Committer) -> None:
         self._bank = bank
@@ -38,22 +41,22 @@ class Health:
         self._clockwork: asyncio.Task[None] | None = None
 
     def watch(self, clockwork: asyncio.Task[None]) -> None:
-        """From now on slots must move by themselves."""
+        """Expect this task to move the slots from now on."""
         self._clockwork = clockwork
 
     def methods(self) -> dict[str, Callable[[Any], Any]]:
         return {"getHealth": self.answer}
 
     def answer(self, params: Any) -> str:
-        """ "ok", or the error that says what is wrong."""
+        """Return "ok", or raise the error that says what is wrong."""
         if behind := self._behind():
-            raise RpcError(NODE_UNHEALTHY, f"Node is behind by {behind} slots", {"numSlotsBehind": behind})
+            raise JsonRpcError(NODE_UNHEALTHY, f"Node is behind by {behind} slots", {"numSlotsBehind": behind})
         if (trouble := self._trouble()) is not None:
-            raise RpcError(NODE_UNHEALTHY, f"Node is unhealthy: {trouble}", {"numSlotsBehind": None})
+            raise JsonRpcError(NODE_UNHEALTHY, f"Node is unhealthy: {trouble}", {"numSlotsBehind": None})
         return OK
 
     def word(self) -> str:
-        """The answer of /health."""
+        """Return the text of /health."""
         if self._behind():
             return BEHIND
         return OK if self._trouble() is None else UNKNOWN
@@ -108,7 +111,7 @@ class EmbeddedNode:
         if missing > 0:
             try:
                 await self._sending.give(key, missing)
-            except RpcError as error:
+            except JsonRpcError as error:
                 raise LocalnetError(error.message, "Ask for fewer lamports") from None
 
     @contextlib.contextmanager

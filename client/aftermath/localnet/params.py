@@ -1,7 +1,7 @@
-"""Parameters of a JSON-RPC call, checked one by one.
+"""Parameters of a JSON-RPC call and filters of accounts, checked one by one.
 
-Decided: a wrong type or range is an error -32602 that names the parameter; keys of a config object that we do not
-know are ignored, as on a validator, because clients send what newer versions understand.
+A wrong type or range is an error -32602 that names the parameter. Unknown keys of a config object
+are ignored, as on a validator, because clients send what newer versions understand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OLD_COMMITMENTS = ("recent", "single", "singleGossip", "max", "root")
 
 
 class ConfigObject:
-    """A config object; every getter returns its default where the key is absent or null."""
+    """A config object. Each getter returns its default if the key is absent or null."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -71,7 +71,7 @@ class ConfigObject:
         return self._values
 
     def check_commitment(self) -> None:
-        """All commitments see the same state here; an unknown one is still an error."""
+        """Raise JsonRpcError for an unknown commitment. All of them see the same state here."""
         self.text("commitment", (*COMMITMENTS, *_OLD_COMMITMENTS), "finalized")
 
 
@@ -145,7 +145,7 @@ def signature(value: Any) -> Signature:
 
 
 def decoded(text: str, encoding: str, limit: int) -> bytes:
-    """The bytes of `text`, at most `limit`; encoding base58, base64 or base64+zstd."""
+    """Return the bytes of `text`, at most `limit`, from base58, base64 or base64+zstd."""
     if len(text) > limit * 2 + 8:
         raise invalid_params(f"{encoding} encoded too large: {len(text)} characters (max: {limit} bytes)")
     try:
@@ -162,6 +162,7 @@ def decoded(text: str, encoding: str, limit: int) -> bytes:
     return data
 
 
+# The limits are those of a validator.
 MAX_FILTERS = 4
 MAX_FILTER_BYTES = 128
 
@@ -169,7 +170,7 @@ Filter = Callable[[Account], bool]
 
 
 def parse_filters(config: ConfigObject) -> Filter:
-    """One predicate for the `filters` of a config."""
+    """Return one predicate that holds if all `filters` of a config hold."""
     parts = [_parse(item) for item in config.items("filters", MAX_FILTERS)]
     return lambda account: all(part(account) for part in parts)
 

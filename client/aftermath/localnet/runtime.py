@@ -24,7 +24,7 @@ from solders.sysvar import SLOT_HASHES
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
-from aftermath.localnet.errors import INTERNAL_ERROR, RpcError
+from aftermath.localnet.errors import INTERNAL_ERROR, JsonRpcError
 from aftermath.localnet.fees import Fee, fee_of
 from aftermath.localnet.loader import elf_of, program_data_of
 
@@ -32,7 +32,7 @@ LOOKUP_PROGRAM_ID = Pubkey.from_string("AddressLookupTab1e1111111111111111111111
 
 
 class LookupFailed(Exception):
-    """A lookup table cannot be used; `error` is the TransactionError's name."""
+    """A lookup table is unusable; `error` is the name of the TransactionError."""
 
     def __init__(self, error: str) -> None:
         super().__init__(error)
@@ -42,9 +42,13 @@ class LookupFailed(Exception):
 def account_keys(
     message: Message | MessageV0, account: Callable[[Pubkey], Account | None]
 ) -> tuple[list[Pubkey], list[int], tuple[int, int]]:
-    """(all keys, positions of the writable ones, how many were loaded writable and read-only)."""
+    """Return (all keys, positions of the writable ones, counts of loaded writable and read-only
+    keys).
+    """
     keys = list(message.account_keys)
     header = message.header
+    # Positions follow from the header alone. Agave also demotes program ids to read-only; that
+    # would only shorten the list of accounts to inspect after execution.
     signed_writable = header.num_required_signatures - header.num_readonly_signed_accounts
     plain_writable = len(keys) - header.num_readonly_unsigned_accounts
     writable = [*range(signed_writable), *range(header.num_required_signatures, plain_writable)]
@@ -98,7 +102,8 @@ NO_META = TransactionMetadata.from_json(
 AccountState = tuple[Pubkey, Account | None]
 
 _FMODL = ctypes.CDLL(None).fmodl
-_FMODL.argtypes, _FMODL.restype = [ctypes.c_longdouble, ctypes.c_longdouble], ctypes.c_longdouble
+_FMODL.argtypes = [ctypes.c_longdouble, ctypes.c_longdouble]
+_FMODL.restype = ctypes.c_longdouble
 
 
 def clear_x87_registers() -> None:
@@ -129,7 +134,7 @@ class ExecutionOutcome:
 
 
 def minimum_balance(data_bytes: int) -> int:
-    """Lamports that keep an account of `data_bytes` alive."""
+    """Return the lamports that keep an account of `data_bytes` alive."""
     return (data_bytes + ACCOUNT_OVERHEAD_BYTES) * RENT.lamports_per_byte_year
 
 
@@ -234,7 +239,7 @@ class Runtime:
             # A panic inside LiteSVM arrives as a PanicException, which is not an Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            raise RpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
+            raise JsonRpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
         finally:
             clear_x87_registers()
             if fee.priority:
@@ -262,7 +267,7 @@ def _with_lamports(account: Account, lamports: int) -> Account:
 
 
 def _is_charged(error: Any) -> bool:
-    """Whether the transaction got as far as execution, and so pays."""
+    """Return whether the transaction reached execution, and so pays."""
     return isinstance(error, dict) and ("InstructionError" in error or "InsufficientFundsForRent" in error)
 
 

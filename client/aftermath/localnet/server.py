@@ -1,7 +1,7 @@
-"""The embedded network on its sockets: HTTP and websocket on the RPC port, websocket alone on the next one.
+"""The embedded network on its sockets: HTTP and websocket on the RPC port, websocket on the next.
 
-Decided: a low-level aiohttp server without routing, for speed; loopback unless another host is asked for; only JSON
-bodies, and no cross-origin headers, so that a web page cannot talk to it.
+It is a low-level aiohttp server without routing, for speed. It takes JSON bodies only and sends no
+cross-origin headers, so that a web page cannot talk to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JSON = "application/json"
 
 
 class RunningLocalnet:
-    """A network that serves until `close`. `time` is what its slots follow; `bank` is there for inspection."""
+    """A network that serves until `close`. Its slots follow `time`; tests inspect `bank`."""
 
     def __init__(self, config: LocalnetConfig) -> None:
         self._node = EmbeddedNode(config)
@@ -79,7 +79,7 @@ class RunningLocalnet:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._answer(request)
-        except ConnectionError:  # it has left, and no answer reaches it
+        except ConnectionError:  # the client left, so no reply reaches it
             return web.Response()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -106,7 +106,7 @@ class RunningLocalnet:
             self._connections.discard(connection)
 
     async def close(self) -> None:
-        """Stop serving; everything acknowledged is in the ledger already."""
+        """Stop serving. The ledger already has everything acknowledged."""
         await asyncio.gather(*(one.close() for one in list(self._connections)), return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
@@ -145,7 +145,7 @@ async def serve(config: LocalnetConfig) -> RunningLocalnet:
 
 
 class EmbeddedEngine:
-    """LiteSVM in this process."""
+    """An engine that runs LiteSVM in this process."""
 
     async def start(self, config: LocalnetConfig) -> RunningLocalnet:
         return await serve(config)
@@ -158,7 +158,10 @@ def print_ready(network: Network) -> None:
 def run_localnet(
     config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None] = print_ready
 ) -> None:
-    """Start, announce (one line by default) and block until SIGINT or SIGTERM. Raises `LocalnetError`."""
+    """Start, announce (one line by default) and block until SIGINT or SIGTERM.
+
+    Raise LocalnetError if the network cannot start.
+    """
     asyncio.run(_until_signal(config, engine, announce))
 
 

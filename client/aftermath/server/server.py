@@ -24,7 +24,7 @@ from solders.transaction import VersionedTransaction
 from aftermath.base.concurrency import cancel
 from aftermath.chain.addresses import run_addresses
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import RpcError
+from aftermath.localnet.errors import JsonRpcError
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 from aftermath.server.accounts import Accounts
@@ -112,7 +112,7 @@ class CentralServer:
         options = {"encoding": "base64", "skipPreflight": True}
         try:
             await self.node.methods["sendTransaction"]([base64.b64encode(will).decode(), options])
-        except RpcError as error:
+        except JsonRpcError as error:
             log.warning("%s could not be withdrawn: %s", identity, error.message)
             return
         landed = self.node.bank.history.get(VersionedTransaction.from_bytes(will).signatures[0])
