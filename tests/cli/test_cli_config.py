@@ -138,12 +138,12 @@ def test_several_mistakes_are_told_in_the_order_of_their_lines_by_every_command(
 
 
 PLACES = {
-    'Server = "a:b:c"': "no address of a data server",
-    'Http = { location = { SingleUrl = "ftp://example.org/x" } }': "leads nowhere",
-    'Http = { location = { SingleUrl = "tokens.bin" } }': "leads nowhere",
+    'Server = "a:b:c"': "not a valid address of a data server",
+    'Http = { location = { SingleUrl = "ftp://example.org/x" } }': "not a valid http address",
+    'Http = { location = { SingleUrl = "tokens.bin" } }': "not a valid http address",
     'Http = { location = { NumberedFiles = { url_template = "https://x/", num_files = 4000000000 } } }': "no single {}",
-    'Http = { location = { Gcp = { bucket_name = "A B" } } }': "no name of a bucket",
-    'WeightedHttp = "https://"': "leads nowhere",
+    'Http = { location = { Gcp = { bucket_name = "A B" } } }': "not a valid bucket name",
+    'WeightedHttp = "https://"': "not a valid http address",
 }
 
 

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.data.download import download
-from aftermath.data.http import HttpClient
+from aftermath.data.http import HttpClient, download
 from aftermath.data.remote import RemoteTokens
 from aftermath.data.source import DataError
 from cli.cli_runs import invoke
@@ -160,7 +159,7 @@ def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
         download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)
         assert web.asked == [("/t001.bin", "bytes=0-0")]
         web.files["/t001.bin"] += b"more"
-        with pytest.raises(DataError, match="of another size"):
+        with pytest.raises(DataError, match="with another size"):
             download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)
 
 

@@ -1,4 +1,4 @@
-"""Addresses that a run names: which are connected to, at every redirect, and how many files they may be."""
+"""Addresses that a run names: checked connections, redirects and the number of files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
-from aftermath.data.http import MOST_FILES, HttpClient, numbered
-from aftermath.data.source import DataError, SourceAway
+from aftermath.data.http import MOST_FILES, HttpClient, numbered_urls
+from aftermath.data.source import DataError, SourceUnavailable
 from aftermath.rules.model import DataLocation
 from aftermath.rules.state import DataKind
 from aftermath.train.locations import check_place, open_source
@@ -61,20 +61,20 @@ def test_name_with_allowed_address_is_read(web: Web, names: dict[str, list[str]]
     names["tokens.example"] = [NAMED]
     with serving(host=NAMED) as public:
         public.files = web.files
-        assert client().part(f"http://tokens.example:{public.server_port}/a.bin", 0, 8).size == 4096
+        assert client().read_range(f"http://tokens.example:{public.server_port}/a.bin", 0, 8).size == 4096
 
 
 def test_name_with_private_address_is_refused_without_connection(web: Web, names: dict[str, list[str]]) -> None:
     names["tokens.example"] = ["127.0.0.1"]
     with pytest.raises(Unsuitable, match=r"tokens\.example \(127\.0\.0\.1\)[\s\S]*--allow-private-network"):
-        client().part(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
+        client().read_range(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
     assert web.asked == []
 
 
-def test_name_that_changes_its_address_is_connected_where_it_was_checked(web: Web, names: dict[str, list[str]]) -> None:
+def test_rebound_name_connects_to_checked_address(web: Web, names: dict[str, list[str]]) -> None:
     names["tokens.example"] = [NAMED, *["127.0.0.1"] * 9]
-    with pytest.raises((SourceAway, Unsuitable)):
-        client().part(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
+    with pytest.raises((SourceUnavailable, Unsuitable)):
+        client().read_range(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
     assert web.asked == []
 
 
@@ -83,14 +83,14 @@ def test_redirect_to_private_address_is_refused(web: Web) -> None:
     with serving(host=NAMED) as public:
         public.faults = [f"to {web.url}/a.bin"]
         with pytest.raises(Unsuitable, match=r"127\.0\.0\.1"):
-            client().part(f"{public.url}/a.bin", 0, 8)
+            client().read_range(f"{public.url}/a.bin", 0, 8)
     assert web.asked == []
 
 
-def test_redirect_to_a_port_that_cannot_be_is_declared(web: Web) -> None:
+def test_redirect_to_invalid_port_raises_data_error(web: Web) -> None:
     web.faults = ["to http://a:99999999/x"]
-    with pytest.raises(DataError, match="leads nowhere"):
-        HttpClient(pause=0.0).part(f"{web.url}/a.bin", 0, 8)
+    with pytest.raises(DataError, match="cannot be opened"):
+        HttpClient(pause=0.0).read_range(f"{web.url}/a.bin", 0, 8)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_redirect_to_a_port_that_cannot_be_is_declared(web: Web) -> None:
     ],
 )
 def test_impossible_address_is_refused_before_lookup(location: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"is no address of a data server|leads nowhere"):
+    with pytest.raises(DataError, match=r"is not a valid (http )?address"):
         check_place(location_of(Chosen.model_validate(location)))
 
 
@@ -113,7 +113,7 @@ def test_private_address_behind_proxy_is_refused(
     names["tokens.example"] = ["127.0.0.1"]
     monkeypatch.setenv("http_proxy", web.url)
     with pytest.raises(Unsuitable, match=r"tokens\.example"):
-        client().part("http://tokens.example/a.bin", 0, 8)
+        client().read_range("http://tokens.example/a.bin", 0, 8)
     assert web.asked == []
 
 
@@ -130,7 +130,7 @@ PLACES: dict[str, Callable[[str], DataLocation]] = {
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_place_in_private_network_needs_members_word(web: Web, kind: str) -> None:
+def test_private_network_needs_consent_of_member(web: Web, kind: str) -> None:
     place = PLACES[kind](f"127.0.0.1:{web.server_port}")
     with pytest.raises(Unsuitable, match="--allow-private-network"):
         open_source(place, 16, 256, access=RunAccess())
@@ -145,14 +145,14 @@ def test_member_that_allows_private_network_reads_it(web: Web) -> None:
 @pytest.mark.parametrize("count", [MOST_FILES + 1, 2**32 - 1])
 def test_numbered_files_beyond_limit_are_refused_at_once(count: int) -> None:
     with pytest.raises(DataError, match=rf"names {count} files[\s\S]*Lower num_files"):
-        numbered("https://example.org/{}.bin", 0, 0, count)
+        numbered_urls("https://example.org/{}.bin", 0, 0, count)
 
 
-def test_mixture_counts_files_of_all_its_places(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixture_counts_files_of_all_sources(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aftermath.train.locations.MOST_FILES", 3)
     web.files |= {f"/{number}.bin": bytes(64) for number in range(2)}
     files = {"url_template": f"{web.url}/{{}}.bin", "num_files": 2}
     place = {"Http": {"location": {"NumberedFiles": files}}}
     web.files["/m.json"] = json.dumps({"providers": [place, place]}).encode()
-    with pytest.raises(DataError, match="a mixture names more than the 3 files"):
+    with pytest.raises(DataError, match="a mixture names more than 3 files"):
         open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 16, 256)

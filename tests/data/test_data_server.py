@@ -1,4 +1,4 @@
-"""The data server and its clients: the same sequences, and what either does when the other misbehaves."""
+"""The data server and its clients: equal sequences, and bounds on misbehaviour."""
 
 import asyncio
 import socket
@@ -16,11 +16,19 @@ from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.concurrency import ThreadWorker
-from aftermath.data.crowd import FRESH_SECONDS, Client, Crowd, Turns
+from aftermath.data.client_slots import FRESH_SECONDS, ClientSlots, DataClient, ReadTurns
+from aftermath.data.messages import (
+    Description,
+    ErrorReply,
+    ReadRequest,
+    TokensReply,
+    decode_reply,
+    decode_request,
+    encode_message,
+)
 from aftermath.data.remote import RemoteTokens
-from aftermath.data.server import DataServer, load_settings, served
-from aftermath.data.source import DataError, SourceAway
-from aftermath.data.wire import Description, ErrorReply, Read, Tokens, answered, asked, packed
+from aftermath.data.server import DataServer, load_server_settings, open_served_files
+from aftermath.data.source import DataError, SourceUnavailable
 
 TOML = """
 dir = "tokens"
@@ -42,8 +50,11 @@ def place(tmp_path: Path) -> Path:
 @contextmanager
 def running(place: Path, port: int = 0) -> Iterator[int]:
     """A server of these settings on a thread; gives its port."""
-    settings = load_settings(place / "data.toml")
-    server, ports, loop, done = DataServer(served(settings), 2), [port], asyncio.new_event_loop(), threading.Event()
+    settings = load_server_settings(place / "data.toml")
+    server = DataServer(open_served_files(settings), 2)
+    ports = [port]
+    loop = asyncio.new_event_loop()
+    done = threading.Event()
     stop = asyncio.Event()
 
     async def serve() -> None:
@@ -63,8 +74,8 @@ def running(place: Path, port: int = 0) -> Iterator[int]:
         loop.close()
 
 
-def test_clients_read_what_the_server_has(place: Path) -> None:
-    here = served(load_settings(place / "data.toml"))
+def test_clients_read_served_sequences(place: Path) -> None:
+    here = open_served_files(load_server_settings(place / "data.toml"))
     with running(place) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         indices = [*range(290), 7, 299, 300, 100_000]
@@ -77,11 +88,11 @@ def test_clients_read_what_the_server_has(place: Path) -> None:
             RemoteTokens(f"127.0.0.1:{port}", 16, 100).read(range(300))
 
 
-def test_a_server_that_comes_back_is_used_again_unless_it_is_another(place: Path) -> None:
+def test_restarted_server_is_used_again_unless_it_differs(place: Path) -> None:
     with running(place) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         before = there.read([5])
-    with pytest.raises(SourceAway, match="cannot be reached"):
+    with pytest.raises(SourceUnavailable, match="cannot be reached"):
         there.read([5])
     with running(place, port):
         assert np.array_equal(there.read([5]), before)
@@ -90,8 +101,8 @@ def test_a_server_that_comes_back_is_used_again_unless_it_is_another(place: Path
         there.read([5])
 
 
-def test_clients_that_say_nothing_keep_nobody_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aftermath.data.server.MOST_CLIENTS", 16)
+def test_silent_clients_do_not_block_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aftermath.data.server.MAX_CLIENTS", 16)
     with running(place) as port, ExitStack() as stack:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         before = there.read([5])
@@ -104,7 +115,7 @@ def test_clients_that_say_nothing_keep_nobody_out(place: Path, monkeypatch: pyte
 
 async def _flood(port: int, host: str, connections: int, stop: asyncio.Event) -> None:
     """Ask for sequences over `connections` connections of `host`, and reconnect closed ones."""
-    question = packed(Read([0] * 64))
+    question = encode_message(ReadRequest([0] * 64))
 
     async def ask() -> None:
         while True:
@@ -122,7 +133,8 @@ async def _flood(port: int, host: str, connections: int, stop: asyncio.Event) ->
 
 @contextmanager
 def flooded(port: int, host: str, connections: int) -> Iterator[None]:
-    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(_flood(port, host, connections, stop),))
     thread.start()
     try:
@@ -137,7 +149,7 @@ def flooded(port: int, host: str, connections: int) -> Iterator[None]:
 def test_data_server_under_flood_cuts_no_waiting_member(
     place: Path, host: str, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftermath.data.server.MOST_CLIENTS", 16)
+    monkeypatch.setattr("aftermath.data.server.MAX_CLIENTS", 16)
     with running(place) as port, flooded(port, host, connections):
         members = [RemoteTokens(f"127.0.0.1:{port}", 16, 4800) for _ in range(3)]
         for _ in range(5):
@@ -145,13 +157,14 @@ def test_data_server_under_flood_cuts_no_waiting_member(
                 assert len(member.read(range(20))) == 20
 
 
-async def test_turns_with_many_questions_of_one_address_alternate() -> None:
-    turns, order = Turns(ThreadWorker("test")), list[str]()
+async def test_read_turns_with_many_requests_of_one_address_alternate() -> None:
+    turns = ReadTurns(ThreadWorker("test"))
+    order = list[str]()
     places = ["flood"] * 6 + ["member"] * 2
-    asked = [asyncio.create_task(turns(where, lambda where=where: order.append(where))) for where in places]
+    decode_request = [asyncio.create_task(turns(where, lambda where=where: order.append(where))) for where in places]
     await asyncio.sleep(0)
-    asked[1].cancel()  # a turn that nobody wants is passed on
-    await asyncio.gather(*asked, return_exceptions=True)
+    decode_request[1].cancel()  # a turn that nobody wants is passed on
+    await asyncio.gather(*decode_request, return_exceptions=True)
     assert order == ["flood", "member", "flood", "member", "flood", "flood", "flood"]
 
 
@@ -166,34 +179,35 @@ async def test_turns_with_many_questions_of_one_address_alternate() -> None:
     ],
     ids=["oldest of most", "due stays", "room while due", "newest due of most", "refused"],
 )
-async def test_crowd_when_full_cuts_who_is_owed_nothing(
+async def test_full_slots_disconnect_idle_client(
     most: int, there: list[tuple[str, bool]], newcomer: str, cut: int | str | None
 ) -> None:
     now = [0.0]
-    crowd = Crowd(most, 1, lambda: now[0])
+    slots = ClientSlots(most, 1, lambda: now[0])
     tasks = [asyncio.create_task(asyncio.sleep(0)) for _ in range(len(there) + 1)]
-    clients = [Client(task, where) for task, (where, _) in zip(tasks, there, strict=False)]
+    clients = [DataClient(task, where) for task, (where, _) in zip(tasks, there, strict=False)]
     for client, (_, due) in zip(clients, there, strict=True):
-        crowd.enter(client)
-        client.due = due
+        slots.enter(client)
+        client.awaits_reply = due
     now[0] = FRESH_SECONDS
-    entered = crowd.enter(Client(tasks[-1], newcomer))
+    entered = slots.enter(DataClient(tasks[-1], newcomer))
     assert entered == (cut != "newcomer")
     assert [number for number, task in enumerate(tasks) if task.cancelling()] == ([cut] if isinstance(cut, int) else [])
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize("bound", ["MOST_CLIENTS", "MOST_UNTAKEN"])
-def test_what_a_client_does_not_take_goes_with_it(place: Path, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", ["MAX_CLIENTS", "MAX_UNREAD_BYTES"])
+def test_unread_reply_is_freed_with_its_client(place: Path, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"aftermath.data.server.{bound}", 1)
     (place / "tokens" / "a.bin").write_bytes(bytes(1 << 16))
     (place / "data.toml").write_text(TOML.replace("seq_len = 16", "seq_len = 32768"))
-    question, size = packed(Read([0] * 256)), 256 * 32768 * 2
+    question = encode_message(ReadRequest([0] * 256))
+    size = 256 * 32768 * 2
     with running(place) as port, ExitStack() as stack:
         first, second = (stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(2))
         first.sendall(question)
         took = len(first.recv(1))
-        if bound == "MOST_CLIENTS":  # twice as many may be there
+        if bound == "MAX_CLIENTS":  # twice as many may be there
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
             second = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
         second.sendall(question)
@@ -208,21 +222,21 @@ def test_what_a_client_does_not_take_goes_with_it(place: Path, bound: str, monke
     "sent",
     [
         (1 << 30).to_bytes(4, "big"),
-        packed(Read([])),
-        packed(Read([1] * 257)),
-        packed(Read([-1])),
+        encode_message(ReadRequest([])),
+        encode_message(ReadRequest([1] * 257)),
+        encode_message(ReadRequest([-1])),
         (3).to_bytes(4, "big") + b"\xc1\xc1\xc1",
-        packed(Tokens(b"")),
+        encode_message(TokensReply(b"")),
     ],
 )
-def test_nonsense_is_told_and_cut_off(place: Path, sent: bytes) -> None:
+def test_invalid_request_gets_error_and_disconnect(place: Path, sent: bytes) -> None:
     with running(place) as port:
         with socket.create_connection(("127.0.0.1", port), 5) as client:
             client.sendall(sent)
             held = b""
             while chunk := client.recv(4096):
                 held += chunk
-        assert isinstance(answered(held[4:]), ErrorReply)
+        assert isinstance(decode_reply(held[4:]), ErrorReply)
         assert len(RemoteTokens(f"127.0.0.1:{port}", 16, 4800).read([1])) == 1
 
 
@@ -253,30 +267,32 @@ GOOD = Description(2, 16, 10, [])
 @pytest.mark.parametrize(
     ("answers", "sentence"),
     [
-        ([(1 << 31).to_bytes(4, "big")], "an answer of 2147483648 bytes"),
-        ([packed(Tokens(b""))], "no description"),
-        ([packed(msgspec.structs.replace(GOOD, token_bytes=3))], "2 or 4 bytes, not 3"),
-        ([packed(msgspec.structs.replace(GOOD, sequences=0))], "serves no sequences"),
-        ([packed(GOOD), packed(Tokens(bytes(33)))], "an answer of another length"),
-        ([packed(GOOD), packed(GOOD)], "an answer of another length"),
-        ([packed(GOOD), b"\0\0\0\1\xc1"], "what is no message"),
+        ([(1 << 31).to_bytes(4, "big")], "a reply of 2147483648 bytes"),
+        ([encode_message(TokensReply(b""))], "something else than its description"),
+        ([encode_message(msgspec.structs.replace(GOOD, token_bytes=3))], "2 or 4 bytes, not 3"),
+        ([encode_message(msgspec.structs.replace(GOOD, sequences=0))], "serves no sequences"),
+        ([encode_message(GOOD), encode_message(TokensReply(bytes(33)))], "a reply of another length"),
+        ([encode_message(GOOD), encode_message(GOOD)], "a reply of another length"),
+        ([encode_message(GOOD), b"\0\0\0\1\xc1"], "an invalid message"),
     ],
 )
-def test_a_server_that_lies_is_refused(answers: list[bytes], sentence: str) -> None:
+def test_invalid_reply_is_refused(answers: list[bytes], sentence: str) -> None:
     with saying(*answers) as port, pytest.raises(DataError, match=sentence):
         RemoteTokens(f"127.0.0.1:{port}", 16, 100).read([1])
 
 
-def test_one_sequence_is_enough() -> None:
-    with saying(packed(msgspec.structs.replace(GOOD, sequences=1)), packed(Tokens(bytes(32)))) as port:
+def test_single_sequence_is_served() -> None:
+    with saying(
+        encode_message(msgspec.structs.replace(GOOD, sequences=1)), encode_message(TokensReply(bytes(32)))
+    ) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 100)
         assert (there.sequences, there.read([0]).tolist()) == (1, [[0] * 16])
 
 
 @pytest.mark.parametrize("whole", [0, 1], ids=["description", "sequence"])
-def test_an_answer_that_comes_byte_by_byte_is_given_up(whole: int) -> None:
+def test_slow_reply_times_out(whole: int) -> None:
     """It would be there after weeks."""
-    answers = [packed(Description(2, 16, 5, [])), packed(Tokens(bytes(32)))]
+    answers = [encode_message(Description(2, 16, 5, [])), encode_message(TokensReply(bytes(32)))]
 
     def drip(listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -290,19 +306,22 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(whole: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=drip, args=(listener,), daemon=True)
         thread.start()
-        with pytest.raises(SourceAway, match="cannot be reached"):
+        with pytest.raises(SourceUnavailable, match="cannot be reached"):
             RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.2).read([0])
         thread.join()
 
 
-def test_a_server_that_says_nothing_is_away() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(SourceAway, match="cannot be reached"):
+def test_silent_server_is_unavailable() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(SourceUnavailable, match="cannot be reached"),
+    ):
         RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.1)
 
 
 @given(st.binary(max_size=60))
 def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
-    for read in (asked, answered):
+    for read in (decode_request, decode_reply):
         try:
             read(data)
         except Malformed:
@@ -310,8 +329,8 @@ def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "a b:1", "host:99999", "http://host:1", "user@host:1"])
-def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(DataError, match="no address"):
+def test_invalid_address_is_refused(address: str) -> None:
+    with pytest.raises(DataError, match="is not a valid address"):
         RemoteTokens(address, 16, 100)
 
 
@@ -325,8 +344,8 @@ def test_an_address_that_is_none(address: str) -> None:
         ('dir = "tokens"', "dir = [", "data.toml"),
     ],
 )
-def test_settings_that_are_wrong_are_named(place: Path, old: str, new: str, sentence: str) -> None:
+def test_invalid_server_settings_name_the_key(place: Path, old: str, new: str, sentence: str) -> None:
     (place / "data.toml").write_text(TOML.replace(old, new))
     with pytest.raises(DataError, match=sentence) as told:
-        load_settings(place / "data.toml")
+        load_server_settings(place / "data.toml")
     assert "seq_len" in told.value.fix

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.data.cache import Cache
-from aftermath.data.fingerprint import hash_of
+from aftermath.data.fingerprint import records_hash
 from aftermath.data.gcs import bucket_urls
-from aftermath.data.http import TRIES, HttpClient, HttpFiles, merged, numbered, shown
+from aftermath.data.http import TRIES, HttpClient, HttpFiles, merge_adjacent, numbered_urls, redacted_url
 from aftermath.data.local import open_tokens
-from aftermath.data.source import DataError, SourceAway
-from aftermath.data.spans import Span
+from aftermath.data.source import DataError, SourceUnavailable, Span
 from aftermath.data.tokens import TokenFiles
 from faulty_web import Web, serving
 
@@ -38,17 +37,17 @@ def opened(web: Web, cache: Cache | None = None, **given: object) -> TokenFiles:
     return TokenFiles(store, "a", 2, 16, vocab_size=256, **given)  # type: ignore[arg-type]
 
 
-def test_it_is_what_the_same_file_is_on_this_machine(web: Web, tmp_path: Path) -> None:
+def test_http_file_equals_local_file(web: Web, tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(TOKENS.tobytes())
     here = open_tokens(tmp_path, 2, 16, vocab_size=256, shuffle_seed=b"s")
     there = opened(web, shuffle_seed=b"s")
     assert there.sequences == here.sequences == 375
     indices = [*range(100), 374, 375, 374]
     assert np.array_equal(there.read(indices), here.read(indices))
-    assert hash_of(there.record()) == hash_of(here.record())
+    assert records_hash(there.record()) == records_hash(here.record())
 
 
-def test_adjacent_sequences_are_one_request(web: Web) -> None:
+def test_adjacent_sequences_share_one_request(web: Web) -> None:
     source = opened(web)
     web.asked.clear()
     source.read([3, 5, 4, 9, 5])
@@ -58,14 +57,14 @@ def test_adjacent_sequences_are_one_request(web: Web) -> None:
 @given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 20))))
 def test_merging_keeps_every_span_once(places: set[tuple[int, int]]) -> None:
     spans = {Span(file, 4 * place, 4) for file, place in places}
-    groups = merged(spans)
+    groups = merge_adjacent(spans)
     assert sorted(span for group in groups for span in group) == sorted(spans)
     for one, other in pairwise(groups):
         assert (one[-1].file, one[-1].start + 4) != (other[0].file, other[0].start)
 
 
 @pytest.mark.parametrize("faults", [["503"], ["cut"], ["slow"], ["429", "500", "cut"]])
-def test_what_passes_is_tried_again(web: Web, faults: list[str]) -> None:
+def test_temporary_failure_is_retried(web: Web, faults: list[str]) -> None:
     source = opened(web)
     web.faults = faults
     assert source.read([7])[0].tolist() == TOKENS[112:128].tolist()
@@ -82,7 +81,8 @@ def test_what_passes_is_tried_again(web: Web, faults: list[str]) -> None:
 def test_retry_after_sets_pause_before_next_try(
     web: Web, monkeypatch: pytest.MonkeyPatch, faults: list[str], expected: list[float]
 ) -> None:
-    source, pauses = opened(web), list[float]()
+    source = opened(web)
+    pauses = list[float]()
     web.faults = faults
     monkeypatch.setattr("aftermath.data.http.time.sleep", pauses.append)
     assert source.read([7])[0].tolist() == TOKENS[112:128].tolist()
@@ -92,37 +92,39 @@ def test_retry_after_sets_pause_before_next_try(
 def test_server_that_limits_requests_has_fix_for_it(web: Web) -> None:
     source = opened(web)
     web.faults = ["429"] * TRIES
-    with pytest.raises(SourceAway, match=r"status 429\nWait a minute"):
+    with pytest.raises(SourceUnavailable, match=r"status 429\nWait a minute"):
         source.read([7])
 
 
 def test_server_behind_broken_proxy_has_fix_with_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with pytest.raises(SourceAway, match="the proxy that http_proxy names"):
-        CLIENT.part("http://tokens.example/a.bin", 0, 8)
+    with pytest.raises(SourceUnavailable, match="the proxy that http_proxy names"):
+        CLIENT.read_range("http://tokens.example/a.bin", 0, 8)
 
 
-def test_a_server_that_is_away_may_come_back(web: Web) -> None:
-    source, port = opened(web), web.server_address[1]
+def test_unavailable_server_is_read_after_its_return(web: Web) -> None:
+    source = opened(web)
+    port = web.server_address[1]
     web.faults = ["503"] * 4
-    with pytest.raises(SourceAway, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: status 503"):
+    with pytest.raises(SourceUnavailable, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: status 503"):
         source.read([1])
     web.shutdown()
     web.server_close()
-    with pytest.raises(SourceAway):
+    with pytest.raises(SourceUnavailable):
         HttpFiles([f"{web.url}/a.bin"], HttpClient(pause=0.001, timeout=0.5))
     with serving(port) as again:
         again.files = web.files
         assert source.read([1])[0].tolist() == TOKENS[16:32].tolist()
 
 
-def test_a_changed_file_is_refused(web: Web) -> None:
+def test_changed_http_file_is_refused(web: Web) -> None:
     source = opened(web)
     web.etag = '"2"'
-    with pytest.raises(DataError, match=r"was changed while in use.*another ETag") as told:
+    with pytest.raises(DataError, match=r"changed while in use.*another ETag") as told:
         source.read([1])
-    assert not isinstance(told.value, SourceAway)
-    web.etag, web.files["/a.bin"] = '"1"', TOKENS.tobytes()[:-2]
+    assert not isinstance(told.value, SourceUnavailable)
+    web.etag = '"1"'
+    web.files["/a.bin"] = TOKENS.tobytes()[:-2]
     with pytest.raises(DataError, match="had 12000 bytes, and has 11998"):
         source.read([1])
 
@@ -137,22 +139,22 @@ def test_a_changed_file_is_refused(web: Web) -> None:
         ("to ftp://x/y", "redirects to ftp:"),
     ],
 )
-def test_what_does_not_pass_is_said_at_once(web: Web, fault: str, sentence: str) -> None:
+def test_permanent_failure_is_not_retried(web: Web, fault: str, sentence: str) -> None:
     web.faults = [fault]
     with pytest.raises(DataError, match=sentence) as told:
         opened(web)
-    assert not isinstance(told.value, SourceAway)
+    assert not isinstance(told.value, SourceUnavailable)
     assert len(web.asked) == 1
 
 
-def test_an_answer_of_another_length_gives_no_tokens(web: Web) -> None:
+def test_reply_of_wrong_length_is_refused(web: Web) -> None:
     source = opened(web)
     web.faults = ["long"] * 4
     with pytest.raises(DataError, match="more was sent than was asked for"):
         source.read([0])
 
 
-def test_an_empty_file_is_told(web: Web) -> None:
+def test_empty_http_file_is_refused(web: Web) -> None:
     web.files["/a.bin"] = b""
     with pytest.raises(DataError, match="is empty"):
         opened(web)
@@ -164,25 +166,25 @@ def test_redirects_are_followed(web: Web) -> None:
     assert opened(web).sequences == 375
 
 
-def test_what_a_redirect_says_is_not_read(web: Web) -> None:
+def test_redirect_body_is_not_read(web: Web) -> None:
     """It may be a thousand times as much as was sent, and exists before anybody counts it."""
     web.faults = ["heavy", "heavy"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert len(CLIENT.part(f"{web.url}/a.bin", 0, 64).data) == 64
+    assert len(CLIENT.read_range(f"{web.url}/a.bin", 0, 64).data) == 64
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
 
 
 @pytest.mark.parametrize("fault", ["drip", "hints"])
-def test_an_answer_that_never_begins_is_given_up(web: Web, fault: str) -> None:
+def test_reply_that_never_starts_times_out(web: Web, fault: str) -> None:
     """However often something comes of it."""
     web.faults = [fault] * TRIES
-    with pytest.raises(SourceAway, match="it sends too slowly"):
-        HttpClient(pause=0.001, timeout=0.2).part(f"{web.url}/a.bin", 0, 64)
-    assert len(CLIENT.part(f"{web.url}/a.bin", 0, 64).data) == 64
+    with pytest.raises(SourceUnavailable, match="it sends too slowly"):
+        HttpClient(pause=0.001, timeout=0.2).read_range(f"{web.url}/a.bin", 0, 64)
+    assert len(CLIENT.read_range(f"{web.url}/a.bin", 0, 64).data) == 64
 
 
-def test_secrets_in_an_address_are_not_told(web: Web, caplog: pytest.LogCaptureFixture) -> None:
-    assert shown("https://ada:secret@host:1/f.bin?token=secret#secret") == "https://host:1/f.bin"
+def test_secrets_of_address_are_not_shown(web: Web, caplog: pytest.LogCaptureFixture) -> None:
+    assert redacted_url("https://ada:secret@host:1/f.bin?token=secret#secret") == "https://host:1/f.bin"
     address = f"{web.url}/none?token=secret".replace("//", "//ada:secret@")
     with caplog.at_level(logging.WARNING), pytest.raises(DataError) as told:
         HttpFiles([address], CLIENT)
@@ -190,9 +192,9 @@ def test_secrets_in_an_address_are_not_told(web: Web, caplog: pytest.LogCaptureF
 
 
 def test_numbered_files() -> None:
-    assert numbered("http://x/f{}.bin", 9, 3, 2) == ["http://x/f009.bin", "http://x/f010.bin"]
+    assert numbered_urls("http://x/f{}.bin", 9, 3, 2) == ["http://x/f009.bin", "http://x/f010.bin"]
     with pytest.raises(DataError, match="no single"):
-        numbered("http://x/f.bin", 0, 0, 2)
+        numbered_urls("http://x/f.bin", 0, 0, 2)
 
 
 def test_a_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +214,11 @@ def test_a_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPat
     web.files[asked] = b"<html>"
     with pytest.raises(DataError, match="cannot be read"):
         bucket_urls("my-bucket", "some", CLIENT)
-    with pytest.raises(DataError, match="no name of a bucket"):
+    with pytest.raises(DataError, match="is not a valid bucket name"):
         bucket_urls("../x", "some", CLIENT)
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
+def test_cached_sequence_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
     first = opened(web, Cache(tmp_path)).read([3, 4, 8])
     web.asked.clear()
     source = opened(web, Cache(tmp_path))
@@ -231,19 +233,17 @@ def test_what_is_in_the_cache_is_not_fetched_again(web: Web, tmp_path: Path) -> 
     assert len(web.asked) == 5
 
 
-def test_a_cache_that_cannot_be_written_is_told_once(
-    web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_cache_warns_once(web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     source = opened(web, Cache(tmp_path / "file"))
     assert len(source.read([1, 2, 9])) == 3
     assert len(source.read([4])) == 1
     assert [record.getMessage() for record in caplog.records if "cache" in record.name] == [
-        f"the cache {tmp_path / 'file'} takes no more data, and is done without: Not a directory"
+        f"the cache {tmp_path / 'file'} cannot store more data, so it is not used: Not a directory"
     ]
 
 
-def test_a_cache_takes_no_more_than_it_may(web: Web, tmp_path: Path) -> None:
+def test_cache_stops_at_its_limit(web: Web, tmp_path: Path) -> None:
     opened(web, Cache(tmp_path, most=3 * 4096 - 1)).read([1, 5, 9])
     assert len(list(tmp_path.rglob("*-32"))) == 2
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.data.local import open_tokens
-from aftermath.data.order import Order
+from aftermath.data.shuffle import ShuffledOrder
 from aftermath.data.source import DataError
-from aftermath.data.tokenise import refuse_older
+from aftermath.data.tokenise import check_output_unused
 
 
 def write(path: Path, tokens: list[int] | range, token_bytes: int = 2) -> Path:
@@ -34,7 +34,7 @@ def test_sequences_run_through_the_sorted_files_and_wrap(tmp_path: Path, token_b
     assert rows[3].tolist() == [104, 105, 106, 107]
 
 
-def test_files_without_a_whole_sequence_are_passed_over(tmp_path: Path) -> None:
+def test_files_shorter_than_a_sequence_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "a.bin", range(3))
     write(tmp_path / "b.bin", range(4))
     write(tmp_path / "c.bin", range(2))
@@ -42,11 +42,11 @@ def test_files_without_a_whole_sequence_are_passed_over(tmp_path: Path) -> None:
     assert (data.sequences, data.read([0, 7])[:, 3].tolist()) == (1, [3, 3])
 
 
-def test_a_single_file_may_be_named(tmp_path: Path) -> None:
+def test_single_file_is_read(tmp_path: Path) -> None:
     assert open_tokens(write(tmp_path / "x.bin", range(8)), 2, 4, vocab_size=256).sequences == 2
 
 
-def test_a_wide_token_is_read_little_endian(tmp_path: Path) -> None:
+def test_four_byte_token_is_read_little_endian(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(bytes([1, 2, 3, 0, 0, 0, 0, 0]))
     assert open_tokens(tmp_path, 4, 2, vocab_size=1 << 18).read([0]).tolist() == [[0x030201, 0]]
 
@@ -64,16 +64,16 @@ def test_shuffled_passes_hold_every_sequence_once_and_differ(tmp_path: Path) -> 
 
 
 @given(st.integers(1, 300), st.binary(min_size=32, max_size=32), st.integers(0, 1 << 40))
-def test_the_shuffle_is_a_bijection(count: int, seed: bytes, turn: int) -> None:
-    assert sorted(Order(count, seed).at(place, turn) for place in range(count)) == list(range(count))
+def test_shuffle_is_a_bijection(count: int, seed: bytes, turn: int) -> None:
+    assert sorted(ShuffledOrder(count, seed).at(place, turn) for place in range(count)) == list(range(count))
 
 
 @pytest.mark.parametrize(
     ("count", "place", "turn", "expected"), [(10**6 + 3, 123456, 2, 859883), (10**13, 7, 0, 8509137422325)]
 )
-def test_the_shuffle_stays_the_same(count: int, place: int, turn: int, expected: int) -> None:
+def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expected: int) -> None:
     """Runs that have begun rely on it, with and without what is remembered of a pass."""
-    order = Order(count, bytes(32))
+    order = ShuffledOrder(count, bytes(32))
     assert [order.at(place, turn) for _ in range(2)] == [expected] * 2
     assert order.at(place, turn + 1) != expected
 
@@ -101,9 +101,10 @@ def test_missing_tokens_come_with_a_command_that_runs(
     assert ("aftermath-solana run-files FILE" in refused.value.fix) == (not kept)
     if kept:
         words = shlex.split(refused.value.fix.partition(": ")[2])
-        input_, output = Path(words[4]), Path(words[6])
+        input_ = Path(words[4])
+        output = Path(words[6])
         assert input_.exists()
-        refuse_older(output)
+        check_output_unused(output)
 
 
 def test_an_empty_file_is_named(tmp_path: Path) -> None:
@@ -119,13 +120,13 @@ def test_a_truncated_file_is_named_with_its_size(tmp_path: Path, token_bytes: in
         open_tokens(tmp_path, token_bytes, 4, vocab_size=256)
 
 
-def test_data_shorter_than_a_sequence_says_so(tmp_path: Path) -> None:
+def test_data_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x.bin", range(9))
     with pytest.raises(DataError, match="takes 10 tokens, and its longest file has 9"):
         open_tokens(tmp_path, 2, 10, vocab_size=256)
 
 
-def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
+def test_token_outside_vocabulary_is_named(tmp_path: Path) -> None:
     write(tmp_path / "x.bin", [1, 2, 3, 4, 5, 6, 300, 7])
     data = open_tokens(tmp_path, 2, 4, vocab_size=257)
     assert data.read([0]).tolist() == [[1, 2, 3, 4]]
@@ -133,7 +134,7 @@ def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
         data.read([1])
 
 
-def test_a_file_that_shrinks_while_in_use_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
+def test_file_that_shrinks_in_use_raises_data_error(tmp_path: Path) -> None:
     path = write(tmp_path / "x.bin", range(8000))
     data = open_tokens(tmp_path, 2, 4, vocab_size=1 << 16)
     with path.open("r+b") as file:

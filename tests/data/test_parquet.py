@@ -1,4 +1,4 @@
-"""Parquet files: read as the same tokens in raw files are, unpacked once, and refused with the file's name."""
+"""Parquet files: equal tokens as in raw files, unpacked once, errors with the file name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(path: Path, kind: Any = None, **columns: Any) -> Path:
 
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("kind", [pa.list_(pa.uint16()), pa.large_list(pa.int64()), pa.list_(pa.int32())])
-def test_lists_are_read_as_the_same_tokens_in_a_raw_file(tmp_path: Path, kind: pa.DataType, width: int) -> None:
+def test_lists_give_the_tokens_of_a_raw_file(tmp_path: Path, kind: pa.DataType, width: int) -> None:
     write(tmp_path / "a.parquet", kind, input_ids=LISTS)
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.bin").write_bytes(np.concatenate(LISTS).astype(f"<u{width}").tobytes())
@@ -53,12 +53,12 @@ def test_lists_are_read_as_the_same_tokens_in_a_raw_file(tmp_path: Path, kind: p
     max_examples=max(20, settings().max_examples // 10), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(lists=st.lists(st.lists(st.integers(0, 65535), max_size=40), max_size=60))
-def test_all_rows_come_in_their_order(tmp_path: Path, lists: list[list[int]]) -> None:
+def test_parquet_rows_keep_their_order(tmp_path: Path, lists: list[list[int]]) -> None:
     path = write(tmp_path / "a.parquet", pa.list_(pa.int32()), tokens=lists)
     assert np.fromfile(parquet.unpacked_tokens(path, 2), "<u2").tolist() == [token for row in lists for token in row]
 
 
-def test_rows_and_labels_are_those_of_arrays(tmp_path: Path) -> None:
+def test_parquet_rows_equal_those_of_arrays(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pa.list_(pa.int32()), inputs=ROWS[:2].tolist(), labels=WANTED[:2].tolist())
     write(tmp_path / "b.parquet", pa.list_(pa.int64(), 8), inputs=ROWS[2:].tolist(), labels=WANTED[2:].tolist())
     source = PreprocessedRows(tmp_path, 8, 40, labels=True)
@@ -82,7 +82,7 @@ def test_file_is_unpacked_once_and_again_after_a_change(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_processes_that_unpack_at_once_find_the_same_whole_file(tmp_path: Path) -> None:
+def test_concurrent_processes_unpack_one_complete_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", tokens=[list(range(500))] * 400)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         found = pool.starmap(parquet.unpacked_tokens, [(path, 2)] * 4)
@@ -95,8 +95,8 @@ def test_processes_that_unpack_at_once_find_the_same_whole_file(tmp_path: Path) 
     ("columns", "sentence"),
     [
         ({"text": ["a"]}, "has the columns text, and none for input_ids"),
-        ({"tokens": [1, 2]}, "has int64 in the column tokens, and not lists"),
-        ({"tokens": ["a"]}, "has string in the column tokens, and not lists"),
+        ({"tokens": [1, 2]}, "has int64 in the column tokens instead of lists"),
+        ({"tokens": ["a"]}, "has string in the column tokens instead of lists"),
         ({"tokens": [[1.5]]}, "has float64 in the lists"),
         ({"tokens": [["a"]]}, "has object in the lists"),
         ({"tokens": [[1], None]}, "rows or numbers that are missing"),
@@ -106,7 +106,7 @@ def test_processes_that_unpack_at_once_find_the_same_whole_file(tmp_path: Path) 
         ({"tokens": [[2**63 - 1]]}, "for tokens of 2 bytes"),
     ],
 )
-def test_columns_of_something_else_are_refused(tmp_path: Path, columns: dict[str, Any], sentence: str) -> None:
+def test_columns_of_other_types_are_refused(tmp_path: Path, columns: dict[str, Any], sentence: str) -> None:
     path = write(tmp_path / "a.parquet", **columns)
     with pytest.raises(DataError, match=sentence) as told:
         open_tokens(path, 2, 16, vocab_size=256)
@@ -121,7 +121,7 @@ def test_columns_of_something_else_are_refused(tmp_path: Path, columns: dict[str
         (ROWS[:, :7].tolist(), WANTED[:, :7].tolist(), "a row of 7 numbers, and rows of the run have 8"),
         ([[1] * 8, [1] * 9], [[1] * 8] * 2, "a row of 9 numbers"),
         ((ROWS + 1).tolist(), WANTED.tolist(), "40 in a row is outside the vocabulary of 40"),
-        ([[2**40] * 8], [[1] * 8], "numbers that no token is"),
+        ([[2**40] * 8], [[1] * 8], "numbers outside of int32"),
     ],
 )
 def test_rows_that_are_wrong_are_named(tmp_path: Path, inputs: Any, labels: Any, sentence: str) -> None:
@@ -145,7 +145,7 @@ def test_no_bytes_do_more_than_be_refused(tmp_path: Path, data: st.DataObject) -
         open_tokens(path, 2, 16, vocab_size=1 << 16)
 
 
-def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_is_named_in_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.parquet", tokens=LISTS)
     known = importlib.util.find_spec
     monkeypatch.setattr(parquet, "find_spec", lambda name: None if name == "pyarrow" else known(name))
@@ -154,7 +154,7 @@ def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "aftermath[parquet]" in str(told.value.fix)
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_unpack_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(DataError, match="cannot unpack") as told:

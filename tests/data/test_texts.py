@@ -13,7 +13,7 @@ import pytest
 
 from aftermath.cli.pages import PAGES, placed
 from aftermath.data import texts as module
-from aftermath.data.texts import NOT_TEXT, Piece, TextError, Texts
+from aftermath.data.texts import NOT_TEXT, TextError, TextPiece, Texts
 
 MARK = "<|endoftext|>"
 
@@ -132,7 +132,7 @@ def test_records_without_text_are_skipped_and_counted(tmp_path: Path, name: str,
 )
 def test_texts_that_cannot_be_read_are_left_out_by_kind(tmp_path: Path, content: bytes, kind: str) -> None:
     texts = Texts([_write(tmp_path / "a", content), _write(tmp_path / "b", "one")])
-    assert list(texts) == [Piece("one", ends=True)]
+    assert list(texts) == [TextPiece("one", ends=True)]
     assert texts.left_out == {kind: 1}
 
 
@@ -156,7 +156,7 @@ def test_large_document_comes_in_bounded_pieces(
     assert "".join(piece.text for piece in pieces) == line * 50
 
 
-def test_separator_across_pieces_parts_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separator_across_pieces_splits_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"document {number}\n{MARK}\n" for number in range(50))
     for size in (20, 31, 64):
         monkeypatch.setattr(module, "_PIECE", size)

@@ -1,4 +1,4 @@
-"""Which bytes of a file are tokens, and what is refused because none are."""
+"""Token formats: which bytes of a file are tokens, and which files are refused."""
 
 import io
 import struct
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.data.dummy import DummyTokens
-from aftermath.data.fingerprint import BLOCK, hash_of
+from aftermath.data.fingerprint import BLOCK, records_hash
 from aftermath.data.formats import layout_of
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError
@@ -71,8 +71,8 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: byt
         ("a.npy", npy(np.asfortranarray(TOKENS.astype("<u2").reshape(8, 8))), 2, "column by column"),
         ("a.npy", npy(TOKENS.astype("<u2"))[:-2], 2, "an array of 64 tokens takes"),
         ("a.npy", npy(np.array([{}], dtype=object)), 2, "an array of object"),
-        ("a.npy", b"\x93NUMPY\x01\x00\xff\xffjunk", 2, "no header of a NumPy array"),
-        ("a.npy", TOKENS.astype("<u2").tobytes(), 2, "whatever its name says"),
+        ("a.npy", b"\x93NUMPY\x01\x00\xff\xffjunk", 2, "not have the header of a NumPy array"),
+        ("a.npy", TOKENS.astype("<u2").tobytes(), 2, "although it is named .npy"),
         ("a.bin", b"PAR1" + bytes(60), 2, "a parquet file"),
         ("a.bin", b"\x1f\x8b\x08\x00" + bytes(60), 2, "compressed with gzip"),
         ("a.ds", b"\x80\x04\x95" + bytes(61), 2, "a pickle"),
@@ -80,7 +80,7 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: byt
         ("a.jsonl", b'{"text": ""}', 2, "text, not tokens"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, data: bytes, width: int, sentence: str) -> None:
+def test_file_of_other_format_is_refused(tmp_path: Path, name: str, data: bytes, width: int, sentence: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=sentence) as told:
         open_tokens(tmp_path / name, width, 16, vocab_size=256)
@@ -98,7 +98,7 @@ def test_no_bytes_do_more_than_be_refused(data: bytes, name: str, width: int) ->
 
 
 REAL = np.random.default_rng(5).zipf(1.2, 4000).clip(max=50256)
-"""As frequent as the tokens of a text by GPT-2's tokenizer."""
+"""Tokens as frequent as those of a text by GPT-2's tokenizer."""
 BYTES = np.frombuffer(b"Every token is a byte of some text. " * 200, "u1")
 
 
@@ -143,7 +143,7 @@ def test_tokens_of_another_width_or_order_are_refused(
         (np.tile([0, 7, 7, 0], 1000), 2),
     ],
 )
-def test_tokens_of_the_stated_width_are_taken(tmp_path: Path, tokens: np.ndarray, width: int) -> None:
+def test_tokens_of_stated_width_are_accepted(tmp_path: Path, tokens: np.ndarray, width: int) -> None:
     tokens.astype(f"<u{width}").tofile(tmp_path / "a.bin")
     source = open_tokens(tmp_path, width, 16, vocab_size=1 << 32)
     assert source.tokens == len(tokens)
@@ -176,7 +176,7 @@ def test_width_in_a_metadata_file_must_be_the_runs(
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_record_finds_what_is_wrong_behind_the_beginning(tmp_path: Path, start: int) -> None:
+def test_record_finds_wrong_tokens_after_the_head(tmp_path: Path, start: int) -> None:
     tokens = np.resize(REAL, 60_000)
     header = llmc(tokens)[:1024] if start else b""
     for wrong, sentence in (
@@ -194,20 +194,20 @@ def test_record_finds_what_is_wrong_behind_the_beginning(tmp_path: Path, start: 
         open_tokens(tmp_path, 2, 16, vocab_size=50_257).record()
 
 
-def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
+def test_folder_without_token_files_lists_suffixes(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(b"ARROW1")
     with pytest.raises(DataError, match=r"holds no token files .*; its files end in \.arrow"):
         open_tokens(tmp_path, 2, 16, vocab_size=256)
 
 
-def test_more_files_than_may_be_open_are_read(tmp_path: Path) -> None:
+def test_more_files_than_open_limit_are_read(tmp_path: Path) -> None:
     for number in range(150):
         (tmp_path / f"{number:03}.bin").write_bytes(np.full(4, number, "<u2").tobytes())
     source = open_tokens(tmp_path, 2, 4, vocab_size=256)
     assert source.read([*range(150), *range(150)])[:, 0].tolist() == [*range(150), *range(150)]
 
 
-def test_a_record_marks_every_file_and_finds_another_one(tmp_path: Path) -> None:
+def test_record_covers_every_file(tmp_path: Path) -> None:
     tokens = np.random.default_rng(7).integers(0, 256, 20 * BLOCK).astype("<u2")
     (tmp_path / "a.bin").write_bytes(tokens.tobytes())
     (tmp_path / "b.bin").write_bytes(tokens[:100].tobytes())
@@ -217,11 +217,11 @@ def test_a_record_marks_every_file_and_finds_another_one(tmp_path: Path) -> None
     second = open_tokens(tmp_path, 2, 16, vocab_size=256).record()
     assert second[0] != first[0]
     assert second[1] == first[1]
-    assert hash_of(first) != hash_of(second)
-    assert hash_of(first) == hash_of(list(first))
+    assert records_hash(first) != records_hash(second)
+    assert records_hash(first) == records_hash(list(first))
 
 
-def test_dummy_tokens_follow_from_the_index_alone() -> None:
+def test_dummy_tokens_depend_on_index_only() -> None:
     source = DummyTokens(8, 50)
     rows = source.read([3, 0, 3, 3 + source.sequences])
     assert rows.shape == (4, 8)

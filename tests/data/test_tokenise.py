@@ -31,7 +31,7 @@ def corpus(root: Path) -> Path:
 
 
 @given(st.text())
-def test_the_ids_of_text_are_its_bytes(text: str) -> None:
+def test_byte_tokenizer_ids_are_bytes(text: str) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.encode_special_tokens = True
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -39,7 +39,7 @@ def test_the_ids_of_text_are_its_bytes(text: str) -> None:
     assert tokenizer.decode(ids) == text
 
 
-def test_bytes_that_no_text_has_are_named_as_the_library_names_them() -> None:
+def test_bytes_outside_utf8_have_library_names() -> None:
     named = {byte_tokenizer().id_to_token(byte) for byte in range(256)}
     assert named == set(pre_tokenizers.ByteLevel.alphabet())
     assert byte_tokenizer().id_to_token(0xFF) == "\u00ff"
@@ -84,7 +84,7 @@ def test_standard_library_budget_bounds_the_corpus(tmp_path: Path, monkeypatch: 
         standard_library(0)
 
 
-def test_output_is_never_mixed_with_older_tokens(tmp_path: Path) -> None:
+def test_output_with_older_tokens_is_refused(tmp_path: Path) -> None:
     documents = folder_documents(corpus(tmp_path / "text"))
     tokenise(documents, tmp_path / "out", byte_tokenizer(), token_bytes=2)
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -93,7 +93,7 @@ def test_output_is_never_mixed_with_older_tokens(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
-def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_ids_wider_than_tokens_are_refused(tmp_path: Path) -> None:
     big = Tokenizer(models.WordLevel({"a": 70_000, "[UNK]": 1}, unk_token="[UNK]"))
     big.pre_tokenizer = pre_tokenizers.Whitespace()
     documents = folder_documents(corpus(tmp_path / "text"))
@@ -172,7 +172,7 @@ def test_failed_tokenise_leaves_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_script_reports_json_and_turns_errors_into_sentences(tmp_path: Path) -> None:
+def test_tokenise_script_prints_json_or_an_error(tmp_path: Path) -> None:
     command = ["tokenise.py", "--output", str(tmp_path / "out"), "--budget-bytes", "50000", "--json"]
     status, output, errors = run(*command)
     assert status == 0, errors
@@ -183,7 +183,7 @@ def test_the_script_reports_json_and_turns_errors_into_sentences(tmp_path: Path)
     assert "already holds" in json.loads(errors)["error"]
 
 
-def test_what_is_held_out_is_decided_by_each_file_s_path_alone(tmp_path: Path) -> None:
+def test_held_out_files_depend_on_path_only(tmp_path: Path) -> None:
     documents = [tmp_path / "sub" / f"{number}.txt" for number in range(1000)]
     kept, held_out = hold_out(documents, tmp_path, 20)
     assert 150 < len(held_out) < 250
@@ -195,7 +195,7 @@ def test_what_is_held_out_is_decided_by_each_file_s_path_alone(tmp_path: Path) -
     assert set(held_out) < set(hold_out(documents, tmp_path, 40)[1])
 
 
-def test_standard_library_part_has_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_library_split_has_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both choices use a hash of the same path, and must not depend on each other."""
     monkeypatch.setattr(module, "standard_library_root", lambda: tmp_path)
     for number in range(400):
@@ -206,12 +206,12 @@ def test_standard_library_part_has_both_sides(tmp_path: Path, monkeypatch: pytes
     assert len(kept) > len(held_out)
 
 
-def test_a_side_without_files_is_refused(tmp_path: Path) -> None:
+def test_split_with_empty_side_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"20 percent of 1 files leave nothing"):
         hold_out([tmp_path / "a"], tmp_path, 20)
 
 
-def test_the_script_holds_files_out(tmp_path: Path) -> None:
+def test_tokenise_script_holds_files_out(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / "text" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "text" / f"{number % 3}" / f"{number}.txt").write_text(chr(65 + number) * 9)

@@ -1,4 +1,4 @@
-"""Mixtures keep their weights and are the same everywhere; rows with labels are what their arrays say."""
+"""Mixtures keep their weights on all platforms; rows with labels equal their arrays."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from aftermath.data.dummy import DummyTokens
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.source import DataError, Source
-from aftermath.data.weighted import CYCLE, WeightedSources, dealt
+from aftermath.data.weighted import CYCLE, WeightedSources, cycle_sources
 from aftermath.rules.model import DataLocation
 from aftermath.rules.state import DataKind
 from aftermath.train.locations import open_source
@@ -22,12 +22,12 @@ from faulty_web import serving
 
 @settings(max_examples=max(5, settings().max_examples // 10))  # 4,096 places of fractions each
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
-def test_every_beginning_of_a_cycle_has_the_weights(weights: list[float]) -> None:
-    places = dealt(weights)
+def test_every_cycle_prefix_follows_the_weights(weights: list[float]) -> None:
+    places = cycle_sources(weights)
     for done in (10, 100, CYCLE):
         for which, weight in enumerate(weights):
             assert abs(places[:done].count(which) - done * weight / sum(weights)) < len(weights)
-    assert places == dealt([4 * weight for weight in weights])
+    assert places == cycle_sources([4 * weight for weight in weights])
 
 
 def files(folder: Path, **sizes: int) -> list[Source]:
@@ -49,13 +49,13 @@ def test_a_mixture_reads_each_source_in_its_order(tmp_path: Path, seed: bytes | 
         assert [row for row in rows if row < 1000] == [*range(0, 120, 4)]
 
 
-def test_without_weights_lengths_count(tmp_path: Path) -> None:
+def test_mixture_without_weights_uses_lengths(tmp_path: Path) -> None:
     mixture = WeightedSources(files(tmp_path, a=30, b=10), None)
-    assert [mixture.place(index)[0] for index in range(8)] == [0, 0, 1, 0, 0, 0, 1, 0]
+    assert [mixture.locate(index)[0] for index in range(8)] == [0, 0, 1, 0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, 1e-9]])
-def test_weights_that_mean_nothing(weights: list[float]) -> None:
+def test_invalid_weights_are_refused(weights: list[float]) -> None:
     with pytest.raises(DataError, match="weight"):
         WeightedSources([DummyTokens(4, 9)] * 2, weights)
 
@@ -64,7 +64,7 @@ def location(kind: DataKind, primary: str) -> DataLocation:
     return DataLocation(kind, 2, 0, 0, 0, 0, primary, "", bytes(32))
 
 
-def test_a_mixture_is_described_by_json(tmp_path: Path) -> None:
+def test_mixture_is_described_by_json(tmp_path: Path) -> None:
     a, b = files(tmp_path, a=30, b=10)
     places = [{"Local": str(tmp_path / "a.bin")}, {"Local": {"path": str(tmp_path / "b.bin")}}]
     with serving() as web:
@@ -103,7 +103,7 @@ def rows(folder: Path, inputs: np.ndarray = INPUTS, labels: np.ndarray | None = 
     return folder
 
 
-def test_rows_come_with_their_labels(tmp_path: Path) -> None:
+def test_rows_have_their_labels(tmp_path: Path) -> None:
     source = open_source(location(DataKind.PREPROCESSED, str(rows(tmp_path))), 8, 40, labels=True)
     read = source.read([4, 0, 7])
     assert read.shape == (3, 2, 8)
@@ -118,7 +118,7 @@ def test_rows_come_with_their_labels(tmp_path: Path) -> None:
     [
         (INPUTS, None, "no labels at"),
         (INPUTS[:, :7], WANTED[:, :7], "rows of the run have 8 tokens"),
-        (INPUTS, WANTED[:4], "has not the shape"),
+        (INPUTS, WANTED[:4], "does not have the shape"),
         (INPUTS + 1, WANTED, "40 in a row is outside the vocabulary of 40"),
         (INPUTS, WANTED - 1, "-101 in a row"),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.data import gcs, wire
+from aftermath.data import gcs, messages
 from aftermath.data.formats import layout_of
 from aftermath.data.http import HttpClient
 from aftermath.data.source import DataError, FileRecord
@@ -19,13 +19,16 @@ from fuzz.decoder import Decode, Decoder
 
 
 def questions() -> tuple[list[bytes], Decode]:
-    return [wire.packed(one)[wire.LENGTH :] for one in (wire.Describe(), wire.Read([0, 7, 1 << 40]))], wire.asked
+    return [
+        messages.encode_message(one)[messages.LENGTH_BYTES :]
+        for one in (messages.DescribeRequest(), messages.ReadRequest([0, 7, 1 << 40]))
+    ], messages.decode_request
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    described = wire.Description(2, 32, 10, [FileRecord("a.bin", 640, "ab" * 32)])
-    said = (described, wire.Tokens(bytes(64)), wire.ErrorReply("there are 10"))
-    return [wire.packed(one)[wire.LENGTH :] for one in said], wire.answered
+    described = messages.Description(2, 32, 10, [FileRecord("a.bin", 640, "ab" * 32)])
+    said = (described, messages.TokensReply(bytes(64)), messages.ErrorReply("there are 10"))
+    return [messages.encode_message(one)[messages.LENGTH_BYTES :] for one in said], messages.decode_reply
 
 
 class Listed(HttpClient):
@@ -34,7 +37,7 @@ class Listed(HttpClient):
     def __init__(self, page: bytes) -> None:
         self._page = page
 
-    def document(self, url: str, most: int) -> bytes:
+    def read_document(self, url: str, most: int) -> bytes:
         del url, most
         return self._page
 

@@ -27,8 +27,8 @@ from aftermath.localnet.bank import Bank
 from aftermath.localnet.errors import LedgerError
 from aftermath.localnet.genesis import open_chain
 from aftermath.localnet.ledger import DATABASE, Ledger
-from aftermath.localnet.pubsub import Connection
-from aftermath.localnet.reading import Reading
+from aftermath.localnet.pubsub import SubscriberConnection
+from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.records import Chain, Era, Landed
 from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.subscriptions import Subscriptions
@@ -183,7 +183,7 @@ def tokens() -> tuple[list[bytes], Decode]:
 
 def calls() -> tuple[list[bytes], Decode]:
     bank, _ = open_chain(None, VirtualTime(), 400, [])
-    answerer = Rpc(bank, {name: call for name, call in Reading(bank).methods().items() if name in QUICK})
+    answerer = Rpc(bank, {name: call for name, call in ReadMethods(bank).methods().items() if name in QUICK})
 
     def read(data: bytes) -> object:
         answer = now(answerer.answer(data))
@@ -197,13 +197,13 @@ def calls() -> tuple[list[bytes], Decode]:
 def subscriptions() -> tuple[list[bytes], Decode]:
     bank: Bank = open_chain(None, VirtualTime(), 400, [])[0]
     made = Subscriptions(bank)
-    place: list[Connection] = []
+    place: list[SubscriberConnection] = []
 
     def read(data: bytes) -> object:
         if not place or place[0]._queue.qsize() > 500:
             for old in place:
                 made.drop(old)
-            place[:] = [Connection(made)]
+            place[:] = [SubscriberConnection(made)]
         place[0]._calls.answer(data)
         return None
 

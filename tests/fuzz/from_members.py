@@ -22,8 +22,8 @@ from aftermath.chain.programs import coordinator_program
 from aftermath.chain.wallet import Wallet
 from aftermath.config.document import parse_as
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import RpcError
-from aftermath.localnet.node import Node
+from aftermath.localnet.errors import JsonRpcError
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
 from aftermath.server.accounts import Accounts
@@ -65,7 +65,7 @@ def verdicts() -> tuple[list[bytes], Decode]:
 
 def transactions() -> tuple[list[bytes], Decode]:
     """The bytes of transactions, as a member sends them."""
-    node = Node(LocalnetConfig())
+    node = EmbeddedNode(LocalnetConfig())
     methods_of_run = RpcMethods(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
     ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
     steps = [ix.leave_run("demo", RoundId(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
@@ -83,7 +83,7 @@ def transactions() -> tuple[list[bytes], Decode]:
 
 def calls() -> tuple[list[bytes], Decode]:
     """Whole messages of a member that was let in. Every one is answered: nothing may leave."""
-    node = Node(LocalnetConfig())
+    node = EmbeddedNode(LocalnetConfig())
     sessions = Sessions(None)
     outlet = _Outlet()
     client = sessions.came(ME.pubkey(), bytes(PEER.pubkey()), outlet)
@@ -154,10 +154,10 @@ MEMBERS = [
     Decoder("answer to a challenge", answers, (Malformed,)),
     Decoder("challenge", greetings, (Malformed,)),
     Decoder("verdict", verdicts, (Malformed,)),
-    Decoder("transaction of a member", transactions, (RpcError,)),
+    Decoder("transaction of a member", transactions, (JsonRpcError,)),
     Decoder("call of a member", calls),
     Decoder("message of the server", pushes, (Malformed,)),
-    Decoder("whereabouts", whereabouts, (RpcError,)),
+    Decoder("whereabouts", whereabouts, (JsonRpcError,)),
     Decoder("state file", state_files, (ConfigError,)),
     Decoder("list of identities", lists, (ServerError,)),
 ]

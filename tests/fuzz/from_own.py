@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.data.server import load_settings
+from aftermath.data.server import load_server_settings
 from aftermath.data.source import DataError
 from aftermath.lab.saving import STATE, Counters, load_state, save_state
 from aftermath.member.own_state import StateRoot
@@ -50,9 +50,9 @@ def trainings() -> tuple[list[bytes], Decode]:
     return [seed], through_file(STATE, lambda path: load_state(path.parent))
 
 
-def served() -> tuple[list[bytes], Decode]:
+def data_server_settings() -> tuple[list[bytes], Decode]:
     text = f'dir = "tokens"\nseq_len = 32\ntoken_size = "FourBytes"\nshuffle_seed = {list(range(32))}\n'
-    return [text.encode()], through_file("data.toml", load_settings)
+    return [text.encode()], through_file("data.toml", load_server_settings)
 
 
 def tokenizers() -> tuple[list[bytes], Decode]:
@@ -65,6 +65,6 @@ OWN = [
     Decoder("optimizer", optimizers, (SafetensorError, BadState)),
     Decoder("kept optimizer", kept_optimizers, (CheckpointError,)),
     Decoder("training", trainings, (CheckpointError,)),
-    Decoder("settings of a data server", served, (DataError,)),
+    Decoder("settings of a data server", data_server_settings, (DataError,)),
     Decoder("tokenizer", tokenizers, (ValueError,)),
 ]

@@ -133,7 +133,8 @@ def program_data(program: Pubkey) -> Pubkey:
 
 async def deploy(client: AsyncClient, payer: Keypair, program: Keypair, elf: bytes) -> None:
     buffer = await write_buffer(client, payer, elf)
-    key, lamports = program.pubkey(), (await client.get_minimum_balance_for_rent_exemption(36)).value
+    key = program.pubkey()
+    lamports = (await client.get_minimum_balance_for_rent_exemption(36)).value
     made = create_account(
         CreateAccountParams(from_pubkey=payer.pubkey(), to_pubkey=key, lamports=lamports, space=36, owner=LOADER_ID)
     )

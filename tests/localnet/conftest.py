@@ -23,7 +23,9 @@ NETWORK_FIXTURES = {"network", "client", "payer", "socket"}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Function) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Let time pass only for tests on the network in this process; others start networks as processes."""
+    """Let time pass only for tests on the network in this process; others start networks as
+    processes.
+    """
     is_slow = item.get_closest_marker("slow") is not None
     jumps = not is_slow and NETWORK_FIXTURES & set(item.fixturenames)
     return {"loop": JumpingLoop if jumps else asyncio.SelectorEventLoop}
@@ -35,7 +37,9 @@ def pytest_pycollect_makeitem(name: str, obj: object) -> None:
 
 @pytest.fixture(scope="session")
 def memo_elf() -> bytes:
-    """The compiled memo program, which LiteSVM carries: it logs its data and refuses invalid UTF-8."""
+    """The compiled memo program, which LiteSVM carries: it logs its data and refuses
+    invalid UTF-8.
+    """
     account = LiteSVM().get_account(MEMO_ID)
     assert account is not None
     return account.data
@@ -50,7 +54,9 @@ def memo_so(memo_elf: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def network(memo_so: Path) -> AsyncIterator[Urls]:
-    """A network of any engine: test_localnet_validator.py runs the tests that use it on the real validator."""
+    """A network of any engine: test_localnet_validator.py runs the tests that use it on the real
+    validator.
+    """
     running = await serve(LocalnetConfig(rpc_port=0, programs=[(PRELOADED_ID, memo_so)], time=LoopTime()))
     yield Urls("embedded", running.rpc_url, running.ws_url)
     await running.close()

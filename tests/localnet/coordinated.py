@@ -1,4 +1,4 @@
-"""Traffic of a real run on the embedded network: one member that witnesses every round, in virtual time."""
+"""A run on the embedded network in virtual time: one member that witnesses every round."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LoneMember:
         )
 
     async def reach_rounds(self) -> Run:
-        """Go on until the first round of the epoch."""
+        """Continue until the first round of the epoch."""
         while not (run := await self.coordinator.run(RUN)).state.training:
             self._time.advance(2)
             if run.state is RunState.WARMUP and run.seed_is_drawn:
@@ -63,7 +63,8 @@ class LoneMember:
     async def witness(self) -> Run:
         """One round: its attestation, and the tick that ends it."""
         run = await self.coordinator.run(RUN)
-        now, judged = run.current, run.round(run.config.judged(run.current.height))
+        now = run.current
+        judged = run.round(run.config.judged(run.current.height))
         seen = judged.roster if judged is not None and judged.batch else 0
         fingerprints = (
             pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.salt) if judged and seen else bytes(320)

@@ -1,4 +1,5 @@
-"""A process that appends to a ledger without end and prints the number of transactions after every append.
+"""A process that appends to a ledger without end and prints the number of transactions after every
+append.
 
 ledger_writer.py FOLDER
 """

@@ -1,4 +1,4 @@
-"""A machine whose clock is wrong: chain time goes on over restarts and never back, and health tells the truth."""
+"""A machine with a wrong clock: chain time never goes back, and health reports the stall."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ async def reading(client: AsyncClient) -> tuple[int, int]:
 
 async def test_a_clock_set_back_between_two_starts(tmp_path: Path) -> None:
     """The clock is right, then an hour back, then right again."""
-    seen, payer = [(0, int(time.time()))], Keypair()
+    seen = [(0, int(time.time()))]
+    payer = Keypair()
     for wall_seconds in (0.0, -HOUR, 0.0):
         clock = RealTime(wall=lambda back=wall_seconds: time.time() + back)  # type: ignore[misc]
         running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path / "ledger", time=clock, slot_ms=20))
         async with AsyncClient(running.rpc_url) as client:
             seen.append(await reading(client))
-            start, deadline = seen[-1][0], time.monotonic() + 20
+            start = seen[-1][0]
+            deadline = time.monotonic() + 20
             while (await client.get_slot()).value < start + 5:
                 assert time.monotonic() < deadline, f"the slots stand still at {start}"
                 await asyncio.sleep(0.02)
@@ -57,7 +59,8 @@ async def test_a_clock_set_back_between_two_starts(tmp_path: Path) -> None:
 
 
 async def test_slots_of_another_length_do_not_move_chain_time(tmp_path: Path) -> None:
-    clock, known = VirtualTime(START), dict[int, int]()
+    clock = VirtualTime(START)
+    known = dict[int, int]()
     before = (0, 0)
     for length in (400, 60_000, 100, 400):
         running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock, slot_ms=length))
@@ -74,7 +77,7 @@ async def test_slots_of_another_length_do_not_move_chain_time(tmp_path: Path) ->
     assert before[1] <= clock.now() + 26 * 60  # the slots that a start skips are at most one mark's
 
 
-async def test_health_says_that_the_slots_stand_still() -> None:
+async def test_health_reports_stalled_slots() -> None:
     clock = SettableTime(START)
     running = await serve(LocalnetConfig(rpc_port=0, time=clock))
     clock.advance(100)
@@ -89,7 +92,7 @@ async def test_health_says_that_the_slots_stand_still() -> None:
     await running.close()
 
 
-async def test_health_says_that_nothing_moves_the_slots(caplog: pytest.LogCaptureFixture) -> None:
+async def test_health_reports_stopped_clock_task(caplog: pytest.LogCaptureFixture) -> None:
     class Breaks:
         def on_slot(self, slot: int, parent: int) -> None:
             raise RuntimeError("a listener's fault")
@@ -107,8 +110,9 @@ async def test_health_says_that_nothing_moves_the_slots(caplog: pytest.LogCaptur
         await running.close()
 
 
-async def test_a_blockhash_seen_before_the_clock_went_back_is_still_good(tmp_path: Path) -> None:
-    clock, payer = VirtualTime(START), Keypair()
+async def test_blockhash_stays_valid_after_clock_went_back(tmp_path: Path) -> None:
+    clock = VirtualTime(START)
+    payer = Keypair()
     running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock))
     async with AsyncClient(running.rpc_url) as client:
         await fund(client, payer.pubkey())

@@ -1,4 +1,4 @@
-"""Programs on both engines: the preloaded one runs; one deployed by transactions runs, is upgraded and closed."""
+"""Programs on both engines: a preloaded one, and one that is deployed, upgraded, closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ledger survives and how small it stays: killed processes, runs of hours, large accounts."""
+"""What the ledger survives, and its size: killed processes, long runs, large accounts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_ledger_of_a_long_run_stays_bounded(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_transaction_that_could_be_resent_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blockhash is still valid after a restart, however little history is kept."""
+    """The blockhash is still valid after a restart, with any limit of the history."""
     monkeypatch.setattr("aftermath.localnet.ledger.HISTORY_BYTES", 1)
     clock = VirtualTime()
     payer = Keypair()
@@ -110,7 +110,9 @@ async def test_transaction_that_could_be_resent_is_kept(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_killed_writer_loses_no_acknowledged_append(tmp_path: Path) -> None:
-    """Killed at any moment, over and over on one ledger: each time at most one append was not acknowledged."""
+    """Killed at any moment, over and over on one ledger: each time at most one append was not
+    acknowledged.
+    """
     moments = random.Random(7)
     count = 0
     for _ in range(KILLS):

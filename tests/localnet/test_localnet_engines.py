@@ -1,4 +1,4 @@
-"""Networks as processes: the ready line, the end by signal or with the parent, what is said when they cannot start."""
+"""Networks as processes: ready line, end by signal or with the parent, start errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_an_absent_validator_is_explained(monkeypatch: pytest.MonkeyPatch,
     assert validator_binary() == binary
 
 
-async def test_a_validator_that_fails_shows_its_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_failed_validator_shows_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     binary = tmp_path / "failing"
     write_script(binary, "echo no more luck; exit 3")
     monkeypatch.setenv("AFTERMATH_VALIDATOR", str(binary))
@@ -100,11 +100,11 @@ def write_script(path: Path, command: str) -> None:
         (["--airdrop", "x=1"], "is not a base58 public key"),
         (["--slot-ms", "0"], "a slot of 0 ms is not possible"),
         (["--rpc-port", "65535"], "port 65535 is not possible"),
-        (["--host", "nowhere.invalid"], "nowhere.invalid is no address of this machine"),
-        (["--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
+        (["--host", "nowhere.invalid"], "nowhere.invalid is not an address of this machine"),
+        (["--host", "192.0.2.1"], "192.0.2.1 is not an address of this machine"),
     ],
 )
-def test_bad_arguments_are_one_sentence(
+def test_bad_arguments_give_one_line(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["aftermath.localnet", "--rpc-port", "0", *arguments])

@@ -20,18 +20,18 @@ from aftermath.localnet import LocalnetConfig, LocalnetError, VirtualTime, pubsu
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.genesis import faucet_of, open_chain
-from aftermath.localnet.reading import Reading
+from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.rpc import Rpc
-from aftermath.localnet.sending import Sending
 from aftermath.localnet.server import MAX_BODY_BYTES
+from aftermath.localnet.transaction_methods import TransactionMethods
 from localnet.chainwork import SOL, fund, move, post, recent, rpc, sign
 
 
 def offline() -> tuple[Bank, Rpc, list[str]]:
     """A chain without sockets, its RPC and the names of all methods."""
     bank, _ = open_chain(None, VirtualTime(), 400, [])
-    reading = Reading(bank)
-    sending = Sending(bank, Committer(bank, None), reading, faucet_of(bank.slots.genesis))
+    reading = ReadMethods(bank)
+    sending = TransactionMethods(bank, Committer(bank, None), reading, faucet_of(bank.slots.genesis))
     handlers = {**reading.methods(), **sending.methods()}
     return bank, Rpc(bank, handlers), sorted(handlers)
 
@@ -153,7 +153,7 @@ async def test_websocket_on_the_rpc_port_too() -> None:
 LETTER = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
 
 
-async def test_who_leaves_in_the_middle_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_that_disconnects_causes_no_error(caplog: pytest.LogCaptureFixture) -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     loop = asyncio.get_running_loop()
     for said in [UPGRADE, LETTER] * 5:
@@ -171,11 +171,12 @@ async def test_who_leaves_in_the_middle_is_no_error(caplog: pytest.LogCaptureFix
     assert caplog.text == ""
 
 
-async def test_a_lagging_subscriber_is_cut_off_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lagging_subscriber_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pubsub, "MAX_BACKLOG", 1_000)
     time = VirtualTime()
     running = await serve(LocalnetConfig(rpc_port=0, time=time))
-    loop, subscriptions = asyncio.get_running_loop(), 400
+    loop = asyncio.get_running_loop()
+    subscriptions = 400
     lazy = sockets.socket()
     lazy.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
     lazy.setblocking(False)
@@ -243,7 +244,8 @@ async def test_configured_airdrops_are_there(tmp_path: Any) -> None:
 
 async def test_a_batch_of_transfers_lands_in_order() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
-    payer, to = Keypair(), Keypair().pubkey()
+    payer = Keypair()
+    to = Keypair().pubkey()
     async with AsyncClient(running.rpc_url) as client:
         await fund(client, payer.pubkey())
         blockhash = await recent(client)

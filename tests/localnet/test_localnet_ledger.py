@@ -23,7 +23,7 @@ from solders.signature import Signature
 
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
 from aftermath.localnet.ledger import DATABASE, Ledger, holds_chain, is_of_older_format
-from aftermath.localnet.node import Node
+from aftermath.localnet.node import EmbeddedNode
 from localnet.chainwork import SOL, deploy, fund, health, memo, move, recent, sign, transfer_new
 from localnet.chainwork import rpc as call
 from localnet.processes import start
@@ -66,11 +66,9 @@ async def reopened(ledger: Path) -> AsyncIterator[AsyncClient]:
 
 @pytest.mark.slow
 async def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    to, payers, acknowledged = (
-        Keypair().pubkey(),
-        [Keypair() for _ in range(PAYERS)],
-        dict[Signature, int](),
-    )
+    to = Keypair().pubkey()
+    payers = [Keypair() for _ in range(PAYERS)]
+    acknowledged = dict[Signature, int]()
     with localnet(tmp_path / "ledger") as (rpc, pid):
         async with AsyncClient(rpc) as client:
             genesis = (await client.get_genesis_hash()).value
@@ -98,7 +96,8 @@ async def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
 
 
 async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_elf: bytes) -> None:
-    payer, program = Keypair(), Keypair()
+    payer = Keypair()
+    program = Keypair()
     async with reopened(tmp_path / "ledger") as client:
         await fund(client, payer.pubkey())
         await deploy(client, payer, program, memo_elf)
@@ -123,7 +122,8 @@ async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prlimit to fill a process's disk")
 async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
-    payer, to = Keypair(), Keypair().pubkey()
+    payer = Keypair()
+    to = Keypair().pubkey()
     with localnet(tmp_path / "ledger", "--slot-ms", "60000") as (rpc, pid):
         async with AsyncClient(rpc) as client:
             await fund(client, payer.pubkey())
@@ -257,7 +257,7 @@ def files(folder: Path) -> dict[str, bytes]:
     ("name", "expected"),
     [("snapshot-000003", True), ("snapshot-100-9xYz.tar.zst", False), ("journal-000000", False)],
 )
-def test_older_format_is_told_by_its_snapshots(tmp_path: Path, name: str, expected: bool) -> None:
+def test_older_format_is_recognised_by_snapshots(tmp_path: Path, name: str, expected: bool) -> None:
     (tmp_path / name).touch()
     assert is_of_older_format(tmp_path) is expected
     assert holds_chain(tmp_path) is expected
@@ -295,7 +295,7 @@ async def test_ledger_keeps_accounts_of_the_runtime(tmp_path: Path) -> None:
 
 
 async def test_forget_with_unwritable_ledger_keeps_accounts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    node = EmbeddedNode(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
     key = Keypair().pubkey()
     await node.provide(key, SOL)
     assert node._ledger is not None
@@ -308,7 +308,7 @@ async def test_forget_with_unwritable_ledger_keeps_accounts(tmp_path: Path, capl
     node.forget([key])
     assert node.bank.account(key) is None
     await node.close()
-    again = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    again = EmbeddedNode(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
     assert again.bank.account(key) is None
     await again.close()
 

@@ -1,4 +1,4 @@
-"""Every subscription through solana-py's websocket client, on both engines and on both ports of the embedded one."""
+"""Every subscription with the websocket client of solana-py, on both engines and ports."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ async def test_slices_and_many_accounts(client: AsyncClient, payer: Keypair) -> 
 
 async def test_program_accounts_by_filter(client: AsyncClient, payer: Keypair) -> None:
     mark = bytes(Keypair().pubkey())
-    short, long = await write_buffer(client, payer, mark), await write_buffer(client, payer, mark + b"!")
+    short = await write_buffer(client, payer, mark)
+    long = await write_buffer(client, payer, mark + b"!")
     other = MemcmpOpts(offset=37, bytes=str(Keypair().pubkey()))
     assert (await client.get_program_accounts(LOADER_ID, filters=[other])).value == []
     where = MemcmpOpts(offset=37, bytes=str(Pubkey(mark)))

@@ -1,4 +1,4 @@
-"""Where the runtime draws its lines, to the lamport: who can pay a fee, what is left to spend beside it, and rent."""
+"""Limits of the runtime, to the lamport: fees, what is left to spend, and rent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from solders.system_program import ID as SYSTEM_ID
 from solders.transaction import VersionedTransaction
 
 from aftermath.localnet.fees import LAMPORTS_PER_SIGNATURE
-from aftermath.localnet.runtime import Outcome, Runtime, minimum_balance
+from aftermath.localnet.runtime import ExecutionOutcome, Runtime, minimum_balance
 from localnet.chainwork import SOL, move, sign
 
 
@@ -22,10 +22,13 @@ def holding(runtime: Runtime, lamports: int) -> Keypair:
     return payer
 
 
-def moving(runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL) -> Outcome:
-    """What comes of moving so much to an account that is there, with a priority fee of so many lamports."""
+def moving(runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL) -> ExecutionOutcome:
+    """What comes of moving so much to an account that is there, with a priority fee of this many
+    lamports.
+    """
     there = holding(runtime, there_is).pubkey()
-    units, price = 10_000, 100 * priority
+    units = 10_000
+    price = 100 * priority
     extra = [set_compute_unit_limit(units), set_compute_unit_price(price)] if priority else []
     tx: VersionedTransaction = sign([*extra, move(payer, there, lamports)], Hash.default(), payer)
     outcome = runtime.execute(tx)
@@ -34,7 +37,7 @@ def moving(runtime: Runtime, payer: Keypair, lamports: int, priority: int, there
 
 
 @pytest.mark.parametrize("priority", [0, 1, 2, 5_000])
-def test_who_has_the_fee_to_the_lamport_pays_it_and_who_has_less_does_not(priority: int) -> None:
+def test_fee_needs_every_lamport(priority: int) -> None:
     fee = LAMPORTS_PER_SIGNATURE + priority
     runtime = Runtime()
     payer = holding(runtime, fee)
@@ -62,7 +65,7 @@ def test_fee_cannot_be_spent_twice_however_small(priority: int) -> None:
     assert runtime.balance(payer.pubkey()) == 0
 
 
-def test_an_account_at_its_minimum_may_not_go_below_it_and_one_below_may_go_on() -> None:
+def test_account_cannot_drop_below_rent_minimum() -> None:
     least = minimum_balance(0)
     runtime = Runtime()
     payer = holding(runtime, least)

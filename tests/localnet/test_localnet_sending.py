@@ -109,7 +109,8 @@ async def test_a_wrong_signature(network: Urls, client: AsyncClient, payer: Keyp
 async def test_an_instruction_of_an_account_that_is_not_listed(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
-    accounts, blockhash = [payer.pubkey(), SYSTEM_ID], await recent(client)
+    accounts = [payer.pubkey(), SYSTEM_ID]
+    blockhash = await recent(client)
     message = Message.new_with_compiled_instructions(1, 0, 1, accounts, blockhash, [CompiledInstruction(77, b"", b"")])
     error = await refusal(network.rpc_url, VersionedTransaction.populate(message, [payer.sign_message(bytes(message))]))
     assert error["code"] == -32602

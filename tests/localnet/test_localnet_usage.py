@@ -1,4 +1,4 @@
-"""What the parts that are started as modules say of themselves: their own name, and an example that they take."""
+"""Help of the parts that start as modules: their own name and a valid example."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ MODULES = {"aftermath.localnet": localnet._parser, "aftermath.sim": sim._parser}
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_help_has_the_modules_name_and_examples_that_are_taken(module: str) -> None:
+def test_help_has_module_name_and_valid_examples(module: str) -> None:
     make: Callable[[], argparse.ArgumentParser] = MODULES[module]
-    parser, line = make(), f"python -m {module}"
+    parser = make()
+    line = f"python -m {module}"
     told = parser.format_help()
     assert told.startswith(f"usage: {line} ")
     examples = [text.strip() for text in told.split("examples:")[1].splitlines() if text.strip().startswith(line)]
@@ -29,7 +30,7 @@ def test_help_has_the_modules_name_and_examples_that_are_taken(module: str) -> N
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_mistake_is_told_under_the_modules_name(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_has_module_name(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         MODULES[module]().parse_args(["--no-such-option"])
     assert capsys.readouterr().err.startswith(f"usage: python -m {module} ")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aftermath.data.dummy import DummyTokens
-from aftermath.data.source import DataError, Sequences, SourceAway
+from aftermath.data.source import DataError, Sequences, SourceUnavailable
 from aftermath.member.rounds.read_ahead import Reading
 from aftermath.sim.virtual_time import InlineWorker, run_virtual
 from member.desk import Desk
@@ -44,7 +44,7 @@ def test_a_share_is_there_when_it_is_asked_for() -> None:
 
 def test_unreachable_source_is_reported_once_and_retried() -> None:
     async def play() -> None:
-        desk, source = Desk(), Faulty(*[SourceAway("http://x does not answer")] * 4)
+        desk, source = Desk(), Faulty(*[SourceUnavailable("http://x does not answer")] * 4)
         share = await Reading(desk.ports, InlineWorker(), source).share([3])
         assert share.shape == (1, 4)
         assert source.asked == 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aftermath.localnet.errors import RpcError
+from aftermath.localnet.errors import JsonRpcError
 from aftermath.server.accounts import NEW_OF_ADDRESS, NEW_OF_ALL, REMEMBERED, NewIdentities
 
 
@@ -11,7 +11,7 @@ def accepted(new: NewIdentities, address: str, wanted: int) -> int:
     for count in range(wanted):
         try:
             new.count(address)
-        except RpcError:
+        except JsonRpcError:
             return count
     return wanted
 

@@ -19,7 +19,7 @@ from aftermath.cli import docs
 from aftermath.cli.train import settings_options
 from aftermath.config.document import load_config
 from aftermath.config.read import checkpoint_of, location_of
-from aftermath.data.server import load_settings
+from aftermath.data.server import load_server_settings
 from aftermath.rules.state import DataKind
 from aftermath.server.docs import PREFACE
 from aftermath.server.index import CENTRALIZED
@@ -134,11 +134,11 @@ def test_a_state_file_is_a_config_with_the_runs_name(tmp_path: Path) -> None:
 def test_example_state_and_data_files_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     run_id, state = load_state(ROOT / "config/centralized/state.toml", None)
-    served = load_settings(ROOT / "config/centralized/data.toml")
+    data = load_server_settings(ROOT / "config/centralized/data.toml")
     light = load_config(ROOT / "config/solana-test/light-config.toml")
     assert run_id == "demo"
-    assert served.seq_len == state.llm.max_seq_len == light.llm.max_seq_len
-    assert Path(served.dir).resolve() == Path(location_of(light.llm.data_location).primary).resolve()
+    assert data.seq_len == state.llm.max_seq_len == light.llm.max_seq_len
+    assert Path(data.dir).resolve() == Path(location_of(light.llm.data_location).primary).resolve()
     assert location_of(state.llm.data_location).kind is DataKind.SERVER
     assert checkpoint_of(state.llm.checkpoint) == checkpoint_of(light.llm.checkpoint)
 

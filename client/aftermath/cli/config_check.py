@@ -19,7 +19,7 @@ from aftermath.config.document import RunConfig, load_config
 from aftermath.config.errors import Found, Mistake, Mistaken
 from aftermath.config.read import location_of, rules_of, schedule_of
 from aftermath.config.recipe import recipe_of
-from aftermath.data.fingerprint import hash_of
+from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import WrongTokens
 from aftermath.owner import warnings as owner_warnings
 from aftermath.owner.agreed_data import source_of, warning_about_tokenizer
@@ -154,7 +154,7 @@ def _data(
         return ""
     try:
         records = source_of(config, vocab_size).record()
-        if (given := config.llm.data_hash) and (found := hash_of(records).hex()) != given:
+        if (given := config.llm.data_hash) and (found := records_hash(records).hex()) != given:
             return f"its data has the hash {found}, and data_hash is another"
     except AftermathError as error:
         if isinstance(error, WrongTokens) and not config.llm.data_hash:

@@ -13,7 +13,7 @@ from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts, note
-from aftermath.data.port import PORT
+from aftermath.data import PORT
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,9 +73,9 @@ def data_tokenize(conversion: Conversion) -> Result:
 def convert(chosen: Conversion) -> Result:
     """Write the token files. Raise DataError or UsageError."""
     from aftermath.data.tokenise import (
+        check_output_unused,
         folder_documents,
         hold_out,
-        refuse_older,
         standard_library,
         standard_library_root,
     )
@@ -87,7 +87,7 @@ def convert(chosen: Conversion) -> Result:
     else:
         if chosen.held_out.absolute() == chosen.output.absolute():
             raise UsageError("--held-out is --output itself", "Name two folders")
-        refuse_older(chosen.held_out)
+        check_output_unused(chosen.held_out)
         root = chosen.input or standard_library_root()
         kept, held_out = hold_out(documents, root if root.is_dir() else root.parent, chosen.held_out_percent)
         data, text = _write(chosen, encoder, kept, chosen.output)
@@ -200,7 +200,7 @@ def data_inspect(
     data.
     """
     from aftermath.config.document import load_config
-    from aftermath.data.fingerprint import hash_of
+    from aftermath.data.fingerprint import records_hash
     from aftermath.data.local import open_tokens
     from aftermath.data.source import Source
     from aftermath.data.tokens import TokenFiles
@@ -220,10 +220,10 @@ def data_inspect(
         "tokens": source.tokens if isinstance(source, TokenFiles) else source.sequences * source.seq_len,
         "sequences": source.sequences,
         "seq_len": source.seq_len,
-        "hash": hash_of(records).hex(),
+        "hash": records_hash(records).hex(),
     }
-    shown = data | {"files": [f"{one.name}: {one.size:,} bytes, {one.samples[:16]}" for one in records]}
-    return Result(data, facts(shown))
+    redacted_url = data | {"files": [f"{one.name}: {one.size:,} bytes, {one.samples[:16]}" for one in records]}
+    return Result(data, facts(redacted_url))
 
 
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fineweb_train_{}.bin"
@@ -245,12 +245,11 @@ def data_fetch(
     Skips files that exist, and continues interrupted downloads.
     """
     from aftermath.base.text import counted
-    from aftermath.data.download import download
-    from aftermath.data.http import HttpClient, numbered
+    from aftermath.data.http import HttpClient, download, numbered_urls
 
     client = HttpClient()
     paths = []
-    for url in numbered(url_template or FINEWEB, start_index, left_pad_zeros, files):
+    for url in numbered_urls(url_template or FINEWEB, start_index, left_pad_zeros, files):
         paths.append(download(url, output, client, lambda here, whole: None))
         note(f"{paths[-1]}: {paths[-1].stat().st_size:,} bytes")
     data = {"files": [str(path) for path in paths], "bytes": sum(path.stat().st_size for path in paths)}
@@ -270,10 +269,10 @@ async def data_serve(
     """
     import asyncio
 
-    from aftermath.data.server import DataServer, load_settings, served
+    from aftermath.data.server import DataServer, load_server_settings, open_served_files
 
-    settings = load_settings(config)
-    source = served(settings)
+    settings = load_server_settings(config)
+    source = open_served_files(settings)
     async with DataServer(source, settings.token_bytes).listening(host, port) as chosen:
         note(f"{source.sequences:,} sequences of {source.seq_len:,} tokens at {host}:{chosen}")
         await asyncio.Event().wait()

@@ -415,11 +415,11 @@ def data(subject: Subject) -> Finding | None:
     """Check that this machine can read the run's data, and that it is the run's."""
     if subject.view is None or subject.schema is None:
         return None
-    from aftermath.data.source import SourceAway
+    from aftermath.data.source import SourceUnavailable
     from aftermath.train.outfit import data_of
 
     try:
         subject.sequences = data_of(subject.view.model, subject.schema, subject.access()).sequences
-    except SourceAway as away:
+    except SourceUnavailable as away:
         return dubious(f"{away.message}; train would wait for it", away.fix, away)
     return fine(f"the run's data is here: {subject.sequences} sequences")

@@ -1,1 +1,7 @@
-"""Token files and how to make them. Knows nothing of any other package but the base."""
+"""Training data: where token files are, how they are read, and how text becomes tokens."""
+
+# It stands here because help texts show it, and importing any module of the package loads NumPy.
+from __future__ import annotations
+
+PORT = 5533
+"""The default TCP port of a data server."""

@@ -1,6 +1,6 @@
-"""The byte-level tokenizer: ids 0..255 are the bytes of UTF-8 text themselves, 256 ends a document.
+"""The byte-level tokenizer: ids 0..255 are the bytes of UTF-8 text, 256 ends a document.
 
-Decided: it is an ordinary `tokenizer.json` of the `tokenizers` library, so a checkpoint that carries it works anywhere.
+It is an ordinary `tokenizer.json` of the `tokenizers` library, so it works in any client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VOCAB_SIZE = 257
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer of 257 ids whose first 256 are exactly the bytes."""
+    """Return a tokenizer with 257 ids, of which the first 256 are the bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(_alphabet())}, merges=[]))
@@ -26,7 +26,9 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _alphabet() -> list[str]:
-    """The character of each byte in GPT-2's byte-level scheme: itself where it prints, else one from U+0100 on."""
+    """Return the character of each byte in GPT-2's scheme: itself if printable, else from U+0100
+    on.
+    """
     prints = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in prints else chr(next(others)) for byte in range(256)]

@@ -1,14 +1,8 @@
-"""Where the tokens begin in a file of tokens, by its first bytes.
+"""Token file formats: raw, NumPy and llm.c, recognised by their first bytes.
 
-Decided
-- Tokens are little-endian and unsigned, of 2 or 4 bytes. A file is raw (`.bin`, and `.ds` as datatrove writes it), a
-  NumPy array (`.npy`), or has the header of llm.c and modded-nanogpt: 256 int32, of which the first three are a magic
-  number, a version and the number of tokens that follow.
-- The run's token size is the one that counts: a file that states another one is refused, never converted.
-- What is something else by its first bytes is refused by name, since its bytes would make tokens all the same.
-
-Sources of the formats: NumPy's format documentation (versions 1.0 to 3.0), llm.c's `dev/data` and `llmc/dataloader.h`,
-and modded-nanogpt's training script.
+Tokens are unsigned, little-endian, 2 or 4 bytes. A file of another width or format is refused,
+never converted. Sources: NumPy's format documentation (versions 1.0 to 3.0), llm.c's `dev/data`
+and `llmc/dataloader.h`, and modded-nanogpt's training script.
 """
 
 from __future__ import annotations
@@ -24,17 +18,80 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aftermath.data.plausible import WIDTHS, set_width
 from aftermath.data.source import DataError, WrongTokens
 
+WIDTHS = {2: "TwoBytes", 4: "FourBytes"}
+# Tokens of a wrong width or byte order can all be inside the vocabulary, so training would continue
+# with garbage. The checks look for bytes at impossible positions, not at statistics.
+_FEW = 64  # fewer tokens prove nothing
+_FEW_FOR_ORDER = 256
+_FEW_DIFFERENT = 16
+_LARGEST_VOCABULARY = 1 << 20  # published tokenizers have at most about 2^18 tokens
+_HIGH_HALF = (_LARGEST_VOCABULARY - 1) >> 16  # the largest second half of a 4-byte token
+_SAVE = "Write the tokens again, as numpy.asarray(tokens, '<u4').tofile(NAME)"
+
+
+def width_fix(token_bytes: int) -> str:
+    """Return the fix for files whose token width differs from the run's."""
+    return f'Set token_size_in_bytes = "{WIDTHS[token_bytes]}" (data inspect: --token-bytes {token_bytes})'
+
+
+def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
+    """Raise WrongTokens if the tokens of a file have another width or byte order.
+
+    `tokens` are consecutive and begin at an even position of the file.
+    """
+    count = len(tokens) // 2 * 2
+    if count < _FEW:
+        return
+    even = tokens[0:count:2]
+    odd = tokens[1:count:2]
+    if even.any() != odd.any():
+        width = 2 * tokens.dtype.itemsize
+        fix = width_fix(width) if width in WIDTHS else _SAVE
+        raise WrongTokens(f"{name} has a 0 in every second place: its tokens seem to have {width} bytes", fix)
+    if tokens.dtype.itemsize == 2 and odd.max() <= _HIGH_HALF and even.max() >= 1000:
+        raise WrongTokens(
+            f"{name} has at most {odd.max()} in every second place: its tokens seem to have 4 bytes", width_fix(4)
+        )
+    if _has_other_order(tokens):
+        raise WrongTokens(
+            f"{name} seems to be big-endian: its largest token is {tokens.max()}, and {tokens.byteswap().max()} with "
+            "the bytes of each token swapped",
+            f"Write the tokens little-endian, as numpy.asarray(tokens, '{tokens.dtype.str}').tofile(NAME)",
+        )
+    if tokens.dtype.itemsize == 4 and np.count_nonzero(tokens >= _LARGEST_VOCABULARY) * 2 > len(tokens):
+        raise WrongTokens(f"{name} has tokens up to {tokens.max()}: its tokens seem to have 2 bytes", width_fix(2))
+
+
+def check_not_only_zeros(name: str, tokens: NDArray[Any]) -> None:
+    """Raise WrongTokens if the sampled tokens of a file are all 0: it was never filled."""
+    if len(tokens) >= _FEW and not tokens.any():
+        raise WrongTokens(f"{name} holds only zeros", "Copy, download or tokenise it again")
+
+
+def _has_other_order(tokens: NDArray[Any]) -> bool:
+    """Return whether swapping bytes makes the largest token clearly smaller.
+
+    The low byte of a token takes all values, the high byte only those of the vocabulary. So
+    swapping makes correct tokens larger. The test cannot decide for vocabularies of nearly 2^16.
+    """
+    if len(tokens) < _FEW_FOR_ORDER or len(np.unique(tokens)) < _FEW_DIFFERENT:
+        return False
+    return int(tokens.byteswap().max()) * 5 < int(tokens.max()) * 4
+
+
 SUFFIXES = (".bin", ".ds", ".npy")
-"""The files of a folder that are taken for token files."""
+"""The endings of token files in a folder."""
 HEAD_BYTES = 4096
-"""How much of a file's beginning `layout_of` looks at."""
+"""The number of bytes at the start of a file that `layout_of` inspects."""
+# The header of llm.c and modded-nanogpt is 256 int32. The first three are a magic number, a version
+# and the number of tokens.
 _LLMC_BYTES = 1024
 _LLMC_WIDTHS = {(20240520, 1): 2, (20240801, 7): 4}
-"""Bytes of a token by magic number and version: GPT-2's tokens, and Llama 3's."""
+"""Bytes per token by magic number and version: for GPT-2's and Llama 3's tokens."""
 _LLMC_OTHERS = {
     20240522: "an evaluation file of llm.c",
     20240326: "a model of llm.c",
@@ -51,8 +108,8 @@ _PACKED = {
     b"PK\x03\x04": ("a zip archive", "unpack it first"),
     b"version https://git-lfs": ("a git-lfs pointer, not the file itself", "run git lfs pull"),
 }
-"""What text may be packed in and is not read from, by the first bytes, and what to do about it."""
-_STRANGE = _PACKED | {
+"""Formats that can hold text but cannot be read, by first bytes, each with its fix."""
+_FOREIGN = _PACKED | {
     b"PAR1": (
         "a parquet file",
         "keep it in a folder of this machine (Local) under a name that ends in .parquet",
@@ -76,9 +133,9 @@ _NAMES = {
     ".zip": ("zip", b"PK"),
     ".7z": ("7z", b"7z\xbc\xaf\x27\x1c"),
 }
-"""Formats that a file's name promises, and how a file of each begins."""
-_ALWAYS_BEGIN_SO = (".gz", ".parquet")
-_LEAST_TEXT = 64  # bytes of text that are no coincidence
+"""Format and first bytes that each suffix promises."""
+_ALWAYS_HAVE_MAGIC = (".gz", ".parquet")
+_LEAST_TEXT = 64  # bytes; shorter text may be tokens by coincidence
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _TEXT = (".txt", ".json", ".jsonl", ".md", ".csv")
 
@@ -88,7 +145,7 @@ class Layout:
     """The tokens of one file."""
 
     start: int
-    """Bytes before the first."""
+    """Bytes before the first token."""
     tokens: int
 
 
@@ -103,12 +160,12 @@ class Array:
 
 
 def packed_format(head: bytes) -> str | None:
-    """Return what a file is that begins with `head` and may have text inside, or None."""
+    """Return the format of a file that may hold text but cannot be read, or None."""
     return next((what for magic, (what, _) in _PACKED.items() if head.startswith(magic)), None)
 
 
 def misnamed(name: str, head: bytes) -> tuple[str, str] | None:
-    """Return what is wrong with a file that is not of the format that its name promises, and the fix, or None.
+    """Return the error and its fix for a file whose name promises another format, else None.
 
     An interrupted or refused download often leaves text, a web page or nothing under such a name.
     """
@@ -116,29 +173,30 @@ def misnamed(name: str, head: bytes) -> tuple[str, str] | None:
     promised, magic = _NAMES.get(suffix, ("", b""))
     if head.startswith(magic):
         return None
-    known = next((what for other, (what, _) in _STRANGE.items() if head.startswith(other)), None)
+    known = next((what for other, (what, _) in _FOREIGN.items() if head.startswith(other)), None)
     kind = known or ("empty" if not head else "text" if _is_text(head, least=1) else None)
-    if kind is None and suffix not in _ALWAYS_BEGIN_SO:
-        return None  # as zstd, which may begin in other ways
+    if kind is None and suffix not in _ALWAYS_HAVE_MAGIC:
+        return None  # zstd, for one, has other first bytes as well
     fix = "Download or copy it again"
     fix += f", or remove {suffix} from its name if it is right" if kind == "text" else ""
     return f"{name} is named as {promised}, but it is {kind or 'of an unknown kind'}", fix
 
 
 def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
-    """Where the tokens of a file of `size` bytes are that begins with `head` (HEAD_BYTES of it, or all).
+    """Return where the tokens are in a file of `size` bytes with the first bytes `head`.
 
-    Raises DataError, naming the file and what to do, for a file that is empty, truncated or of another kind.
+    `head` has HEAD_BYTES bytes, or all. Raise DataError with a fix for a file that is empty,
+    truncated or of another format.
     """
     if size == 0:
         raise DataError(f"{name} is empty", "Remove it, or copy or tokenise it again")
-    for magic, (what, advice) in _STRANGE.items():
+    for magic, (what, advice) in _FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{name} is {what}", advice)
     if (wrong := misnamed(name, head)) is not None:
         raise DataError(*wrong)
     if name.lower().endswith(_TEXT):
-        raise _text(name)
+        raise _text_error(name)
     if head.startswith(_NPY):
         return _npy(name, size, head, token_bytes)
     if len(head) >= 8:
@@ -150,38 +208,40 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     if head[8:10] == b'{"' and head[4:8] == bytes(4):
         raise DataError(f"{name} is a model in safetensors, not tokens", "Name the folder of the token files")
     if name.endswith(".npy"):
-        raise DataError(f"{name} is no NumPy array, whatever its name says", "Make it with numpy.save, or name it .bin")
+        raise DataError(
+            f"{name} is not a NumPy array although it is named .npy", "Make it with numpy.save, or name it .bin"
+        )
     if _is_text(head):
-        raise _text(name)
-    return _whole(name, size, 0, size, token_bytes)
+        raise _text_error(name)
+    return _raw_layout(name, size, 0, size, token_bytes)
 
 
 def tokenise_options(text: PurePath) -> str:
-    """Return the options with which `data tokenize` reads a file or folder, and writes next to it."""
+    """Return the options of `data tokenize` that read a file or folder and write next to it."""
     output = text.with_name(f"{text.stem or 'text'}-tokens") if text.name else text / "tokens"
     return f"--input {shlex.quote(str(text))} --output {shlex.quote(str(output))}"
 
 
-def _text(name: str) -> DataError:
+def _text_error(name: str) -> DataError:
     options = "--input FILE --output FOLDER" if "://" in name else tokenise_options(PurePath(name))
     return DataError(f"{name} is text, not tokens", f"Tokenise it first: aftermath-solana data tokenize {options}")
 
 
-def _whole(name: str, size: int, start: int, count: int, token_bytes: int) -> Layout:
+def _raw_layout(name: str, size: int, start: int, count: int, token_bytes: int) -> Layout:
     if count % token_bytes:
         raise WrongTokens(
-            f"{name} is truncated: its size of {size} is no multiple of the {token_bytes} bytes of a token",
+            f"{name} is truncated: its size of {size} is not a multiple of the {token_bytes} bytes of a token",
             "Copy or tokenise the file again, and check token_size_in_bytes",
         )
     return Layout(start, count // token_bytes)
 
 
 def _is_text(head: bytes, *, least: int = _LEAST_TEXT) -> bool:
-    """Return whether a file that begins with `head` is UTF-8 text without control characters. Tokens are never."""
+    """Return whether `head` is UTF-8 text without control characters, which tokens never are."""
     if len(head) < least or _CONTROL.search(head):
         return False
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a letter
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # the head may end inside a character
     except UnicodeDecodeError:
         return False
     return True
@@ -216,21 +276,25 @@ def _npy(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
 
 
 def array_of(name: str, size: int, head: bytes) -> Array:
-    """The array in a `.npy` file of `size` bytes that begins with `head`. Raises DataError unless it is whole numbers,
-    little-endian and row by row, and all there.
+    """Return the array in a `.npy` file of `size` bytes with the first bytes `head`.
+
+    Raise DataError unless it holds little-endian integers row by row and is complete.
     """
     stream = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, max_header_size=HEAD_BYTES)
-    except Exception as error:  # NumPy reads the header as Python: what that raises for a broken one nobody lists
-        raise DataError(f"{name} has no header of a NumPy array: {error}", "Make it with numpy.save") from None
+    except Exception as error:  # NumPy evaluates the header as Python, which raises many kinds of errors
+        raise DataError(
+            f"{name} does not have the header of a NumPy array: {error}", "Make it with numpy.save"
+        ) from None
     if dtype.kind not in "ui" or dtype.byteorder == ">":
         raise DataError(f"{name} is an array of {dtype}", "Save it as uint16 or uint32, little-endian")
     if fortran and len(shape) > 1:
         raise DataError(f"{name} is stored column by column", "Save it as numpy.ascontiguousarray(array)")
-    start, count = stream.tell(), prod(int(edge) for edge in shape)
+    start = stream.tell()
+    count = prod(int(edge) for edge in shape)
     if min(shape, default=1) < 0 or size != start + count * dtype.itemsize:
         raise DataError(
             f"{name} has {size} bytes, and an array of {count} tokens takes {start + count * dtype.itemsize}",
@@ -240,7 +304,7 @@ def array_of(name: str, size: int, head: bytes) -> Array:
 
 
 def check_stated_width(name: str, found: int, wanted: int) -> None:
-    """Raise WrongTokens if a file states that its tokens have another width than the run says."""
+    """Raise WrongTokens if the token width that a file states differs from the run's."""
     if found != wanted:
-        fix = set_width(found) if found in WIDTHS else "Write its tokens again, with 2 or 4 bytes each"
+        fix = width_fix(found) if found in WIDTHS else "Write its tokens again, with 2 or 4 bytes each"
         raise WrongTokens(f"{name} has tokens of {found} bytes, and the run's have {wanted}", fix)

@@ -1,11 +1,7 @@
-"""The token files of a public Google Cloud bucket, by its JSON listing.
+"""Token files of a public Google Cloud bucket, found with its JSON listing (`objects.list`).
 
-Source: the Cloud Storage JSON API, `objects.list`; objects are read at `storage.googleapis.com/BUCKET/NAME`.
-
-Decided
-- Only the files directly in the folder count, and of those the token files, sorted by name.
-- The listing comes in pages; their number and the files' are bounded.
-- STORAGE_EMULATOR_HOST, as Google's own clients know it, names another host than Google's.
+Only token files directly in the folder count, sorted by name. STORAGE_EMULATOR_HOST replaces
+Google's host, as in Google's own clients.
 """
 
 from __future__ import annotations
@@ -23,7 +19,8 @@ from aftermath.data.source import DataError
 
 HOST = "https://storage.googleapis.com"
 _EMULATOR = "STORAGE_EMULATOR_HOST"
-_MOST_PAGES, _MOST_BYTES = 64, 8 << 20
+_MOST_PAGES = 64
+_MOST_BYTES = 8 << 20  # of one page
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
@@ -37,23 +34,26 @@ class _Page(msgspec.Struct, rename="camel"):
 
 
 def has_own_host() -> bool:
-    """Whether this machine's environment names the host of buckets."""
+    """Return whether the environment names a host for buckets."""
     return bool(os.environ.get(_EMULATOR))
 
 
 def bucket_address(bucket: str) -> str:
-    """Return the address that the files of a bucket are read from. Raises DataError."""
+    """Return the address below which the files of a bucket are. Raise DataError for a bad host."""
     return f"{_host()}/{bucket}"
 
 
 def check_bucket(bucket: str) -> None:
-    """Raises DataError for what is no name of a bucket."""
+    """Raise DataError for an invalid bucket name."""
     if not _BUCKET.fullmatch(bucket):
-        raise DataError(f"bucket_name {bucket!r} is no name of a bucket", "Check the name")
+        raise DataError(f"bucket_name {bucket!r} is not a valid bucket name", "Check the name")
 
 
 def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
-    """The addresses of the token files in a folder of a bucket. Raises SourceAway, DataError."""
+    """Return the addresses of the token files in a folder of a bucket.
+
+    Raise SourceUnavailable or DataError.
+    """
     host = _host()
     check_bucket(bucket)
     prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
@@ -63,7 +63,7 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
         asked = f"prefix={quote(prefix, safe='')}&delimiter=%2F&fields=items(name),nextPageToken"
         url = f"{host}/storage/v1/b/{bucket}/o?{asked}" + (f"&pageToken={quote(token, safe='')}" if token else "")
         try:
-            page: _Page = json_as(client.document(url, _MOST_BYTES), _Page)
+            page: _Page = json_as(client.read_document(url, _MOST_BYTES), _Page)
         except Malformed as error:
             raise DataError(f"the listing of bucket {bucket} cannot be read: {error}") from None
         names += [found.name for found in page.items]
@@ -79,7 +79,8 @@ def _host() -> str:
     named = os.environ.get(_EMULATOR) or HOST
     if not named.startswith(("http://", "https://")):
         raise DataError(
-            f"{_EMULATOR} is {named!r}, which is no address", f"Set {_EMULATOR} to http://HOST:PORT, or unset it"
+            f"{_EMULATOR} is {named!r}, which is not an http address",
+            f"Set {_EMULATOR} to http://HOST:PORT, or unset it",
         )
     return named.rstrip("/")
 

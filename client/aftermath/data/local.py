@@ -1,10 +1,6 @@
-"""Token files on this machine.
+"""Token files on this machine: one file, or those of a directory sorted by name.
 
-Decided
-- A directory's token files, sorted by name, are one row. All members of a run must have the same files.
-- A parquet file is unpacked first (`parquet`).
-- Files are read, not mapped: a map beyond the end of a file that shrank would kill the process.
-- At most OPEN files are open at a time, whatever their number.
+All members of a run need the same files. A parquet file is unpacked first (`parquet`).
 """
 
 from __future__ import annotations
@@ -19,34 +15,34 @@ from pathlib import Path
 
 from aftermath.data.formats import HEAD_BYTES, SUFFIXES, check_stated_width, tokenise_options
 from aftermath.data.parquet import PARQUET, unpacked_tokens
-from aftermath.data.source import DataError, NoData
-from aftermath.data.spans import File, Span
+from aftermath.data.source import DataError, NoData, Span, StoredFile
 from aftermath.data.tokens import TokenFiles
 
-OPEN = 64
-_READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+MAX_OPEN = 64  # files
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = (*SUFFIXES, PARQUET)
 _MEGATRON = b"MMIDIDX\0\0"
-_MEGATRON_TYPE = 17  # where the code of the type stands, behind magic and version
+_MEGATRON_TYPE = 17  # the offset of the type code, after magic and version
 _MEGATRON_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 
+# Files are read, not mapped: access behind the end of a mapped file that shrank kills the process.
 class LocalFiles:
-    """Files of this machine as a store."""
+    """A store of files on this machine."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        self._open: OrderedDict[int, int] = OrderedDict()  # file: descriptor, the one used last at the end
+        self._open: OrderedDict[int, int] = OrderedDict()  # descriptors by file, the last used one at the end
         self._lock = threading.Lock()
-        self._files = [self._first_look(number) for number in range(len(paths))]
+        self._files = [self._open_file(number) for number in range(len(paths))]
 
     @property
-    def files(self) -> Sequence[File]:
-        """As they were when this was made."""
+    def files(self) -> Sequence[StoredFile]:
+        """The files as they were when the store was opened."""
         return self._files
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
-        """Raises DataError for a file that shrank or cannot be read any more."""
+        """Read spans. Raise DataError for a file that shrank or is not readable any more."""
         for number in {span.file for span in spans}:
             if (size := self._size(number)) < self._files[number].size:
                 self._forget(number)
@@ -56,9 +52,9 @@ class LocalFiles:
                 )
         return [self._bytes(*span) for span in spans]
 
-    def _first_look(self, number: int) -> File:
+    def _open_file(self, number: int) -> StoredFile:
         size = self._size(number)
-        return File(str(self._paths[number]), size, self._bytes(number, 0, min(size, HEAD_BYTES)))
+        return StoredFile(str(self._paths[number]), size, self._bytes(number, 0, min(size, HEAD_BYTES)))
 
     def _size(self, number: int) -> int:
         try:
@@ -83,9 +79,9 @@ class LocalFiles:
 
     def _descriptor(self, number: int) -> int:
         if number not in self._open:
-            if len(self._open) >= OPEN:
+            if len(self._open) >= MAX_OPEN:
                 os.close(self._open.popitem(last=False)[1])
-            self._open[number] = os.open(self._paths[number], _READING)
+            self._open[number] = os.open(self._paths[number], _OPEN_FLAGS)
         self._open.move_to_end(number)
         return self._open[number]
 
@@ -102,10 +98,10 @@ class LocalFiles:
 def open_tokens(
     path: Path | str, token_bytes: int, seq_len: int, *, vocab_size: int, shuffle_seed: bytes | None = None
 ) -> TokenFiles:
-    """The sequences of `seq_len` tokens in a token file or in the token files of a directory.
+    """Return the sequences of a token file or of the token files in a directory.
 
-    `token_bytes` is 2 or 4; every pass over the data is shuffled when a seed (at most 64 bytes) is given.
-    Raises DataError, naming the file and what to do, when the data is missing, empty, truncated or of another kind.
+    `token_bytes` is 2 or 4. A seed of at most 64 bytes shuffles each pass. Raise DataError with a
+    fix if the data is missing, empty, truncated or of another format.
     """
     path = Path(path).expanduser().absolute()
     found = token_files(path)
@@ -118,7 +114,7 @@ def open_tokens(
 
 
 def token_files(path: Path) -> list[Path]:
-    """The file that is named, or the token files of a folder, sorted. Raises DataError if there is none."""
+    """Return a file, or the sorted token files of a folder. Raise DataError if there is none."""
     make = "Make token files of text with: aftermath-solana data tokenize"
     into = f"{make} --input TEXT --output {shlex.quote(str(path))}"
     into += "; or make those that a run's config file names with: aftermath-solana run-files FILE"
@@ -148,9 +144,10 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _stated_width(path: Path) -> int | None:
-    """Return the bytes of a token as a file next to the tokens states, or None.
+    """Return the bytes per token that a file next to the tokens states, or None.
 
-    datatrove writes NAME.metadata, whose first line is TOKENIZER|WIDTH. Megatron writes NAME.idx next to NAME.bin.
+    datatrove writes NAME.metadata with the first line TOKENIZER|WIDTH. Megatron writes NAME.idx
+    next to NAME.bin.
     """
     metadata = _beginning(path.with_name(f"{path.name}.metadata"))
     stated = re.match(rb"[^\n|]*\|(\d{1,2})\r?(?:\n|$)", metadata)

@@ -1,12 +1,7 @@
-"""Parquet files of token lists, unpacked once into files that can be read anywhere.
+"""Parquet files of token lists, unpacked once into this user's cache. Needs the extra `parquet`.
 
-Decided
-- Where a row's list lies in a parquet file is known only after all rows before it. So a file is unpacked whole, a few
-  rows at a time, into this user's cache, and what was unpacked is what is read and marked: members with equal columns
-  have equal records, for any writer of the files.
-- What was unpacked is kept under a hash of the file's path, size and times of change: a changed file is unpacked again.
-  Of several processes one unpacks, and the others wait for it.
-- pyarrow, the format's own library, is an extra.
+The unpacked file is what is read and fingerprinted, so equal columns give equal records with any
+writer of the parquet file.
 """
 
 from __future__ import annotations
@@ -27,18 +22,18 @@ from aftermath.data.source import DataError
 
 PARQUET = ".parquet"
 TOKEN_COLUMNS = ("input_ids", "tokens", "inputs")
-"""The names that a column of tokens may have; the first that a file has is read."""
-_ROWS = 1024  # read at a time
+"""Possible names of the column of tokens. The first one in the file is read."""
+_ROWS = 1024  # read together
 _LABELS = ("labels",)
 
 Column = Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
-"""The numbers of some rows, one after the other, and how many each row has."""
+"""The values of some rows, joined, and the length of each row."""
 
 
 def unpacked_tokens(path: Path, token_bytes: int) -> Path:
-    """The raw tokens of all rows of a parquet file, in their order, as `token_bytes` each.
+    """Return a file of the raw tokens of all rows, in order, `token_bytes` each.
 
-    Raises DataError, naming the file and what to do.
+    Raise DataError with a fix.
     """
 
     def write(stream: BinaryIO) -> None:
@@ -50,16 +45,18 @@ def unpacked_tokens(path: Path, token_bytes: int) -> Path:
                 )
             stream.write(values.astype(f"<u{token_bytes}").tobytes())
 
-    return _kept(path, f"{token_bytes}.bin", write)
+    return _unpack_once(path, f"{token_bytes}.bin", write)
 
 
 def unpacked_rows(path: Path, seq_len: int, *, labels: bool) -> list[Path]:
-    """NumPy files int32 [rows, seq_len] of a parquet file's tokens and, if asked for, of its labels.
+    """Return NumPy files int32 [rows, seq_len] of the tokens and, with `labels`, of the labels.
 
-    Raises DataError, naming the file and what to do.
+    Raise DataError with a fix.
     """
     kinds = {"inputs": TOKEN_COLUMNS} | ({"labels": _LABELS} if labels else {})
-    return [_kept(path, f"{seq_len}.{kind}.npy", partial(_write_rows, path, kinds[kind], seq_len)) for kind in kinds]
+    return [
+        _unpack_once(path, f"{seq_len}.{kind}.npy", partial(_write_rows, path, kinds[kind], seq_len)) for kind in kinds
+    ]
 
 
 def _write_rows(path: Path, names: Sequence[str], seq_len: int, stream: BinaryIO) -> None:
@@ -73,25 +70,25 @@ def _write_rows(path: Path, names: Sequence[str], seq_len: int, stream: BinaryIO
                 "Cut and pad rows to max_seq_len, with labels of -100 for padding",
             )
         if len(values) and (values.min() < limits.min or values.max() > limits.max):
-            raise DataError(f"{path} has numbers that no token is", "Check its columns")
+            raise DataError(f"{path} has numbers outside of int32", "Check its columns")
         stream.write(values.astype("<i4").tobytes())
 
 
 def _column(path: Path, names: Sequence[str]) -> Column:
-    """The first column of these names, some rows at a time."""
+    """Yield the first column with one of these names, some rows at a time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     advice = f"Name a column of lists of whole numbers {' or '.join(names)}"
     with _readable(path):
         file = _open(path)
-        held = file.schema_arrow.names
-        name = next((name for name in names if name in held), None)
+        present = file.schema_arrow.names
+        name = next((name for name in names if name in present), None)
         if name is None:
-            raise DataError(f"{path} has the columns {', '.join(held[:8])}, and none for {names[0]}", advice)
+            raise DataError(f"{path} has the columns {', '.join(present[:8])}, and none for {names[0]}", advice)
         kind = file.schema_arrow.field(name).type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-            raise DataError(f"{path} has {kind} in the column {name}, and not lists", advice)
+            raise DataError(f"{path} has {kind} in the column {name} instead of lists", advice)
         for batch in file.iter_batches(_ROWS, columns=[name]):
             lengths = pc.list_value_length(batch.column(0))
             numbers = batch.column(0).flatten()
@@ -112,27 +109,30 @@ def _open(path: Path) -> Any:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What pyarrow raises in the block is a DataError."""
+    """Turn errors of pyarrow in the block into DataError."""
     import pyarrow as pa
 
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as error:  # the last: names that are no text
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a column name is not text
         reason = str(error).partition("\n")[0][:200]
         raise DataError(f"{path} cannot be read as parquet: {reason}", "Write or copy it again") from None
 
 
-def _kept(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Path:
-    """The file of this kind that was unpacked of the file as it is now, unpacked if need be."""
+# The position of a row is known only after all rows before it, so a file is unpacked whole, a few
+# rows at a time. The cache key is the hash of path, size and times: a changed file is unpacked
+# again. One process unpacks; others wait.
+def _unpack_once(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Path:
+    """Return the unpacked file of this kind. Unpack it if the cache does not have it."""
     if find_spec("pyarrow") is None:
         raise DataError(
             f"{path} is a parquet file, and pyarrow is not installed", "pip install 'aftermath[parquet]', then restart"
         )
     try:
         now = path.stat()
-        which = f"{path}\0{now.st_size}\0{now.st_mtime_ns}\0{now.st_ctime_ns}"
-        mark = hashlib.sha256(which.encode()).hexdigest()[:32]
-        folder = cache_directory("unpacked") / mark
+        version = f"{path}\0{now.st_size}\0{now.st_mtime_ns}\0{now.st_ctime_ns}"
+        key = hashlib.sha256(version.encode()).hexdigest()[:32]
+        folder = cache_directory("unpacked") / key
         target = folder / f"{path.name}.{kind}"
         folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder):

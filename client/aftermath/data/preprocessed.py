@@ -1,11 +1,8 @@
-"""Rows that are cut already, with labels: a folder of NumPy arrays or parquet files, for finetuning.
+"""Rows of a fixed length with labels, for finetuning: a folder of NumPy arrays or parquet files.
 
-Decided
-- `NAME.inputs.npy` holds token ids [rows, seq_len], `NAME.labels.npy` the labels, of the same shape: what is
-  to be predicted at each place, or -100 where nothing is learnt (a prompt, padding). Pairs are sorted by name.
-- A label stands at its own token's place; the network predicts it from the tokens before.
-- Rows are taken in their order, pass after pass; shuffle them when you write the arrays.
-- `NAME.parquet` has the same in columns of lists (`parquet`). A folder holds the one or the other.
+`NAME.inputs.npy` holds token ids [rows, seq_len], and `NAME.labels.npy` the labels of the same
+shape, with -100 where nothing is learnt. `NAME.parquet` has both in columns of lists.
+Rows are read in order, pass after pass: shuffle them when you write the arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aftermath.data.fingerprint import sampled
+from aftermath.data.fingerprint import file_records
 from aftermath.data.formats import Array, array_of
 from aftermath.data.local import LocalFiles
 from aftermath.data.parquet import PARQUET, unpacked_rows
@@ -27,22 +24,26 @@ from aftermath.data.source import (
     FileRecord,
     NoData,
     Sequences,
+    Span,
     WrongTokens,
     check_sequences,
     check_shape,
 )
-from aftermath.data.spans import Span
 
-INPUTS, LABELS = ".inputs.npy", ".labels.npy"
+INPUTS = ".inputs.npy"
+LABELS = ".labels.npy"
 
 
+# A label stands at its own token's position; the network predicts it from the tokens before.
 class PreprocessedRows:
-    """The rows of a folder, of `seq_len` tokens each; with `labels`, or the tokens alone."""
+    """The rows of a folder with `seq_len` tokens each, with or without labels."""
 
     def __init__(self, folder: Path | str, seq_len: int, vocab_size: int, *, labels: bool) -> None:
-        """Raises DataError, naming the file and what to do."""
+        """Open the files. Raise DataError with a fix."""
         check_shape(4, seq_len)
-        self._seq_len, self._vocab_size, self._labelled = seq_len, vocab_size, labels
+        self._seq_len = seq_len
+        self._vocab_size = vocab_size
+        self._labelled = labels
         found, labelled = _arrays(Path(folder).expanduser().absolute(), seq_len, labels=labels)
         self._store = LocalFiles([*found, *labelled])
         self._arrays = [array_of(file.name, file.size, file.head) for file in self._store.files]
@@ -56,11 +57,11 @@ class PreprocessedRows:
         for number in range(len(labelled)):
             if self._arrays[number].shape != self._arrays[self._files + number].shape:
                 raise DataError(
-                    f"{labelled[number]} has not the shape of {found[number].name}", "Write both files again"
+                    f"{labelled[number]} does not have the shape of {found[number].name}", "Write both files again"
                 )
         self._ends = list(accumulate(array.shape[0] for array in self._arrays[: self._files]))
         if not self._ends[-1]:
-            raise DataError(f"{folder} holds no rows", "Add some")
+            raise DataError(f"{folder} holds no rows", "Add rows")
 
     @property
     def sequences(self) -> int:
@@ -69,11 +70,11 @@ class PreprocessedRows:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of each."""
+        """Tokens per row."""
         return self._seq_len
 
     def read(self, indices: Sequence[int]) -> Sequences:
-        """Tokens [n, seq_len], or tokens and labels [n, 2, seq_len]. Raises DataError for what no row may hold."""
+        """Return tokens [n, seq_len], or tokens and labels [n, 2, seq_len]. Raise DataError."""
         check_sequences(indices)
         tokens = self._rows(indices, 0, least=0)
         if not self._labelled:
@@ -81,19 +82,21 @@ class PreprocessedRows:
         return np.stack([tokens, self._rows(indices, self._files, least=IGNORED)], axis=1)
 
     def record(self) -> tuple[FileRecord, ...]:
-        """What marks its files."""
-        return sampled(self._store)
+        """Return the records of the files."""
+        return file_records(self._store)
 
     def _rows(self, indices: Sequence[int], first: int, *, least: int) -> Sequences:
-        """Of the inputs (`first` 0) or the labels: int64 [n, seq_len]."""
+        """Return int64 [n, seq_len] of the inputs (`first` 0) or the labels. `least`: the one
+        negative value that a row may hold.
+        """
         spans = [self._span(index, first) for index in indices]
         out = np.empty((len(spans), self._seq_len), np.int64)
         for row, (span, data) in enumerate(zip(spans, self._store.read(spans), strict=True)):
             out[row] = np.frombuffer(data, self._arrays[span.file].dtype)
-            strange = (out[row] >= self._vocab_size) | ((out[row] < 0) & (out[row] != least))
-            if strange.any():
+            outside = (out[row] >= self._vocab_size) | ((out[row] < 0) & (out[row] != least))
+            if outside.any():
                 raise DataError(
-                    f"{self._store.files[span.file].name}: {out[row][strange][0]} in a row is outside the vocabulary "
+                    f"{self._store.files[span.file].name}: {out[row][outside][0]} in a row is outside the vocabulary "
                     f"of {self._vocab_size}",
                     "Tokenise the data with the model's own tokenizer.json; a label may be -100 as well",
                 )
@@ -109,7 +112,7 @@ class PreprocessedRows:
 
 
 def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], list[Path]]:
-    """The files of inputs, and those of labels in the same order if these are asked for."""
+    """Return the files of inputs and, with `labels`, those of labels in the same order."""
     advice = f"Write NAME{INPUTS} and NAME{LABELS} there; docs/models.md#finetuning has an example"
     try:
         held = sorted(path for path in folder.iterdir() if path.is_file())

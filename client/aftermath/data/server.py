@@ -1,12 +1,6 @@
-"""The data server: sequences of this machine's token files for any client, over TCP.
+"""The data server: it serves sequences of local token files over TCP.
 
-Decided
-- What it serves is said by `data.toml` (`served`): folder, token size, sequence length and the seed of the order.
-- Files are read on one thread, never on the event loop. A client that asks for nonsense is told so and cut off.
-- Clients, the time that one may take, and the answers that were not taken yet are bounded (`crowd`). Where there
-  are too many, a client of the address with most makes room that is owed nothing. A client whose connection was closed
-  makes a new one.
-- Addresses take turns at reading, so that one with hundreds of connections does not starve the others.
+`data.toml` sets the folder, the token size, the sequence length and the seed of the order.
 """
 
 from __future__ import annotations
@@ -24,23 +18,38 @@ import msgspec
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.concurrency import ThreadWorker, cancel
 from aftermath.base.rate_limit import place
-from aftermath.data.crowd import Client, Crowd, Turns
+from aftermath.data.client_slots import ClientSlots, DataClient, ReadTurns
 from aftermath.data.local import open_tokens
+from aftermath.data.messages import (
+    LENGTH_BYTES,
+    MAX_REQUEST_BYTES,
+    DescribeRequest,
+    Description,
+    ErrorReply,
+    Reply,
+    TokensReply,
+    decode_request,
+    encode_message,
+)
 from aftermath.data.source import DataError
 from aftermath.data.tokens import TokenFiles
-from aftermath.data.wire import LENGTH, MOST_ASKED, Answer, Describe, Description, ErrorReply, Tokens, asked, packed
 
-MOST_CLIENTS = 256
-"""And as many again while they all wait for answers."""
-MOST_UNTAKEN = 256 << 20
-"""Bytes of answers on their way; one may be larger."""
-_IDLE, _STALLED = 300.0, 60.0  # seconds without a request; seconds that an answer may take to be taken
+# Above this number, the address with most clients loses one that waits for nothing. That client can
+# connect again.
+MAX_CLIENTS = 256
+"""The most clients. Twice as many may connect while all of them wait for replies."""
+MAX_UNREAD_BYTES = 256 << 20
+"""Bytes of replies that clients have not received. One reply may be larger."""
+_IDLE = 300.0  # seconds without a request
+_STALLED = 60.0  # seconds in which a client must receive a reply
 _log = logging.getLogger(__name__)
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
-class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`data.toml`."""
+# Files are read on one thread, never on the event loop, and addresses take turns. An invalid
+# request gets an error, and its connection is closed.
+class DataServerSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The settings in `data.toml`."""
 
     dir: str
     """Folder of token files, or one of them. A relative path starts at this file's folder."""
@@ -50,15 +59,15 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token."""
+        """Bytes per token."""
         return 2 if self.token_size == "TwoBytes" else 4
 
 
-def load_settings(path: Path) -> Settings:
-    """The settings in a file. Raises DataError, naming file and key."""
+def load_server_settings(path: Path) -> DataServerSettings:
+    """Return the settings in a file. Raise DataError with file and key."""
     try:
         tables: dict[str, Any] = toml_value(path.read_text(encoding="utf-8-sig"))
-        settings = msgspec.convert(tables, Settings)
+        settings = msgspec.convert(tables, DataServerSettings)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", "Pass --config, a data.toml") from None
     except (Malformed, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -68,88 +77,91 @@ def load_settings(path: Path) -> Settings:
     return msgspec.structs.replace(settings, dir=str(folder))
 
 
-def served(settings: Settings) -> TokenFiles:
-    """The sequences that these settings name. Raises DataError."""
+def open_served_files(settings: DataServerSettings) -> TokenFiles:
+    """Return the sequences that the settings name. Raise DataError."""
     seed = bytes(settings.shuffle_seed) if settings.shuffle_seed else None
-    largest = 1 << 8 * settings.token_bytes  # whose vocabulary it is, the clients know
+    largest = 1 << 8 * settings.token_bytes  # clients check against the vocabulary
     return open_tokens(settings.dir, settings.token_bytes, settings.seq_len, vocab_size=largest, shuffle_seed=seed)
 
 
 class DataServer:
-    """Serves one set of sequences."""
+    """A server of one set of sequences."""
 
     def __init__(self, source: TokenFiles, token_bytes: int) -> None:
-        self._source, self._token_bytes = source, token_bytes
-        self._crowd = Crowd(MOST_CLIENTS, MOST_UNTAKEN, time.monotonic)
-        self._read = Turns(ThreadWorker("data"))
+        self._source = source
+        self._token_bytes = token_bytes
+        self._slots = ClientSlots(MAX_CLIENTS, MAX_UNREAD_BYTES, time.monotonic)
+        self._read = ReadTurns(ThreadWorker("data"))
         self._description: Description | None = None
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen until the block ends; gives the port. Raises DataError if that cannot be."""
+        """Listen until the block ends, and give the port. Raise DataError if the port is
+        not free.
+        """
         try:
-            server = await asyncio.start_server(self._client, host, port, limit=MOST_ASKED)
+            server = await asyncio.start_server(self._serve_client, host, port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
             raise DataError(f"cannot listen at {host}:{port}: {error.strerror}", "Choose another --port") from None
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
-            await cancel(self._crowd.tasks)
+            await cancel(self._slots.tasks)
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        writer.transport.set_write_buffer_limits(0)  # an answer is sent when nothing of it is held here any more
-        client = Client(task, place(writer.transport))
+        writer.transport.set_write_buffer_limits(0)  # drain() returns when the client received everything
+        client = DataClient(task, place(writer.transport))
         try:
-            if not self._crowd.enter(client):
+            if not self._slots.enter(client):
                 return
             while (body := await self._message(reader)) is not None:
-                self._crowd.asked(client)
-                await self._send(client, writer, packed(await self._answer(client.place, body)))
+                self._slots.request_received(client)
+                await self._send(client, writer, encode_message(await self._reply(client.address, body)))
         except Malformed as error:
             with contextlib.suppress(OSError, TimeoutError):
-                await self._send(client, writer, packed(ErrorReply(str(error))))
+                await self._send(client, writer, encode_message(ErrorReply(str(error))))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # a client that left may come back
         finally:
-            self._crowd.leave(client)
-            writer.transport.abort()  # `close` would wait without end for a client that reads nothing
+            self._slots.leave(client)
+            writer.transport.abort()  # `close` waits without limit for a client that reads nothing
 
     async def _message(self, reader: asyncio.StreamReader) -> bytes | None:
         async with asyncio.timeout(_IDLE):
             try:
-                length = int.from_bytes(await reader.readexactly(LENGTH), "big")
+                length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
             except asyncio.IncompleteReadError:
                 return None
-            if length > MOST_ASKED:
-                raise Malformed(f"a request of {length} bytes is longer than {MOST_ASKED}")
+            if length > MAX_REQUEST_BYTES:
+                raise Malformed(f"a request of {length} bytes is longer than {MAX_REQUEST_BYTES}")
             return await reader.readexactly(length)
 
-    async def _answer(self, where: str, body: bytes) -> Answer:
-        message = asked(body)
+    async def _reply(self, address: str, body: bytes) -> Reply:
+        message = decode_request(body)
         try:
-            if isinstance(message, Describe):
+            if isinstance(message, DescribeRequest):
                 if self._description is None:
-                    self._description = await self._read(where, self._describe)
+                    self._description = await self._read(address, self._describe)
                 return self._description
-            rows = await self._read(where, lambda: self._source.read(message.indices))
+            rows = await self._read(address, lambda: self._source.read(message.indices))
         except DataError as error:
             _log.warning("%s", error.message)
             return ErrorReply("the server's files cannot be read")
-        return Tokens(rows.astype(f"<u{self._token_bytes}").tobytes())
+        return TokensReply(rows.astype(f"<u{self._token_bytes}").tobytes())
 
     def _describe(self) -> Description:
         records = list(self._source.record())
         return Description(self._token_bytes, self._source.seq_len, self._source.sequences, records)
 
-    async def _send(self, client: Client, writer: asyncio.StreamWriter, message: bytes) -> None:
-        self._crowd.sends(client, len(message))
+    async def _send(self, client: DataClient, writer: asyncio.StreamWriter, message: bytes) -> None:
+        self._slots.reply_started(client, len(message))
         try:
             async with asyncio.timeout(_STALLED):
                 writer.write(message)
-                del message  # there is a copy of what was not sent at once
+                del message  # the transport has a copy of what was not sent at once
                 await writer.drain()
         finally:
-            self._crowd.sent(client)
+            self._slots.reply_sent(client)

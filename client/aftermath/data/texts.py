@@ -1,7 +1,7 @@
-"""Read documents of text files piece by piece, so that memory does not follow a file's size.
+"""Documents of text files, read piece by piece, so that memory does not grow with a file's size.
 
-Read are plain UTF-8 text, JSON lines and parquet with a field of text, and gzip of text and JSON lines. Other files are
-left out and counted by kind, and records without text in the field are counted, too.
+Reads UTF-8 text, JSON lines and parquet with a field of text, and gzip of text and JSON lines.
+Counts other files by kind, and records without text in the field.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from aftermath.data.formats import HEAD_BYTES, misnamed, packed_format
 from aftermath.data.source import DataError
 
 SEPARATOR = "<|endoftext|>"
-"""A line of this parts the documents of a plain text file, whatever the tokenizer's own end-of-text token is."""
+"""A line that separates documents of a text file, with any end-of-text token of the tokenizer."""
 NOT_TEXT = "not UTF-8 text"
-_PIECE = 1 << 18  # characters of a document that are handed on together
+_PIECE = 1 << 18  # characters of a document in one piece
 _MOST_LINE = 64 << 20  # bytes of a JSON line
-_SURELY_MOST = 100  # a lead of records without text that ends a file at once
-_ROWS = 256  # rows of a parquet file that are read together
+_SURELY_MOST = 100  # stop at this lead of records without text
+_ROWS = 256  # rows of a parquet file, read together
 _GZIP = b"\x1f\x8b\x08"
 _LINES = (".jsonl", ".ndjson")
 _PARQUET = b"PAR1"
@@ -40,35 +40,37 @@ class TextError(DataError):
     code = "text"
 
 
-class Piece(NamedTuple):
-    """A document, or a part of one that is larger than a piece."""
+class TextPiece(NamedTuple):
+    """A document, or a part of a long one."""
 
     text: str
     ends: bool
-    """Whether the document ends with it."""
+    """Whether this is the last piece of the document."""
 
 
 class Texts:
-    """The documents of files. While they are iterated over, it counts them and the files that are left out."""
+    """The documents of files. Iteration counts documents and the files that are left out."""
 
     def __init__(self, paths: Sequence[Path], *, field: str = "text", separator: str | None = None) -> None:
-        """`field` has the text in JSON lines and parquet; `separator`: another line that parts documents."""
+        """Take text from `field` in JSON lines and parquet. `separator`: one more line between
+        documents.
+        """
         self._paths = paths
         self._field = field
         marks = {SEPARATOR, separator or SEPARATOR}
         self._line = "(?m)^[ \t]*(?:" + "|".join(map(re.escape, sorted(marks))) + ")[ \t]*\r?"
         self.documents = 0
         self.left_out: Counter[str] = Counter()
-        """Files by what they are."""
+        """The number of files that were not read, by kind."""
         self.inline_separators = 0
-        """Separators inside a line, which are text."""
+        """Separators inside a line, which stay text."""
         self.skipped_records = 0
         """JSON lines and parquet rows without text in the field."""
         self.first_skipped = ""
-        """Where the first of them is."""
+        """The position of the first skipped record."""
 
-    def __iter__(self) -> Iterator[Piece]:
-        """Yield the documents' pieces, file by file. Raises TextError for a file that is damaged or cannot be read."""
+    def __iter__(self) -> Iterator[TextPiece]:
+        """Yield the pieces of the documents, file by file. Raise TextError for a damaged file."""
         for path in self._paths:
             try:
                 for piece in self._of_file(path):
@@ -82,7 +84,7 @@ class Texts:
                     f"cannot read {path}: {error.strerror}", f"Allow this user to read it: chmod u+r {path}"
                 ) from None
 
-    def _of_file(self, path: Path) -> Iterator[Piece]:
+    def _of_file(self, path: Path) -> Iterator[TextPiece]:
         with path.open("rb") as raw:
             head = raw.read(HEAD_BYTES)
             raw.seek(0)
@@ -98,15 +100,15 @@ class Texts:
             else:
                 yield from self._of_stream(path, path, raw)
 
-    def _of_stream(self, name: Path, path: Path, stream: Any) -> Iterator[Piece]:
-        """`name`: the path without what says that it is compressed."""
+    def _of_stream(self, name: Path, path: Path, stream: Any) -> Iterator[TextPiece]:
+        """Yield the pieces of an open file. `name`: the path without the suffix of compression."""
         head = stream.read(HEAD_BYTES)
         stream.seek(0)
         if name.suffix.lower() in _LINES or (name.suffix.lower() == ".json" and self._is_lines(head)):
             yield from _whole(self._lines(path, stream))
         elif name.suffix.lower() == ".json" and _ARRAY.match(head) and f'"{self._field}"'.encode() in head:
             raise TextError(
-                f"{path} is one JSON array, which is not read piece by piece",
+                f"{path} is one JSON array, which cannot be read piece by piece",
                 f"Write one JSON object on each line: jq -c '.[]' {path} > {name.with_suffix('.jsonl').name}",
             )
         elif _is_text(stream):
@@ -116,7 +118,9 @@ class Texts:
             self.left_out[NOT_TEXT] += 1
 
     def _is_lines(self, head: bytes) -> bool:
-        """Return whether one of the first lines is a JSON object with the field, as in C4's files named .json."""
+        """Return whether a first line is a JSON object with the field, as in C4's files named
+        .json.
+        """
         for line in head.split(b"\n")[:-1]:
             try:
                 record = json_value(line)
@@ -126,27 +130,27 @@ class Texts:
                 return True
         return False
 
-    def _plain(self, texts: Iterable[str]) -> Iterator[Piece]:
-        """Cut a file's text into documents, and these into pieces, at ends of lines where there are any."""
+    def _plain(self, texts: Iterable[str]) -> Iterator[TextPiece]:
+        """Cut a text into documents, and documents into pieces, at line ends if possible."""
         inside = re.compile(self._line + "\n")
         at_end = re.compile(self._line + "(?:\n|\\Z)")
         pending = ""
-        begun = False
+        started = False
         for text in texts:
             *documents, pending = inside.split(pending + text)
             for document in documents:
-                if document or begun:
-                    yield Piece(document, ends=True)
-                begun = False
+                if document or started:
+                    yield TextPiece(document, ends=True)
+                started = False
             while len(pending) > _PIECE:
                 cut = pending.rfind("\n", 0, _PIECE) + 1 or _PIECE
-                yield Piece(pending[:cut], ends=False)
+                yield TextPiece(pending[:cut], ends=False)
                 pending = pending[cut:]
-                begun = True
+                started = True
         for document in at_end.split(pending):
-            if document or begun:
-                yield Piece(document, ends=True)
-            begun = False
+            if document or started:
+                yield TextPiece(document, ends=True)
+            started = False
 
     def _lines(self, path: Path, stream: BinaryIO) -> Iterator[str]:
         """Yield the text of each JSON line."""
@@ -214,7 +218,7 @@ class Texts:
 
 
 class _Records:
-    """Counts a file's records with and without text. Raises TextError where most have none: the field is wrong."""
+    """Counts records with and without text. Raises TextError if most have none: a wrong field."""
 
     def __init__(self, path: Path, field: str) -> None:
         self._path = path
@@ -223,7 +227,7 @@ class _Records:
         self.kept = 0
         self.skipped = 0
         self.first = ""
-        """Where the first record without text is."""
+        """The position of the first record without text."""
 
     def skip(self, place: str, others: Sequence[str]) -> None:
         """Count a record without text in the field. `others`: fields in which it has text."""
@@ -245,15 +249,15 @@ class _Records:
         raise TextError(f"{self._reason}{most if self.kept else ''}", "Name the field: --text-field NAME")
 
 
-def _whole(documents: Iterable[str]) -> Iterator[Piece]:
+def _whole(documents: Iterable[str]) -> Iterator[TextPiece]:
     """Cut each document into pieces."""
     for document in documents:
         for start in range(0, len(document), _PIECE):
-            yield Piece(document[start : start + _PIECE], ends=start + _PIECE >= len(document))
+            yield TextPiece(document[start : start + _PIECE], ends=start + _PIECE >= len(document))
 
 
 def _is_text(stream: BinaryIO) -> bool:
-    """Return whether a file is UTF-8 throughout and has no NUL, which no text has but UTF-16 and binary files do."""
+    """Return whether a file is UTF-8 without NUL, which UTF-16 and binary files contain."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         while chunk := stream.read(_PIECE):

@@ -1,9 +1,8 @@
-"""Turn text into token files: a folder of text files, or the Python standard library as a corpus
-every machine has.
+"""Turn text into token files: a folder of text files, or the Python standard library.
 
-Documents are taken in sorted order, each followed by the end-of-text token, into shards
+Documents are read in sorted order, each followed by the end-of-text token, into shards
 `tokens-00000.bin`, ... The tokenizer's files are written next to them, so that data and model
-cannot drift apart unnoticed. Files appear under their final names only when all are complete.
+stay together. Files get their final names only when all are complete.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from aftermath.base.files import fix_of, parents_made, standing_in
 from aftermath.base.outputs import write_mark
 from aftermath.data.bytelevel import END_TOKEN
 from aftermath.data.formats import SUFFIXES
-from aftermath.data.texts import NOT_TEXT, Piece, TextError, Texts
+from aftermath.data.texts import NOT_TEXT, TextError, TextPiece, Texts
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-_BATCH_TEXTS = 64  # texts encoded together, at most
-_BATCH_CHARACTERS = 1 << 20  # of them together; an encoding takes about 100 bytes a token
+_BATCH_TEXTS = 64  # the most texts that are encoded together
+_BATCH_CHARACTERS = 1 << 20  # of them together; an encoding takes about 100 bytes per token
 _NOT_CORPUS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -38,27 +37,27 @@ class Tokenised:
 
     documents: int
     left_out: Mapping[str, int]
-    """Files that were not read, by what they are."""
+    """The number of files that were not read, by kind."""
     inline_separators: int
     """`<|endoftext|>` inside lines, which stayed text."""
     skipped_records: int
     """JSON lines and parquet rows without text in the field."""
     first_skipped: str
-    """Where the first of them is."""
+    """The position of the first skipped record."""
     tokens: int
     files: tuple[Path, ...]
     vocab_size: int
 
     @property
     def skipped(self) -> int:
-        """How many files were not read."""
+        """The number of files that were not read."""
         return sum(self.left_out.values())
 
 
 def folder_documents(folder: Path) -> list[Path]:
-    """Return a file, or every file under a folder, sorted; hidden files and folders are left out.
+    """Return a file, or all files under a folder, sorted and without hidden ones.
 
-    Raises TextError if there is none.
+    Raise TextError if there is none.
     """
     if folder.is_file():
         return [folder]
@@ -76,22 +75,21 @@ def folder_documents(folder: Path) -> list[Path]:
 
 
 def standard_library_root() -> Path:
-    """Where this interpreter's standard library is."""
+    """Return the folder of this interpreter's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def standard_library(budget: int) -> list[Path]:
-    """Sources of this interpreter's standard library, at most `budget` bytes, without tests,
-    sorted.
+    """Return sorted sources of the standard library, at most `budget` bytes, without tests.
 
-    Which ones is decided by the hash of their relative path, so a small budget still gives a mixed
-    corpus.
+    The hash of the relative path decides, so a small budget still gives a mixed corpus.
     """
     root = standard_library_root()
     names = [path.relative_to(root) for path in root.rglob("*.py")]
     names = [name for name in names if not _NOT_CORPUS.intersection(name.parts)]
     names.sort(key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
-    chosen, used = [], 0
+    chosen = []
+    used = 0
     for name in names:
         size = (root / name).stat().st_size
         if 0 < size <= budget - used:
@@ -103,14 +101,14 @@ def standard_library(budget: int) -> list[Path]:
 
 
 def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[Path], list[Path]]:
-    """The documents to train on, and about `percent` percent of them to measure on.
+    """Split documents into those to train on and about `percent` percent to measure on.
 
-    Which ones is decided by the hash of their path below `root` alone, so a document stays on its
-    side whatever comes or goes next to it. Raises TextError if a side were empty.
+    The hash of the path below `root` decides, so a document stays on its side when others change.
+    Raise TextError if a side is empty.
     """
     sides: tuple[list[Path], list[Path]] = ([], [])
     for path in documents:
-        name = f"held out {path.relative_to(root).as_posix()}"  # not the hash that chooses the standard library's files
+        name = f"held out {path.relative_to(root).as_posix()}"  # another hash than the one that chooses files
         place = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big")
         sides[place * 100 < percent << 64].append(path)
     if not all(sides):
@@ -132,17 +130,16 @@ def tokenise(
     companions: Mapping[str, bytes] | None = None,
     shard_tokens: int = 1 << 26,
 ) -> Tokenised:
-    """Write the documents' tokens, `token_bytes` (2 or 4) each, to shards in `output`, with
-    `tokenizer.json`.
+    """Write the documents' tokens, `token_bytes` (2 or 4) each, to shards in `output`.
 
-    Each document is followed by `end_token`, if the tokenizer has it. `companions` are files to
-    write next to the tokenizer. Raises TextError if ids do not fit, nothing is text, or `output`
-    already holds token files.
+    `end_token` follows each document, if the tokenizer has it. `companions` are files to write next
+    to `tokenizer.json`. Raise TextError if ids do not fit, nothing is text, or `output` already
+    holds token files.
     """
     largest = _check(output, tokenizer, token_bytes)
     end = tokenizer.token_to_id(end_token) if end_token is not None else None
     texts = Texts(documents, field=text_field, separator=end_token)
-    tokenizer.encode_special_tokens = True  # special tokens that occur inside a document are text there, not control
+    tokenizer.encode_special_tokens = True  # special tokens inside a document stay text
     try:
         with parents_made(output), _Shards(output, token_bytes, shard_tokens) as writer:
             for ids, ends in _encoded(tokenizer, texts):
@@ -168,7 +165,7 @@ def tokenise(
 
 
 def _nothing(texts: Texts) -> TextError:
-    """Return the error for files of which none gave a token."""
+    """Return the error for files without any token."""
     kinds = texts.left_out.keys() - {NOT_TEXT}
     if kinds:
         return TextError(
@@ -186,12 +183,12 @@ def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:
     largest = max(tokenizer.get_vocab().values())
     if largest >= 1 << (8 * token_bytes):
         raise TextError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token")
-    refuse_older(output)
+    check_output_unused(output)
     return largest
 
 
-def refuse_older(output: Path) -> None:
-    """Raises TextError if this is no folder, or one that holds token files."""
+def check_output_unused(output: Path) -> None:
+    """Raise TextError if `output` is a file or already holds token files."""
     if output.exists() and not output.is_dir():
         raise TextError(f"{output} is a file, not a folder", "Name a folder, which is made if it does not exist")
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
@@ -201,16 +198,16 @@ def refuse_older(output: Path) -> None:
             raise TextError(f"{output} already holds a {name}, which would be replaced", "Name a new folder")
 
 
-def _encoded(tokenizer: Tokenizer, texts: Iterable[Piece]) -> Iterator[tuple[list[int], bool]]:
-    """Yield the ids of each piece, and whether its document ends with it."""
+def _encoded(tokenizer: Tokenizer, texts: Iterable[TextPiece]) -> Iterator[tuple[list[int], bool]]:
+    """Yield the ids of each piece, and whether it is the last of its document."""
     for batch in _batches(texts):
         encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
         for encoding, piece in zip(encodings, batch, strict=True):
             yield encoding.ids, piece.ends
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
     characters = 0
     for piece in pieces:
         batch.append(piece)
@@ -224,8 +221,8 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 class _Shards(ExitStack):
-    """Writes tokens into files of a fixed number of tokens; all have their final names at the
-    end.
+    """Writes tokens to files of a fixed number of tokens, which get their final names at
+    the end.
     """
 
     def __init__(self, output: Path, token_bytes: int, shard_tokens: int) -> None:
@@ -235,7 +232,7 @@ class _Shards(ExitStack):
         self._limit = shard_tokens
         self._stream: BinaryIO | None = None
         self._room = 0
-        """Tokens that the open shard still takes."""
+        """Tokens that still fit in the open shard."""
         self.files: list[Path] = []
         self.tokens = 0
 

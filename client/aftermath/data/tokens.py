@@ -1,10 +1,7 @@
-"""The sequences of a row of token files, wherever they are kept.
+"""The sequences of a set of token files, in any store.
 
-Decided
-- A sequence never straddles two files, and a file's last, partial sequence is not used.
-- Every pass over a shuffled set has its own order (`order`).
-- Every token is checked against the vocabulary when it is read; files are never scanned as a whole.
-- The beginning of every file, and the blocks by which it is marked, are looked at for what no tokenizer writes.
+A sequence never spans two files, and a partial sequence at the end of a file is not used. Each
+token that is read is checked against the vocabulary; files are never scanned whole.
 """
 
 from __future__ import annotations
@@ -17,12 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.data.fingerprint import records_of, sampled_blocks
-from aftermath.data.formats import Layout, layout_of
-from aftermath.data.order import Order
-from aftermath.data.plausible import check_not_only_zeros, check_width_and_order
-from aftermath.data.source import FileRecord, Sequences, WrongTokens, check_sequences, check_shape
-from aftermath.data.spans import Span, Store
+from aftermath.data.fingerprint import records_from_blocks, sampled_blocks
+from aftermath.data.formats import Layout, check_not_only_zeros, check_width_and_order, layout_of
+from aftermath.data.shuffle import ShuffledOrder
+from aftermath.data.source import FileRecord, Sequences, Span, Store, WrongTokens, check_sequences, check_shape
 
 
 class TokenFiles:
@@ -31,31 +26,34 @@ class TokenFiles:
     def __init__(
         self,
         store: Store,
-        place: str,
+        name: str,
         token_bytes: int,
         seq_len: int,
         *,
         vocab_size: int,
         shuffle_seed: bytes | None = None,
     ) -> None:
-        """`place` is how errors call the whole; every pass is shuffled when a seed (at most 64 bytes) is given.
+        """Open the files of a store. `name` stands for all of them in errors.
 
-        Raises DataError, naming the file and what to do, when a file is empty, truncated or of another kind.
+        A seed of at most 64 bytes shuffles each pass. Raise DataError with a fix if a file is
+        empty, truncated or of another format.
         """
         check_shape(token_bytes, seq_len)
-        self._store, self._vocab_size = store, vocab_size
-        self._token_bytes, self._seq_len = token_bytes, seq_len
+        self._store = store
+        self._vocab_size = vocab_size
+        self._token_bytes = token_bytes
+        self._seq_len = seq_len
         self._layouts = [layout_of(file.name, file.size, file.head, token_bytes) for file in store.files]
         for file, layout in zip(store.files, self._layouts, strict=True):
             check_width_and_order(file.name, self._tokens(layout, Span(0, 0, len(file.head)), file.head))
         self._ends = list(accumulate(layout.tokens // seq_len for layout in self._layouts))
         if not self._ends[-1]:
             raise WrongTokens(
-                f"{place} holds no whole sequence: a sequence takes {seq_len} tokens, and its longest file "
+                f"{name} holds no complete sequence: a sequence takes {seq_len} tokens, and its longest file "
                 f"has {max(layout.tokens for layout in self._layouts)}",
                 "Add data, or lower max_seq_len",
             )
-        self._order = Order(self._ends[-1], shuffle_seed) if shuffle_seed is not None else None
+        self._order = ShuffledOrder(self._ends[-1], shuffle_seed) if shuffle_seed is not None else None
 
     @property
     def sequences(self) -> int:
@@ -64,16 +62,20 @@ class TokenFiles:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of each."""
+        """Tokens per sequence."""
         return self._seq_len
 
     @property
     def tokens(self) -> int:
-        """Tokens of all files, those of partial sequences as well."""
+        """The number of tokens in all files, also in partial sequences."""
         return sum(layout.tokens for layout in self._layouts)
 
     def read(self, indices: Sequence[int]) -> Sequences:
-        """Tokens [n, seq_len]. Raises DataError if a file changed or holds a strange token, SourceAway."""
+        """Return tokens [n, seq_len].
+
+        Raise DataError if a file changed or has a token outside the vocabulary, SourceUnavailable
+        if a retry can help.
+        """
         check_sequences(indices)
         spans = [self._span(index) for index in indices]
         raw = np.frombuffer(b"".join(self._store.read(spans)), dtype=f"<u{self._token_bytes}")
@@ -83,7 +85,10 @@ class TokenFiles:
         return out
 
     def record(self) -> tuple[FileRecord, ...]:
-        """What marks its files. Raises DataError for tokens that no tokenizer writes, or outside of the vocabulary."""
+        """Return the records of the files.
+
+        Raise DataError for tokens of a wrong width or byte order, or outside the vocabulary.
+        """
         blocks = sampled_blocks(self._store)
         by_file: dict[int, list[NDArray[Any]]] = {}
         for span, data in blocks:
@@ -92,13 +97,13 @@ class TokenFiles:
             name = self._store.files[span.file].name
             check_width_and_order(name, tokens)
             if len(tokens) and tokens.max() >= self._vocab_size:
-                raise self._beyond(name, int(tokens.max()), "")
+                raise self._outside_vocabulary(name, int(tokens.max()), "")
         for number, parts in by_file.items():
             check_not_only_zeros(self._store.files[number].name, np.concatenate(parts))
-        return records_of(self._store, blocks)
+        return records_from_blocks(self._store, blocks)
 
     def _tokens(self, layout: Layout, span: Span, data: bytes) -> NDArray[Any]:
-        """Return the whole tokens in a span's bytes, from an even position in the file on."""
+        """Return the complete tokens in a span's bytes, from an even position of the file."""
         end = min(span.start + span.length, layout.start + layout.tokens * self._token_bytes)
         pair = 2 * self._token_bytes
         before = max(0, span.start - layout.start)
@@ -107,21 +112,25 @@ class TokenFiles:
         return np.frombuffer(data, f"<u{self._token_bytes}", count, max(0, start - span.start) if count else 0)
 
     def _span(self, index: int) -> Span:
-        turn, place = divmod(index, self.sequences)
+        turn, position = divmod(index, self.sequences)
         if self._order is not None:
-            place = self._order.at(place, turn)
-        which = bisect_right(self._ends, place)
-        layout, length = self._layouts[which], self._seq_len * self._token_bytes
-        inside = place - (self._ends[which - 1] if which else 0)
+            position = self._order.at(position, turn)
+        which = bisect_right(self._ends, position)
+        layout = self._layouts[which]
+        length = self._seq_len * self._token_bytes
+        inside = position - (self._ends[which - 1] if which else 0)
         return Span(which, layout.start + inside * length, length)
 
     def _refuse(self, spans: Sequence[Span], out: Sequences) -> None:
         row = int((out.max(axis=1) >= self._vocab_size).argmax())
-        file, start = spans[row].file, spans[row].start
+        file = spans[row].file
+        start = spans[row].start
         position = (start - self._layouts[file].start) // self._token_bytes
-        raise self._beyond(self._store.files[file].name, out[row].max(), f" at or after position {position}")
+        raise self._outside_vocabulary(
+            self._store.files[file].name, out[row].max(), f" at or after position {position}"
+        )
 
-    def _beyond(self, name: str, token: int, where: str) -> WrongTokens:
+    def _outside_vocabulary(self, name: str, token: int, where: str) -> WrongTokens:
         return WrongTokens(
             f"{name}: a token {token}{where} is outside the vocabulary of {self._vocab_size}",
             "Tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes",

@@ -7,9 +7,8 @@ The caller passes the programs to load: the package does not use torch, peers or
 from __future__ import annotations
 
 from aftermath.localnet.config import LocalnetConfig, LocalnetEngine, Network
-from aftermath.localnet.engines import EmbeddedEngine, run_localnet
 from aftermath.localnet.errors import LedgerError, LocalnetError
-from aftermath.localnet.server import RunningLocalnet, serve
+from aftermath.localnet.server import EmbeddedEngine, RunningLocalnet, run_localnet, serve
 from aftermath.localnet.timing import RealTime, TimeSource, VirtualTime
 from aftermath.localnet.validator import ValidatorEngine, validator_binary
 

@@ -27,12 +27,12 @@ examples:
   python -m aftermath.localnet --rpc-port 0
       a network at any free port, which it prints, forgotten when it ends
   python -m aftermath.localnet --ledger runs/ledger --slot-ms 100
-      one that goes on where it was, with slots of a tenth of a second
+      one that continues where it was, with slots of a tenth of a second
 """
 
 
 def program(text: str) -> tuple[Pubkey, Path]:
-    """ID=FILE"""
+    """Parse ID=FILE."""
     key, separator, path = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{text!r} is not ID=FILE")
@@ -40,7 +40,7 @@ def program(text: str) -> tuple[Pubkey, Path]:
 
 
 def airdrop(text: str) -> tuple[Pubkey, int]:
-    """ADDRESS=LAMPORTS"""
+    """Parse ADDRESS=LAMPORTS."""
     key, _, lamports = text.partition("=")
     if not lamports.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not ADDRESS=LAMPORTS")

@@ -21,7 +21,7 @@ from solders.transaction import VersionedTransaction
 from aftermath.localnet.fees import RecentFees
 from aftermath.localnet.history import History, keys_of
 from aftermath.localnet.records import Chain, Landed
-from aftermath.localnet.runtime import AccountState, Outcome, Runtime
+from aftermath.localnet.runtime import AccountState, ExecutionOutcome, Runtime
 from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots
 from aftermath.localnet.timing import TimeSource
 
@@ -31,7 +31,7 @@ class Executed:
     """A landed transaction before it is published."""
 
     landed: Landed
-    outcome: Outcome
+    outcome: ExecutionOutcome
 
     def changed(self) -> list[AccountState]:
         """Return the accounts that the transaction changed, as it left them."""
@@ -123,11 +123,13 @@ class Bank:
             return "BlockhashNotFound"
         return "AlreadyProcessed" if tx.signatures[0] in self._recent else None
 
-    def simulate(self, tx: VersionedTransaction) -> Outcome:
+    def simulate(self, tx: VersionedTransaction) -> ExecutionOutcome:
         return self._runtime.simulate(tx)
 
     def execute(self, tx: VersionedTransaction, wire: bytes) -> Executed | Any:
-        """Run a transaction and keep its effects. Return `Executed`, or the error if it did not land."""
+        """Run a transaction and keep its effects. Return `Executed`, or the error if it did not
+        land.
+        """
         outcome = self._runtime.execute(tx)
         if not outcome.landed:
             return outcome.error
@@ -153,7 +155,8 @@ class Bank:
         self._recent.pop(executed.landed.signature, None)
 
     def publish(self, executed: Executed) -> None:
-        outcome, landed = executed.outcome, executed.landed
+        outcome = executed.outcome
+        landed = executed.landed
         self._index(outcome.after)
         self._recent_order.append((landed.slot, landed.signature))
         self.history.add(landed, outcome.keys)

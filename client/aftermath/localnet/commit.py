@@ -14,7 +14,7 @@ from typing import Any
 from solders.transaction import VersionedTransaction
 
 from aftermath.localnet.bank import Bank, Executed
-from aftermath.localnet.errors import INTERNAL_ERROR, LedgerError, RpcError
+from aftermath.localnet.errors import INTERNAL_ERROR, JsonRpcError, LedgerError
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Committer:
     async def submit(self, tx: VersionedTransaction, wire: bytes) -> Any:
         """Execute a signed, sanitised transaction. Return None if it landed, else its error (JSON).
 
-        Raise `RpcError` if the ledger cannot be written; the chain is then unchanged.
+        Raise `JsonRpcError` if the ledger cannot be written; the chain is then unchanged.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
@@ -56,7 +56,7 @@ class Committer:
         for tx, wire, done in batch:
             try:
                 result = self._bank.check(tx) or self._bank.execute(tx, wire)
-            except RpcError as error:
+            except JsonRpcError as error:
                 _fail(done, error)
                 continue
             if isinstance(result, Executed):
@@ -74,7 +74,7 @@ class Committer:
             except LedgerError as error:
                 for executed, done in reversed(landed):
                     self._bank.undo(executed)
-                    _fail(done, RpcError(INTERNAL_ERROR, str(error)))
+                    _fail(done, JsonRpcError(INTERNAL_ERROR, str(error)))
                 return
             self._gather = min(MAX_GATHER, (time.monotonic() - started) / 2) if len(landed) > 1 else 0.0
         for executed, done in landed:
@@ -103,6 +103,6 @@ class Committer:
         """Do nothing: the transaction is stored already."""
 
 
-def _fail(done: asyncio.Future[Any], error: RpcError) -> None:
+def _fail(done: asyncio.Future[Any], error: JsonRpcError) -> None:
     if not done.done():
         done.set_exception(error)

@@ -1,4 +1,4 @@
-"""What a local network is started with, for every engine."""
+"""The configuration of a local network, for every engine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_PORT = 65535
 
 @dataclass(frozen=True)
 class LocalnetConfig:
-    """`rpc_port` 0 lets the OS choose; the websocket port is the RPC port plus one, as on every Solana node.
+    """The settings of a network.
 
-    `programs` are (program id, compiled .so); `airdrops` are accounts and the lamports they shall at least hold at
-    the start; `ledger` is the directory that survives restarts, or None; `slot_ms` is the length of a slot in
-    milliseconds.
+    `rpc_port` 0 takes a free port; the websocket uses the next one, as on every Solana node.
+    `programs` are (program id, compiled .so). `airdrops` are accounts with their minimum lamports
+    at the start. `ledger` is a directory that survives restarts. `slot_ms` is the length of a slot.
     """
 
     host: str = "127.0.0.1"

@@ -1,7 +1,6 @@
-"""How accounts, transactions and their statuses look in JSON.
+"""Accounts, transactions and their statuses as JSON, in the shapes of agave 2.x.
 
-Decided: shapes are those of agave 2.x. `jsonParsed` gives base64 data for every account, which is what a validator
-does for programs it has no parser for; accounts are shown with rent epoch 2^64-1, as every rent-exempt account is.
+`jsonParsed` gives base64 for all accounts, as a validator does for programs without a parser.
 """
 
 from __future__ import annotations
@@ -22,31 +21,33 @@ from aftermath.base.bounded import U64_MAX
 from aftermath.localnet.errors import (
     INVALID_REQUEST,
     UNSUPPORTED_TRANSACTION_VERSION,
-    RpcError,
+    JsonRpcError,
     invalid_params,
 )
-from aftermath.localnet.params import Config
+from aftermath.localnet.params import ConfigObject
 from aftermath.localnet.records import Landed
 
 ACCOUNT_ENCODINGS = ("binary", "base58", "base64", "base64+zstd", "jsonParsed")
 TRANSACTION_ENCODINGS = ("json", "base64", "base58")
 MAX_BASE58_BYTES = 128
+# A validator shows this epoch for every rent-exempt account.
 RENT_EXEMPT_EPOCH = U64_MAX
 
 
-class View(msgspec.Struct, frozen=True):
-    """How a client wants to see accounts: an encoding and an optional (offset, length) slice of the data."""
+class AccountView(msgspec.Struct, frozen=True):
+    """The encoding of accounts for a client, and an optional (offset, length) of the data."""
 
     encoding: str
     slice: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, config: Config, default: str = "binary") -> View:
+    def of(cls, config: ConfigObject, default: str = "binary") -> AccountView:
         encoding = config.text("encoding", ACCOUNT_ENCODINGS, default)
         section = config.section("dataSlice")
         if section is None:
             return cls(encoding)
-        offset, length = section.number("offset"), section.number("length")
+        offset = section.number("offset")
+        length = section.number("length")
         if offset is None or length is None:
             raise invalid_params("dataSlice needs offset and length")
         return cls(encoding, (offset, length))
@@ -68,7 +69,7 @@ class View(msgspec.Struct, frozen=True):
     def _encode(self, data: bytes) -> Any:
         if self.encoding in ("binary", "base58"):
             if len(data) > MAX_BASE58_BYTES:
-                raise RpcError(
+                raise JsonRpcError(
                     INVALID_REQUEST,
                     "Encoded binary (base 58) data should be less than 128 bytes, please use Base64 encoding.",
                 )
@@ -88,7 +89,7 @@ def to_base64(data: bytes) -> str:
 
 
 def legacy_status(error: Any) -> dict[str, Any]:
-    """The `status` object that predates `err`."""
+    """Return the `status` object that predates `err`."""
     return {"Ok": None} if error is None else {"Err": error}
 
 
@@ -118,11 +119,11 @@ def _inner(inner: InnerInstruction) -> dict[str, Any]:
 
 
 def transaction(landed: Landed, encoding: str, max_version: int | None) -> dict[str, Any]:
-    """The answer of getTransaction."""
+    """Return the result of getTransaction."""
     tx = VersionedTransaction.from_bytes(landed.wire)
     version = 0 if isinstance(tx.message, MessageV0) else "legacy"
     if version == 0 and max_version is None:
-        raise RpcError(
+        raise JsonRpcError(
             UNSUPPORTED_TRANSACTION_VERSION,
             "Transaction version (0) is not supported by the requesting client. "
             "Please try the request again with the following configuration parameter: "

@@ -1,7 +1,7 @@
-"""What a transaction costs: 5,000 lamports a signature plus its priority fee, as agave's fee calculation (SIMD-0170
-defaults).
+"""The cost of a transaction: 5,000 lamports per signature plus its priority fee.
 
-Decided: LiteSVM charges signatures only, so the runtime adds the priority fee from here.
+The sum follows agave's fee calculation with the defaults of SIMD-0170. LiteSVM charges signatures
+only, so the runtime adds the priority fee from here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _BUILTINS = frozenset(
         "AddressLookupTab1e1111111111111111111111111",
     )
 )
-_SET_LIMIT, _SET_PRICE = 2, 3
+_SET_LIMIT = 2
+_SET_PRICE = 3
 
 
 @dataclass(frozen=True)
 class Fee:
-    """Lamports for signatures and for priority; `price` is micro-lamports a compute unit."""
+    """Lamports for signatures and for priority; `price` is micro-lamports per compute unit."""
 
     signatures: int
     priority: int
@@ -49,7 +50,7 @@ class Fee:
 
 
 def fee_of(message: Message | MessageV0) -> Fee:
-    """The fee of a message; priority = ceil(price x compute limit / 10^6) lamports."""
+    """Return the fee of a message; priority = ceil(price x compute limit / 10^6) lamports."""
     signatures = LAMPORTS_PER_SIGNATURE * message.header.num_required_signatures
     keys = message.account_keys
     if COMPUTE_BUDGET_ID not in keys:
@@ -72,7 +73,9 @@ def fee_of(message: Message | MessageV0) -> Fee:
 
 
 class RecentFees:
-    """The lowest priority price that landed in each of the last 150 slots, overall and for each account it locked."""
+    """The lowest landed priority price of each of the last 150 slots, in all and per locked
+    account.
+    """
 
     def __init__(self) -> None:
         self._slots: deque[tuple[int, dict[Pubkey, int]]] = deque(maxlen=RECENT_FEE_SLOTS)
@@ -86,7 +89,10 @@ class RecentFees:
                 lowest[key] = price
 
     def at(self, current: int, accounts: list[Pubkey]) -> list[tuple[int, int]]:
-        """(slot, micro-lamports a compute unit) oldest first; with accounts, what locking all of them took."""
+        """Return (slot, micro-lamports per compute unit), oldest first.
+
+        With accounts, the price is the one that locked all of them.
+        """
         seen = dict(self._slots)
         listed = []
         for slot in range(max(1, current - RECENT_FEE_SLOTS), current):

@@ -1,8 +1,4 @@
-"""Free ports in a row, for a network that was not told which to use.
-
-Decided: they are drawn below the range from which operating systems take the ports of outgoing connections (32768 up),
-because the port after one of those is often busy.
-"""
+"""Find free consecutive ports for a network without a configured port."""
 
 from __future__ import annotations
 
@@ -12,12 +8,18 @@ import socket
 
 from aftermath.localnet.errors import LocalnetError
 
-LOWEST, HIGHEST = 10_000, 32_000
+# Operating systems take ports of outgoing connections from 32768 up, and the port after one of
+# those is often busy.
+LOWEST = 10_000
+HIGHEST = 32_000
 ATTEMPTS = 500
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there. Raises LocalnetError if `host` is no address of this machine."""
+    """Return whether a server can listen there.
+
+    Raise LocalnetError if `host` is not an address of this machine.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -26,14 +28,15 @@ def is_free(host: str, port: int) -> bool:
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise LocalnetError(
-                    f"{host} is no address of this machine", "Give one that is, for example --host 127.0.0.1"
+                    f"{host} is not an address of this machine",
+                    "Give one of its addresses, for example --host 127.0.0.1",
                 ) from None
             return False
     return True
 
 
 def free_ports(host: str, count: int) -> int:
-    """The first of `count` consecutive TCP ports that are free now."""
+    """Return the first of `count` consecutive TCP ports that are free now."""
     draw = random.SystemRandom()
     for _ in range(ATTEMPTS):
         first = draw.randrange(LOWEST, HIGHEST - count)

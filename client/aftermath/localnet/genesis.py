@@ -68,7 +68,8 @@ def _new(time: TimeSource, slot_ms: int) -> Bank:
 
 def _continued(recovered: Recovered, time: TimeSource, slot_ms: int) -> Bank:
     """Continue after the last slot that a client can have seen, at that slot's time or later."""
-    chain, now = recovered.chain, time.now()
+    chain = recovered.chain
+    now = time.now()
     first = chain.slot + MARK_SLOTS + 1
     eras = [*chain.eras, Era(first, max(time_of(chain.eras, first) or 0.0, now), slot_ms)]
     bank = Bank(time, Slots(Hash(chain.genesis), eras, now), History(), chain.transactions)

@@ -1,4 +1,4 @@
-"""The transactions that landed, by signature and by account, the newest `limit` of them."""
+"""The newest landed transactions, by signature and by account."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HISTORY_LIMIT = 100_000
 
 
 class History:
-    """Bounded memory of landed transactions."""
+    """The newest landed transactions, at most `limit`."""
 
     def __init__(self, limit: int = HISTORY_LIMIT) -> None:
         self._limit = limit
@@ -43,7 +43,10 @@ class History:
     def of_account(
         self, key: Pubkey, limit: int, before: Signature | None = None, until: Signature | None = None
     ) -> list[Landed]:
-        """At most `limit` transactions that name `key`, newest first, strictly between `until` and `before`."""
+        """Return at most `limit` transactions of `key`, newest first.
+
+        Both `until` and `before` are exclusive.
+        """
         found: list[Landed] = []
         started = before is None
         for landed in reversed(self._by_account.get(key, ())):
@@ -56,6 +59,6 @@ class History:
 
 
 def keys_of(landed: Landed) -> list[Pubkey]:
-    """Every account of the transaction, in the order of its balances."""
+    """Return all accounts of the transaction, in the order of its balances."""
     own = VersionedTransaction.from_bytes(landed.wire).message.account_keys
     return [*own, *(Pubkey(key) for key in landed.loaded_writable), *(Pubkey(key) for key in landed.loaded_readonly)]

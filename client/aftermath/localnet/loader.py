@@ -1,7 +1,8 @@
-"""Programs given at start, laid out as `solana-test-validator --bpf-program` does: upgradeable loader, no authority.
+"""Programs that are given at the start, laid out as `solana-test-validator --bpf-program` does.
 
-Decided: account formats are those of bpf_loader_upgradeable (bincode): a program account holds u32 2 and its data's
-address; a program-data account holds u32 3, the u64 slot, Option<authority>, padding to 45 bytes, then the ELF.
+Account formats are those of bpf_loader_upgradeable (bincode). A program account holds u32 2 and
+its data's address. A program-data account holds u32 3, the u64 slot, Option<authority>, padding
+to 45 bytes, then the ELF. There is no upgrade authority.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ PROGRAM_BYTES = 36
 METADATA_BYTES = 45
 MAX_PROGRAM_BYTES = 10 * 1024 * 1024
 
-_PROGRAM, _PROGRAM_DATA = 2, 3
+_PROGRAM = 2
+_PROGRAM_DATA = 3
 
 
 def program_data_address(program_id: Pubkey) -> Pubkey:
@@ -28,7 +30,7 @@ def program_data_address(program_id: Pubkey) -> Pubkey:
 
 
 def read_program(path: Path) -> bytes:
-    """The ELF at `path`; `LocalnetError` when it is missing, too large or not an ELF."""
+    """Return the ELF at `path`. Raise LocalnetError if it is missing, too large or not an ELF."""
     try:
         size = path.stat().st_size
         if size > MAX_PROGRAM_BYTES:
@@ -44,7 +46,10 @@ def read_program(path: Path) -> bytes:
 
 
 def preloaded(program_id: Pubkey, elf: bytes, rent: Callable[[int], int]) -> list[tuple[Pubkey, Account]]:
-    """The program-data and program accounts (in loading order); `rent` gives the minimum balance of a data length."""
+    """Return the program-data and program accounts, in loading order.
+
+    `rent` gives the minimum balance of a data length.
+    """
     address = program_data_address(program_id)
     metadata = struct.pack("<IQB", _PROGRAM_DATA, 0, 0).ljust(METADATA_BYTES, b"\0")
     program = struct.pack("<I", _PROGRAM) + bytes(address)
@@ -55,7 +60,7 @@ def preloaded(program_id: Pubkey, elf: bytes, rent: Callable[[int], int]) -> lis
 
 
 def program_data_of(account: Account) -> Pubkey | None:
-    """The program-data address when `account` is a program of the upgradeable loader, else None."""
+    """Return the program-data address of a program of the upgradeable loader, else None."""
     data = account.data
     if account.owner != LOADER_ID or len(data) < PROGRAM_BYTES or data[:4] != struct.pack("<I", _PROGRAM):
         return None
@@ -63,12 +68,12 @@ def program_data_of(account: Account) -> Pubkey | None:
 
 
 def elf_of(program_data: Account | None) -> bytes | None:
-    """The code in a program-data account, or None when it is closed or is not one."""
+    """Return the code in a program-data account, or None if it is closed or another account."""
     if program_data is None or program_data.data[:4] != struct.pack("<I", _PROGRAM_DATA):
         return None
     return program_data.data[METADATA_BYTES:]
 
 
 def is_upgradeable(program_data: Account) -> bool:
-    """Whether the program has an upgrade authority, that is, was deployed by somebody through transactions."""
+    """Return whether the program has an upgrade authority: a transaction deployed it."""
     return program_data.data[:4] == struct.pack("<I", _PROGRAM_DATA) and program_data.data[12] == 1

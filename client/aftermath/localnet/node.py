@@ -9,26 +9,72 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from solders.account import Account
 from solders.pubkey import Pubkey
 
+from aftermath.localnet.bank import Bank
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import LedgerError, LocalnetError, RpcError
+from aftermath.localnet.errors import NODE_UNHEALTHY, JsonRpcError, LedgerError, LocalnetError
 from aftermath.localnet.genesis import faucet_of, open_chain
-from aftermath.localnet.liveness import Health
-from aftermath.localnet.reading import Reading
+from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.rpc import Handler, Rpc
 from aftermath.localnet.runtime import SYSTEM_ID, AccountState
-from aftermath.localnet.sending import Sending
 from aftermath.localnet.subscriptions import Subscriptions
+from aftermath.localnet.transaction_methods import TransactionMethods
+
+# The texts and error -32005 are those of a validator (agave 3.1).
+OK = "ok"
+BEHIND = "behind"
+UNKNOWN = "unknown"
+
+
+class Health:
+    """The health of a network: slots advance, and the ledger can be written."""
+
+    def __init__(self, bank: Bank, committer: Committer) -> None:
+        self._bank = bank
+        self._committer = committer
+        self._clockwork: asyncio.Task[None] | None = None
+
+    def watch(self, clockwork: asyncio.Task[None]) -> None:
+        """Expect this task to move the slots from now on."""
+        self._clockwork = clockwork
+
+    def methods(self) -> dict[str, Callable[[Any], Any]]:
+        return {"getHealth": self.answer}
+
+    def answer(self, params: Any) -> str:
+        """Return "ok", or raise the error that says what is wrong."""
+        if behind := self._behind():
+            raise JsonRpcError(NODE_UNHEALTHY, f"Node is behind by {behind} slots", {"numSlotsBehind": behind})
+        if (trouble := self._trouble()) is not None:
+            raise JsonRpcError(NODE_UNHEALTHY, f"Node is unhealthy: {trouble}", {"numSlotsBehind": None})
+        return OK
+
+    def word(self) -> str:
+        """Return the text of /health."""
+        if self._behind():
+            return BEHIND
+        return OK if self._trouble() is None else UNKNOWN
+
+    def _behind(self) -> int:
+        return self._bank.slots.behind(self._bank.time.now())
+
+    def _trouble(self) -> str | None:
+        if self._clockwork is not None and self._clockwork.done():
+            return "its slots have stopped"
+        trouble = self._committer.trouble
+        return None if trouble is None else f"its ledger cannot be written ({trouble})"
+
 
 log = logging.getLogger(__name__)
 
 
-class Node:
+class EmbeddedNode:
     """A chain that runs from `start` to `close`. The caller uses the config's host and port.
 
     Raises LocalnetError if the ledger or a program cannot be read.
@@ -40,8 +86,8 @@ class Node:
         self._committer = Committer(self.bank, self._ledger)
         self.subscriptions = Subscriptions(self.bank)
         self.health = Health(self.bank, self._committer)
-        reading = Reading(self.bank)
-        self._sending = Sending(self.bank, self._committer, reading, faucet_of(self.bank.slots.genesis))
+        reading = ReadMethods(self.bank)
+        self._sending = TransactionMethods(self.bank, self._committer, reading, faucet_of(self.bank.slots.genesis))
         self.methods: dict[str, Handler] = {
             **reading.methods(),
             **self._sending.methods(),
@@ -65,7 +111,7 @@ class Node:
         if missing > 0:
             try:
                 await self._sending.give(key, missing)
-            except RpcError as error:
+            except JsonRpcError as error:
                 raise LocalnetError(error.message, "Ask for fewer lamports") from None
 
     @contextlib.contextmanager

@@ -1,18 +1,19 @@
-"""Parameters of a JSON-RPC call, checked one by one.
+"""Parameters of a JSON-RPC call and filters of accounts, checked one by one.
 
-Decided: a wrong type or range is an error -32602 that names the parameter; keys of a config object that we do not
-know are ignored, as on a validator, because clients send what newer versions understand.
+A wrong type or range is an error -32602 that names the parameter. Unknown keys of a config object
+are ignored, as on a validator, because clients send what newer versions understand.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import based58
 import zstandard
+from solders.account import Account
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
@@ -23,8 +24,8 @@ COMMITMENTS = ("processed", "confirmed", "finalized")
 _OLD_COMMITMENTS = ("recent", "single", "singleGossip", "max", "root")
 
 
-class Config:
-    """A config object; every getter returns its default where the key is absent or null."""
+class ConfigObject:
+    """A config object. Each getter returns its default if the key is absent or null."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -47,13 +48,13 @@ class Config:
         value = self._values.get(key)
         return None if value is None else unsigned(value, key)
 
-    def section(self, key: str) -> Config | None:
+    def section(self, key: str) -> ConfigObject | None:
         value = self._values.get(key)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise invalid_params(f"{key} must be an object")
-        return Config(value)
+        return ConfigObject(value)
 
     def items(self, key: str, limit: int) -> list[Any]:
         value = self._values.get(key)
@@ -70,7 +71,7 @@ class Config:
         return self._values
 
     def check_commitment(self) -> None:
-        """All commitments see the same state here; an unknown one is still an error."""
+        """Raise JsonRpcError for an unknown commitment. All of them see the same state here."""
         self.text("commitment", (*COMMITMENTS, *_OLD_COMMITMENTS), "finalized")
 
 
@@ -111,13 +112,13 @@ class Params:
     def number(self, index: int, name: str) -> int:
         return unsigned(self._at(index, name), name)
 
-    def config(self, index: int) -> Config:
+    def config(self, index: int) -> ConfigObject:
         value = self._values[index] if index < len(self._values) else None
         if value is None:
-            return Config({})
+            return ConfigObject({})
         if not isinstance(value, dict):
             raise invalid_params(f"parameter {index} (config) must be an object")
-        return Config(value)
+        return ConfigObject(value)
 
     def raw(self, index: int) -> Any:
         return self._values[index] if index < len(self._values) else None
@@ -144,7 +145,7 @@ def signature(value: Any) -> Signature:
 
 
 def decoded(text: str, encoding: str, limit: int) -> bytes:
-    """The bytes of `text`, at most `limit`; encoding base58, base64 or base64+zstd."""
+    """Return the bytes of `text`, at most `limit`, from base58, base64 or base64+zstd."""
     if len(text) > limit * 2 + 8:
         raise invalid_params(f"{encoding} encoded too large: {len(text)} characters (max: {limit} bytes)")
     try:
@@ -159,3 +160,49 @@ def decoded(text: str, encoding: str, limit: int) -> bytes:
     if len(data) > limit:
         raise invalid_params(f"decoded too large: {len(data)} bytes (max: {limit} bytes)")
     return data
+
+
+# The limits are those of a validator.
+MAX_FILTERS = 4
+MAX_FILTER_BYTES = 128
+
+Filter = Callable[[Account], bool]
+
+
+def parse_filters(config: ConfigObject) -> Filter:
+    """Return one predicate that holds if all `filters` of a config hold."""
+    parts = [_parse(item) for item in config.items("filters", MAX_FILTERS)]
+    return lambda account: all(part(account) for part in parts)
+
+
+def _parse(item: Any) -> Filter:
+    if not isinstance(item, dict) or len(item) != 1:
+        raise invalid_params("a filter is an object with one key: memcmp or dataSize")
+    if "dataSize" in item:
+        size = unsigned(item["dataSize"], "dataSize")
+        return lambda account: len(account.data) == size
+    if "memcmp" in item and isinstance(item["memcmp"], dict):
+        return _memcmp(ConfigObject(item["memcmp"]))
+    raise invalid_params("a filter is an object with one key: memcmp or dataSize")
+
+
+def _memcmp(config: ConfigObject) -> Filter:
+    offset = config.number("offset")
+    given = config.raw("bytes")
+    encoding = config.text("encoding", ("base58", "base64", "bytes", "binary"), "base58")
+    if offset is None or given is None:
+        raise invalid_params("memcmp needs offset and bytes")
+    wanted = _wanted(given, "base64" if encoding == "base64" else "base58")
+    end = offset + len(wanted)
+    return lambda account: account.data[offset:end] == wanted
+
+
+def _wanted(given: Any, encoding: str) -> bytes:
+    if isinstance(given, str):
+        return decoded(given, encoding, MAX_FILTER_BYTES)
+    if not isinstance(given, list) or len(given) > MAX_FILTER_BYTES:
+        raise invalid_params(f"memcmp bytes must be a string or a list of at most {MAX_FILTER_BYTES} numbers")
+    try:
+        return bytes(given)
+    except (TypeError, ValueError):
+        raise invalid_params("memcmp bytes must be numbers from 0 to 255") from None

@@ -1,9 +1,4 @@
-"""One websocket connection: its calls, its bounded queue, its end.
-
-Decided: a connection may owe at most `MAX_BACKLOG` messages or `MAX_BACKLOG_BYTES`; beyond that it is closed with
-1008, because a subscriber that misses notifications without knowing is worse off than one that has to reconnect.
-Whoever goes, or has to, without taking what it is owed is not waited for: it would hold the connection for good.
-"""
+"""One websocket connection: its calls, its bounded queue, its end."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ from aftermath.localnet.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
-    RpcError,
+    JsonRpcError,
 )
 from aftermath.localnet.rpc import check_call, failure
 from aftermath.localnet.subscriptions import Outbox, Subscriptions
@@ -29,27 +24,30 @@ from aftermath.localnet.subscriptions import Outbox, Subscriptions
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024
+# A connection beyond these limits is aborted: a subscriber that misses notifications unnoticed is
+# worse off than one that reconnects. The server does not wait until it has read its queue.
 MAX_BACKLOG = 10_000
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
 MAX_SUBSCRIPTIONS = 1_000
 PING_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
-"""For which a goodbye is waited for."""
+"""The longest wait for the close frame of a client."""
 
 
 class Calls:
-    """What one connection asks for, whatever carries its messages."""
+    """The calls of one connection, over any transport."""
 
     def __init__(self, subscriptions: Subscriptions, outbox: Outbox) -> None:
-        self._subscriptions, self._outbox = subscriptions, outbox
+        self._subscriptions = subscriptions
+        self._outbox = outbox
         self._methods = subscriptions.methods()
 
     def answer(self, data: str | bytes) -> None:
-        """Take in one message; replies and, from then on, notifications go to the outbox."""
+        """Handle one message. Replies and notifications go to the outbox."""
         try:
             request = json_value(data)
         except Malformed:
-            self._reply(failure(None, RpcError(PARSE_ERROR, "Parse error")))
+            self._reply(failure(None, JsonRpcError(PARSE_ERROR, "Parse error")))
             return
         if isinstance(request, list) and request:
             for one in request:
@@ -59,13 +57,13 @@ class Calls:
 
     def _call(self, request: Any) -> None:
         call = check_call(request)
-        if isinstance(call, RpcError):
+        if isinstance(call, JsonRpcError):
             self._reply(failure(None, call))
             return
         name, params, call_id = call
         try:
             result = self._run(name, params)
-        except RpcError as error:
+        except JsonRpcError as error:
             self._reply(failure(call_id, error))
             return
         self._reply({"jsonrpc": "2.0", "result": result, "id": call_id})
@@ -75,23 +73,25 @@ class Calls:
     def _run(self, name: str, params: Any) -> Any:
         method = self._methods.get(name)
         if method is None:
-            raise RpcError(METHOD_NOT_FOUND, "Method not found")
+            raise JsonRpcError(METHOD_NOT_FOUND, "Method not found")
         opens = name.endswith("Subscribe")
         if opens and self._subscriptions.count(self._outbox) >= MAX_SUBSCRIPTIONS:
-            raise RpcError(INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions")
+            raise JsonRpcError(INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions")
         return method(params, self._outbox)
 
     def _reply(self, body: dict[str, Any]) -> None:
         self._outbox.put(msgspec.json.encode(body).decode())
 
 
-class Connection:
-    """Serves one client until it goes or lags. An `Outbox` of its subscriptions. `ping`: seconds between two; `most`:
-    bytes that it may owe.
+class SubscriberConnection:
+    """Serves one client until it leaves or lags. It is the `Outbox` of its subscriptions.
+
+    `ping`: seconds between pings. `most`: bytes in its queue.
     """
 
     def __init__(self, subscriptions: Subscriptions, *, ping: float = PING_SECONDS, most: int | None = None) -> None:
-        self._subscriptions, self._most = subscriptions, most or MAX_BACKLOG_BYTES
+        self._subscriptions = subscriptions
+        self._max_bytes = most or MAX_BACKLOG_BYTES
         self._calls = Calls(subscriptions, self)
         self._socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=ping, compress=False)
         self._queue: asyncio.Queue[str] = asyncio.Queue(MAX_BACKLOG)
@@ -100,7 +100,7 @@ class Connection:
 
     def put(self, text: str) -> None:
         self._queued_bytes += len(text)
-        if self._queued_bytes > self._most or self._queue.full():
+        if self._queued_bytes > self._max_bytes or self._queue.full():
             self._lagging.set()
             return
         self._queue.put_nowait(text)
@@ -147,7 +147,7 @@ class Connection:
             self._calls.answer(message.data)
 
     async def close(self, code: int = WSCloseCode.GOING_AWAY) -> None:
-        """Say goodbye, and end the connection whatever the client does."""
+        """Send a close frame, then end the connection in any case."""
         message = b"the localnet is stopping" if code == WSCloseCode.GOING_AWAY else b""
         try:
             with contextlib.suppress(ConnectionError, TimeoutError):

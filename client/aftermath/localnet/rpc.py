@@ -1,7 +1,7 @@
-"""The JSON-RPC 2.0 envelope: one call or a batch in, one answer or a list out.
+"""The JSON-RPC 2.0 envelope: one call or a batch in, one reply or a list out.
 
-Decided: whatever a client sends gets a JSON-RPC answer; a fault of ours is logged and answered as -32603 without its
-details.
+Each request gets a JSON-RPC reply. A fault of the server is logged, and its reply is -32603
+without details.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aftermath.localnet.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     PARSE_ERROR,
-    RpcError,
+    JsonRpcError,
 )
 
 log = logging.getLogger(__name__)
@@ -33,56 +33,56 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Rpc:
-    """Answers request bodies with the handlers it was given."""
+    """Answers request bodies with its handlers."""
 
     def __init__(self, bank: Bank, handlers: Mapping[str, Handler]) -> None:
         self._bank = bank
         self._handlers = handlers
 
     async def answer(self, body: bytes) -> bytes:
-        """The response body; empty when nothing is to be answered (notifications)."""
+        """Return the response body; it is empty for notifications."""
         try:
             request = json_value(body)
         except Malformed:
-            return _encode(failure(None, RpcError(PARSE_ERROR, "Parse error")))
+            return _encode(failure(None, JsonRpcError(PARSE_ERROR, "Parse error")))
         self._bank.tick()
         if not isinstance(request, list):
             answer = await self._one(request)
             return b"" if answer is None else _encode(answer)
         if not request or len(request) > MAX_BATCH:
-            return _encode(failure(None, RpcError(INVALID_REQUEST, f"A batch has 1 to {MAX_BATCH} requests")))
+            return _encode(failure(None, JsonRpcError(INVALID_REQUEST, f"A batch has 1 to {MAX_BATCH} requests")))
         answers = [answer for answer in [await self._one(one) for one in request] if answer is not None]
         return _encode(answers) if answers else b""
 
     async def _one(self, request: Any) -> dict[str, Any] | None:
         call = check_call(request)
-        if isinstance(call, RpcError):
+        if isinstance(call, JsonRpcError):
             return failure(None, call)
         method, params, call_id = call
         try:
             handler = self._handlers.get(method)
             if handler is None:
-                raise RpcError(METHOD_NOT_FOUND, "Method not found")
+                raise JsonRpcError(METHOD_NOT_FOUND, "Method not found")
             result = handler(params)
             if inspect.isawaitable(result):
                 result = await result
-        except RpcError as error:
+        except JsonRpcError as error:
             return failure(call_id, error)
         except Exception:
             log.exception("%s failed", method)
-            return failure(call_id, RpcError(INTERNAL_ERROR, "Internal error"))
+            return failure(call_id, JsonRpcError(INTERNAL_ERROR, "Internal error"))
         return None if "id" not in request else {"jsonrpc": "2.0", "result": result, "id": call_id}
 
 
-def check_call(request: Any) -> tuple[str, Any, Any] | RpcError:
-    """(method, params, id) of one call, or why it is not one."""
+def check_call(request: Any) -> tuple[str, Any, Any] | JsonRpcError:
+    """Return (method, params, id) of one call, or the error of an invalid one."""
     if not isinstance(request, dict) or request.get("jsonrpc") != "2.0" or not isinstance(request.get("method"), str):
-        return RpcError(INVALID_REQUEST, "Invalid request")
+        return JsonRpcError(INVALID_REQUEST, "Invalid request")
     call_id = request.get("id")
     if isinstance(call_id, bool) or not isinstance(call_id, str | int | float | None):
-        return RpcError(INVALID_REQUEST, "Invalid request")
+        return JsonRpcError(INVALID_REQUEST, "Invalid request")
     return request["method"], request.get("params"), call_id
 
 
-def failure(call_id: Any, error: RpcError) -> dict[str, Any]:
+def failure(call_id: Any, error: JsonRpcError) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "error": error.to_json(), "id": call_id}

@@ -7,11 +7,13 @@ signatures, blockhashes and duplicates.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from solders.account import Account
+from solders.address_lookup_table_account import AddressLookupTable
 from solders.clock import Clock
 from solders.litesvm import FeatureSet, LiteSVM
 from solders.message import Message, MessageV0
@@ -22,10 +24,59 @@ from solders.sysvar import SLOT_HASHES
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 
-from aftermath.localnet.errors import INTERNAL_ERROR, RpcError
+from aftermath.localnet.errors import INTERNAL_ERROR, JsonRpcError
 from aftermath.localnet.fees import Fee, fee_of
 from aftermath.localnet.loader import elf_of, program_data_of
-from aftermath.localnet.lookup import LookupFailed, account_keys
+
+LOOKUP_PROGRAM_ID = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
+
+
+class LookupFailed(Exception):
+    """A lookup table is unusable; `error` is the name of the TransactionError."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def account_keys(
+    message: Message | MessageV0, account: Callable[[Pubkey], Account | None]
+) -> tuple[list[Pubkey], list[int], tuple[int, int]]:
+    """Return (all keys, positions of the writable ones, counts of loaded writable and read-only
+    keys).
+    """
+    keys = list(message.account_keys)
+    header = message.header
+    # Positions follow from the header alone. Agave also demotes program ids to read-only; that
+    # would only shorten the list of accounts to inspect after execution.
+    signed_writable = header.num_required_signatures - header.num_readonly_signed_accounts
+    plain_writable = len(keys) - header.num_readonly_unsigned_accounts
+    writable = [*range(signed_writable), *range(header.num_required_signatures, plain_writable)]
+    if not isinstance(message, MessageV0) or not message.address_table_lookups:
+        return keys, writable, (0, 0)
+    loaded_writable: list[Pubkey] = []
+    loaded_readonly: list[Pubkey] = []
+    for lookup in message.address_table_lookups:
+        addresses = _table(account(lookup.account_key))
+        try:
+            loaded_writable += [addresses[index] for index in lookup.writable_indexes]
+            loaded_readonly += [addresses[index] for index in lookup.readonly_indexes]
+        except IndexError:
+            raise LookupFailed("InvalidAddressLookupTableIndex") from None
+    writable += range(len(keys), len(keys) + len(loaded_writable))
+    return keys + loaded_writable + loaded_readonly, writable, (len(loaded_writable), len(loaded_readonly))
+
+
+def _table(account: Account | None) -> list[Pubkey]:
+    if account is None:
+        raise LookupFailed("AddressLookupTableNotFound")
+    if account.owner != LOOKUP_PROGRAM_ID:
+        raise LookupFailed("InvalidAddressLookupTableOwner")
+    try:
+        return AddressLookupTable.deserialize(account.data).addresses
+    except Exception:
+        raise LookupFailed("InvalidAddressLookupTableData") from None
+
 
 SYSTEM_ID = Pubkey.default()
 SYSVAR_OWNER = Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
@@ -51,7 +102,8 @@ NO_META = TransactionMetadata.from_json(
 AccountState = tuple[Pubkey, Account | None]
 
 _FMODL = ctypes.CDLL(None).fmodl
-_FMODL.argtypes, _FMODL.restype = [ctypes.c_longdouble, ctypes.c_longdouble], ctypes.c_longdouble
+_FMODL.argtypes = [ctypes.c_longdouble, ctypes.c_longdouble]
+_FMODL.restype = ctypes.c_longdouble
 
 
 def clear_x87_registers() -> None:
@@ -64,7 +116,7 @@ def clear_x87_registers() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExecutionOutcome:
     """What a transaction did. `landed` is false if a validator would drop it without a fee."""
 
     error: Any
@@ -82,7 +134,7 @@ class Outcome:
 
 
 def minimum_balance(data_bytes: int) -> int:
-    """Lamports that keep an account of `data_bytes` alive."""
+    """Return the lamports that keep an account of `data_bytes` alive."""
     return (data_bytes + ACCOUNT_OVERHEAD_BYTES) * RENT.lamports_per_byte_year
 
 
@@ -139,17 +191,17 @@ class Runtime:
             account = Account(account.lamports, account.data, account.owner, False, account.rent_epoch)
         self._svm.set_account(key, account)
 
-    def execute(self, tx: VersionedTransaction) -> Outcome:
+    def execute(self, tx: VersionedTransaction) -> ExecutionOutcome:
         """Run `tx` and keep its effects (or its fee, when it fails after being charged)."""
         outcome = self.simulate(tx)
         if outcome.landed:
             self.store(outcome.after)
         return outcome
 
-    def undo(self, outcome: Outcome) -> None:
+    def undo(self, outcome: ExecutionOutcome) -> None:
         self.store(outcome.before)
 
-    def simulate(self, tx: VersionedTransaction) -> Outcome:
+    def simulate(self, tx: VersionedTransaction) -> ExecutionOutcome:
         """Run `tx` and keep nothing; `after` is what the accounts it may write would have been."""
         message = tx.message
         fee = fee_of(message)
@@ -171,7 +223,7 @@ class Runtime:
         post = list(pre)
         for index, (_, account) in zip(writable, after, strict=True):
             post[index] = account.lamports if account is not None else 0
-        return Outcome(error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after)
+        return ExecutionOutcome(error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after)
 
     def _call(
         self, tx: VersionedTransaction, fee: Fee, payer: Account, before: list[AccountState]
@@ -187,7 +239,7 @@ class Runtime:
             # A panic inside LiteSVM arrives as a PanicException, which is not an Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            raise RpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
+            raise JsonRpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
         finally:
             clear_x87_registers()
             if fee.priority:
@@ -215,12 +267,12 @@ def _with_lamports(account: Account, lamports: int) -> Account:
 
 
 def _is_charged(error: Any) -> bool:
-    """Whether the transaction got as far as execution, and so pays."""
+    """Return whether the transaction reached execution, and so pays."""
     return isinstance(error, dict) and ("InstructionError" in error or "InsufficientFundsForRent" in error)
 
 
-def _refused(error: str, fee: Fee, message: Message | MessageV0) -> Outcome:
-    return Outcome(error, False, NO_META, fee, list(message.account_keys), 0, 0, [], [], [], [], [])
+def _refused(error: str, fee: Fee, message: Message | MessageV0) -> ExecutionOutcome:
+    return ExecutionOutcome(error, False, NO_META, fee, list(message.account_keys), 0, 0, [], [], [], [], [])
 
 
 def _rent_error(writable: list[int], before: list[AccountState], after: list[AccountState]) -> Any:

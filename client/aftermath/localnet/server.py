@@ -1,23 +1,26 @@
-"""The embedded network on its sockets: HTTP and websocket on the RPC port, websocket alone on the next one.
+"""The embedded network on its sockets: HTTP and websocket on the RPC port, websocket on the next.
 
-Decided: a low-level aiohttp server without routing, for speed; loopback unless another host is asked for; only JSON
-bodies, and no cross-origin headers, so that a web page cannot talk to it.
+It is a low-level aiohttp server without routing, for speed. It takes JSON bodies only and sends no
+cross-origin headers, so that a web page cannot talk to it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+from collections.abc import Callable
 
 from aiohttp import web
 
+from aftermath.base.signals import heard
 from aftermath.localnet.bank import Bank
-from aftermath.localnet.config import LocalnetConfig
+from aftermath.localnet.config import LocalnetConfig, LocalnetEngine, Network
 from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.free_ports import free_ports
-from aftermath.localnet.node import Node
-from aftermath.localnet.pubsub import Connection
+from aftermath.localnet.node import EmbeddedNode
+from aftermath.localnet.pubsub import SubscriberConnection
 from aftermath.localnet.timing import TimeSource
 
 log = logging.getLogger(__name__)
@@ -28,15 +31,15 @@ JSON = "application/json"
 
 
 class RunningLocalnet:
-    """A network that serves until `close`. `time` is what its slots follow; `bank` is there for inspection."""
+    """A network that serves until `close`. Its slots follow `time`; tests inspect `bank`."""
 
     def __init__(self, config: LocalnetConfig) -> None:
-        self._node = Node(config)
+        self._node = EmbeddedNode(config)
         self.bank: Bank = self._node.bank
         self.time: TimeSource = config.time
         self._host = config.host
         self._rpc = self._node.rpc(self._node.methods)
-        self._connections: set[Connection] = set()
+        self._connections: set[SubscriberConnection] = set()
         self._runner: web.ServerRunner | None = None
         self.rpc_port = 0
 
@@ -76,7 +79,7 @@ class RunningLocalnet:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._answer(request)
-        except ConnectionError:  # it has left, and no answer reaches it
+        except ConnectionError:  # the client left, so no reply reaches it
             return web.Response()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -95,7 +98,7 @@ class RunningLocalnet:
         return web.Response(body=await self._rpc.answer(body), content_type=JSON)
 
     async def _subscribe(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = Connection(self._node.subscriptions)
+        connection = SubscriberConnection(self._node.subscriptions)
         self._connections.add(connection)
         try:
             return await connection.serve(request)
@@ -103,7 +106,7 @@ class RunningLocalnet:
             self._connections.discard(connection)
 
     async def close(self) -> None:
-        """Stop serving; everything acknowledged is in the ledger already."""
+        """Stop serving. The ledger already has everything acknowledged."""
         await asyncio.gather(*(one.close() for one in list(self._connections)), return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
@@ -139,3 +142,49 @@ async def serve(config: LocalnetConfig) -> RunningLocalnet:
         await running.close()
         raise
     return running
+
+
+class EmbeddedEngine:
+    """An engine that runs LiteSVM in this process."""
+
+    async def start(self, config: LocalnetConfig) -> RunningLocalnet:
+        return await serve(config)
+
+
+def print_ready(network: Network) -> None:
+    print(f"localnet ready rpc={network.rpc_url} ws={network.ws_url}", flush=True)
+
+
+def run_localnet(
+    config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None] = print_ready
+) -> None:
+    """Start, announce (one line by default) and block until SIGINT or SIGTERM.
+
+    Raise LocalnetError if the network cannot start.
+    """
+    asyncio.run(_until_signal(config, engine, announce))
+
+
+async def _until_signal(config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]) -> None:
+    stop = asyncio.Event()
+    with heard(lambda _: stop.set()):
+        await _until(stop, config, engine, announce)
+
+
+async def _until(
+    stop: asyncio.Event, config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]
+) -> None:
+    starting = asyncio.ensure_future(engine.start(config))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await starting).close()
+        return
+    network = await starting
+    try:
+        announce(network)
+        await stopping
+    finally:
+        await network.close()

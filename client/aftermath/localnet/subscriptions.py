@@ -1,7 +1,7 @@
-"""Who wants to hear what: the five Solana subscriptions, fed by the bank, and the text of their notifications.
+"""The five Solana subscriptions, fed by the bank, and the text of their notifications.
 
-Decided: an event is encoded once per view, however many subscribers share it; a subscriber that falls behind is cut
-off by its `Outbox`, so that the bank never waits.
+An event is encoded once per view, for all its subscribers. The `Outbox` of a slow subscriber ends
+its connection, so that the bank never waits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from solders.signature import Signature
 from solders.sysvar import CLOCK, SLOT_HASHES
 
 from aftermath.localnet.bank import Bank, Executed
-from aftermath.localnet.encode import View
-from aftermath.localnet.errors import RpcError, invalid_params
-from aftermath.localnet.filters import Filter, parse_filters
-from aftermath.localnet.params import Params, pubkey, signature
+from aftermath.localnet.encode import AccountView
+from aftermath.localnet.errors import JsonRpcError, invalid_params
+from aftermath.localnet.params import Filter, Params, parse_filters, pubkey, signature
 from aftermath.localnet.runtime import SYSTEM_ID
 
 _encode = msgspec.json.Encoder().encode
@@ -30,28 +29,28 @@ _SYSVARS = (CLOCK, SLOT_HASHES)
 
 
 class Outbox(Protocol):
-    """One connection's queue of outgoing texts."""
+    """The queue of outgoing texts of one connection."""
 
     def put(self, text: str) -> None:
-        """Never blocks; a connection that lags too far is closed."""
+        """Add a text without blocking. Close a connection that lags too far."""
 
 
 @dataclass(eq=False)
 class Subscription:
-    """One subscription of one connection; `key` is what it is filed under."""
+    """One subscription of one connection. `key` is its account, program or signature."""
 
     id: int
     kind: str
     key: Any
     outbox: Outbox
-    view: View = View("base64")  # noqa: RUF009 (immutable)
+    view: AccountView = AccountView("base64")  # noqa: RUF009 (immutable)
     matches: Filter | None = None
     received: bool = False
 
 
 @dataclass
 class _Shelf:
-    """Subscriptions of one kind by what they are about."""
+    """The subscriptions of one kind by key."""
 
     by_key: dict[Any, dict[int, Subscription]] = field(default_factory=dict)
 
@@ -90,16 +89,16 @@ class Subscriptions:
         return {**opened, **{f"{kind}Unsubscribe": self._unsubscriber(kind) for kind in kinds}}
 
     def drop(self, outbox: Outbox) -> None:
-        """Forget everything a closed connection asked for."""
+        """Remove all subscriptions of a closed connection."""
         for one in [one for one in self._all.values() if one.outbox is outbox]:
             self._remove(one)
 
     def count(self, outbox: Outbox) -> int:
-        """How many subscriptions a connection holds."""
+        """Return the number of subscriptions of a connection."""
         return sum(one.outbox is outbox for one in self._all.values())
 
     def catch_up(self, subscription_id: int) -> None:
-        """After the answer to signatureSubscribe: notify at once when the transaction has landed already."""
+        """Notify a new signature subscription at once if its transaction has landed."""
         one = self._all.get(subscription_id)
         if one is None or one.kind != "signature":
             return
@@ -121,13 +120,13 @@ class Subscriptions:
         given = Params(params, 2)
         config = given.config(1)
         config.check_commitment()
-        return self._add("account", given.pubkey(0), outbox, view=View.of(config))
+        return self._add("account", given.pubkey(0), outbox, view=AccountView.of(config))
 
     def _program(self, params: Any, outbox: Outbox) -> int:
         given = Params(params, 2)
         config = given.config(1)
         config.check_commitment()
-        return self._add("program", given.pubkey(0), outbox, view=View.of(config), matches=parse_filters(config))
+        return self._add("program", given.pubkey(0), outbox, view=AccountView.of(config), matches=parse_filters(config))
 
     def _signature(self, params: Any, outbox: Outbox) -> int:
         given = Params(params, 2)
@@ -169,7 +168,8 @@ class Subscriptions:
             self._tell_account(key, self._bank.account(key))
 
     def on_transaction(self, executed: Executed) -> None:
-        outcome, landed = executed.outcome, executed.landed
+        outcome = executed.outcome
+        landed = executed.landed
         for (key, old), (_, new) in zip(outcome.before, outcome.after, strict=True):
             if old != new:
                 self._tell_account(key, new)
@@ -192,13 +192,13 @@ class Subscriptions:
         matching = [one for one in listening if one.matches is None or one.matches(account)]
         self._tell_views(matching, lambda view: {"pubkey": str(key), "account": view.show(account)})
 
-    def _tell_views(self, listening: Iterable[Subscription], show: Callable[[View], Any]) -> None:
-        texts: dict[View, str | None] = {}
+    def _tell_views(self, listening: Iterable[Subscription], show: Callable[[AccountView], Any]) -> None:
+        texts: dict[AccountView, str | None] = {}
         for one in listening:
             if one.view not in texts:
                 try:
                     texts[one.view] = self._in_context(show(one.view))
-                except RpcError:
+                except JsonRpcError:
                     # Data too long for base58: a validator stays silent as well.
                     texts[one.view] = None
             text = texts[one.view]

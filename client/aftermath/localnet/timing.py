@@ -1,8 +1,7 @@
-"""What a local network's slots and its Clock sysvar follow.
+"""The time that a local network's slots and its Clock sysvar follow.
 
-Decided: the slot is a function of the time source, not of how often a loop ran, so a virtual clock needs no
-cooperation from the event loop. Real time is the wall clock read once plus a monotonic clock, so setting the machine's
-clock does not reach a network that runs.
+The slot is a function of the time source, not of how often a loop ran, so a virtual clock needs no
+cooperation from the event loop.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ class TimeSource(Protocol):
 
 
 class RealTime:
-    """The machine's clock. `wall` is read once, at the start."""
+    """The monotonic clock from the wall clock at the start, which is read once."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        # Later changes of the wall clock do not reach a running network.
         self._origin = wall() - time.monotonic()
 
     def now(self) -> float:
@@ -37,7 +37,7 @@ class RealTime:
 
 
 class VirtualTime:
-    """Time that stands still until `advance` is called; sleepers wake in the order of their deadlines."""
+    """Time that moves with `advance` only. Sleepers wake in the order of their deadlines."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start

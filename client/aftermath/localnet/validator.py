@@ -1,8 +1,7 @@
-"""The real `solana-test-validator` as a local network: found, started with the same programs, watched, ended with
-its parent.
+"""The real `solana-test-validator` as a local network, which ends with its parent.
 
-Decided: the binary is the one of AFTERMATH_VALIDATOR, else of PATH, else ~/.cache/aftermath/bin. Ports besides RPC
-and websocket are chosen free, so that several can run at once.
+The binary is that of AFTERMATH_VALIDATOR, else of PATH, else ~/.cache/aftermath/bin. Ports other
+than RPC and websocket are chosen free, so that several validators can run at once.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ POLL_SECONDS = 0.1
 TICK_MS = 6.25
 OTHER_PORTS = 36
 _PR_SET_PDEATHSIG = 1
-SPINNING_THREAD = "solBnkTxSched"  # the thread with which the validator polls for transactions, without a pause
+SPINNING_THREAD = "solBnkTxSched"  # the validator's thread that polls for transactions without pause
 _NICER = 10
 _LOOK_SECONDS = 0.5
 
 
 def validator_binary() -> Path | None:
-    """Where the validator is, or None."""
+    """Return the path of the validator's binary, or None."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named) if os.access(named, os.X_OK) else None
@@ -60,7 +59,7 @@ class ValidatorEngine:
         binary = validator_binary()
         if binary is None and (named := os.environ.get(VARIABLE)):
             raise LocalnetError(
-                f"{VARIABLE} names {named}, which is no program that can be run",
+                f"{VARIABLE} names {named}, which is not an executable file",
                 f"Set {VARIABLE} to {NAME} of the Solana CLI (Agave), or unset it, or use --engine embedded",
             )
         if binary is None:
@@ -153,7 +152,8 @@ class RunningValidator:
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while asyncio.get_running_loop().time() < deadline:
             if self._process.returncode is not None:
-                status, words = self._process.returncode, self._last_words()
+                status = self._process.returncode
+                words = self._last_words()
                 raise LocalnetError(f"{NAME} ended with status {status}: {words}", f"See {self._log_path}")
             if await _call(session, self.rpc_url, "getHealth", []) == "ok":
                 return
@@ -187,18 +187,18 @@ class RunningValidator:
                 await process.wait()
         if self._scratch is not None:
             self._scratch.cleanup()
-            if self._opened:  # else an error has just named the log
+            if self._opened:  # an error before that has named the log
                 self._log_path.unlink(missing_ok=True)
 
 
 def _die_with_parent() -> None:
-    """Linux: this process gets SIGTERM when the one that started it goes, however it goes."""
+    """Send this process SIGTERM when its parent ends in any way (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _give_way(pid: int) -> None:
-    """Linux: lower the priority of the validator's polling thread, so that members can use its core."""
-    for _ in range(round(START_SECONDS / _LOOK_SECONDS)):  # the thread starts seconds after the validator is healthy
+    """Lower the priority of the validator's polling thread, to free its core (Linux)."""
+    for _ in range(round(START_SECONDS / _LOOK_SECONDS)):  # the thread starts after the validator is healthy
         if _has_given_way(pid):
             return
         await asyncio.sleep(_LOOK_SECONDS)
@@ -215,7 +215,7 @@ def _has_given_way(pid: int) -> bool:
 
 
 async def _call(session: aiohttp.ClientSession, url: str, method: str, params: Sequence[object]) -> object:
-    """The result, or None when the node does not answer or answers with an error."""
+    """Return the result, or None if the node does not answer or returns an error."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
     try:
         async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=5)) as response:

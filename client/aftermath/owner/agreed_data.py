@@ -16,7 +16,7 @@ from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import location_of
 from aftermath.config.recipe import made_first
-from aftermath.data.fingerprint import hash_of
+from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import DataError, Source, WrongTokens
 from aftermath.model.tokenizer_files import TOKENIZER_FILE, same_tokens
 from aftermath.train.locations import open_source
@@ -55,7 +55,7 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
         return config, f"a member on this machine could not train{'' if given else f', {_WITHOUT}'}: {said}"
     if not records and not given:
         return config, ""
-    found = hash_of(records).hex()
+    found = records_hash(records).hex()
     if given and given != found:
         return config, (
             f"a member on this machine could not train: its data has the hash {found}, and data_hash is another"

@@ -18,8 +18,8 @@ from solders.pubkey import Pubkey
 from aftermath.base.rate_limit import TokenBucket
 from aftermath.chain.addresses import membership_address
 from aftermath.chain.views import parse_run
-from aftermath.localnet.errors import INVALID_REQUEST, RpcError
-from aftermath.localnet.node import Node
+from aftermath.localnet.errors import INVALID_REQUEST, JsonRpcError
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.runtime import SYSTEM_ID
 
 ALLOWANCE = 10**9
@@ -52,7 +52,7 @@ class NewIdentities:
         """Count a new identity. Raise RpcError if its address or the total is over the limit."""
         own = self._bucket(address)
         if wait := max(own.next_in(), self._of_all.next_in()):
-            raise RpcError(
+            raise JsonRpcError(
                 INVALID_REQUEST,
                 f"the server accepts no new identities for {wait:.0f} s; wait, or use an identity that it knows",
             )
@@ -76,7 +76,7 @@ class Accounts:
 
     def __init__(
         self,
-        node: Node,
+        node: EmbeddedNode,
         program: Pubkey,
         run: Pubkey,
         here: Callable[[Pubkey], bool],

@@ -26,7 +26,7 @@ from aftermath.cli.connection import SignedCluster
 from aftermath.cli.create_run import LATER, missing
 from aftermath.config.document import RunConfig
 from aftermath.localnet.ledger import holds_chain
-from aftermath.localnet.node import Node
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.rpc import Rpc
 from aftermath.owner.agreed_data import with_agreed_data
 from aftermath.owner.change import Change
@@ -74,7 +74,7 @@ def owner_wallet(directory: Path | None) -> Wallet:
 
 
 @asynccontextmanager
-async def inside(node: Node, wallet: Wallet) -> AsyncIterator[SignedCluster]:
+async def inside(node: EmbeddedNode, wallet: Wallet) -> AsyncIterator[SignedCluster]:
     """The chain of this process with the owner's wallet, as the owner's commands have it."""
     async with RpcPool([endpoint(_INSIDE)], wire=_Inside(node.rpc(node.methods))) as pool:
         yield SignedCluster(pool, CoordinatorClient(pool, wallet), Authorizer(pool), wallet)

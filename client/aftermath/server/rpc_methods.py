@@ -17,11 +17,11 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from aftermath.chain.addresses import ED25519
-from aftermath.localnet.errors import INVALID_REQUEST, RpcError, invalid_params
-from aftermath.localnet.node import Node
+from aftermath.localnet.errors import INVALID_REQUEST, JsonRpcError, invalid_params
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.params import Params
 from aftermath.localnet.rpc import Handler
-from aftermath.localnet.sending import transaction_of
+from aftermath.localnet.transaction_methods import transaction_of
 from aftermath.p2p.discovery import Whereabouts, believable
 from aftermath.server.accounts import Accounts
 
@@ -42,7 +42,7 @@ MOST_SUBSCRIPTIONS = 16
 class RpcMethods:
     """The methods of one run's members. `run`: the address of its Run account."""
 
-    def __init__(self, node: Node, program: Pubkey, run: Pubkey, accounts: Accounts) -> None:
+    def __init__(self, node: EmbeddedNode, program: Pubkey, run: Pubkey, accounts: Accounts) -> None:
         self._node = node
         self._program = program
         self._run = run
@@ -77,7 +77,7 @@ class RpcMethods:
 
         def subscribe(params: Any) -> Any:
             if self._node.subscriptions.count(outbox) >= MOST_SUBSCRIPTIONS:
-                raise RpcError(INVALID_REQUEST, f"a connection may hold {MOST_SUBSCRIPTIONS} subscriptions")
+                raise JsonRpcError(INVALID_REQUEST, f"a connection may hold {MOST_SUBSCRIPTIONS} subscriptions")
             return subscriptions["accountSubscribe"](params, outbox)
 
         return {
@@ -100,17 +100,17 @@ class RpcMethods:
         message = tx.message
         keys = message.account_keys
         if message.header.num_required_signatures != 1 or keys[0] != identity:
-            raise RpcError(
+            raise JsonRpcError(
                 INVALID_REQUEST, "a transaction here is signed by the identity of the connection and nobody else"
             )
         if isinstance(message, MessageV0) and message.address_table_lookups:
-            raise RpcError(INVALID_REQUEST, "a transaction here names its accounts itself")
+            raise JsonRpcError(INVALID_REQUEST, "a transaction here names its accounts itself")
         for instruction in message.instructions:
             program = keys[instruction.program_id_index]
             if program in (COMPUTE_BUDGET, ED25519):
                 continue
             if program != self._program or self._run not in [keys[index] for index in instruction.accounts]:
-                raise RpcError(INVALID_REQUEST, "a transaction here is about this run and nothing else")
+                raise JsonRpcError(INVALID_REQUEST, "a transaction here is about this run and nothing else")
         return tx
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from aftermath.base.errors import UsageError
 from aftermath.config.document import RunConfig
-from aftermath.data.port import PORT
-from aftermath.data.server import DataServer, Settings, load_settings, served
+from aftermath.data import PORT
+from aftermath.data.server import DataServer, DataServerSettings, load_server_settings, open_served_files
 from aftermath.data.tokens import TokenFiles
 
 
-def data_for(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
+def data_for(path: Path, config: RunConfig) -> tuple[DataServerSettings, TokenFiles, int]:
     """What is to be served, and at which port. Raises DataError, UsageError where the two files do
     not go together.
     """
@@ -23,7 +23,7 @@ def data_for(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
             f"--data-config {path}: the state file does not have its data from a server",
             'Write data_location = { Server = "HOST:PORT" } there, the address at which members reach this machine',
         )
-    settings = load_settings(path)
+    settings = load_server_settings(path)
     if settings.seq_len != config.llm.max_seq_len:
         raise UsageError(
             f"{path} has sequences of {settings.seq_len} tokens, and the state file of {config.llm.max_seq_len}",
@@ -34,15 +34,15 @@ def data_for(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
         raise UsageError(
             f"data_location.Server is {server.address!r}", 'Write data_location = { Server = "HOST:PORT" }'
         )
-    return settings, served(settings), int(port)
+    return settings, open_served_files(settings), int(port)
 
 
 @contextlib.asynccontextmanager
-async def serving(served: tuple[Settings, TokenFiles, int] | None, host: str) -> AsyncIterator[None]:
+async def serving(data: tuple[DataServerSettings, TokenFiles, int] | None, host: str) -> AsyncIterator[None]:
     """Serve it until the block ends; nothing of None. Raises DataError."""
-    if served is None:
+    if data is None:
         yield
         return
-    settings, source, port = served
+    settings, source, port = data
     async with DataServer(source, settings.token_bytes).listening(host, port):
         yield

@@ -24,8 +24,8 @@ from solders.transaction import VersionedTransaction
 from aftermath.base.concurrency import cancel
 from aftermath.chain.addresses import run_addresses
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import RpcError
-from aftermath.localnet.node import Node
+from aftermath.localnet.errors import JsonRpcError
+from aftermath.localnet.node import EmbeddedNode
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 from aftermath.server.accounts import Accounts
 from aftermath.server.connection_limiter import ConnectionLimiter
@@ -66,7 +66,7 @@ class CentralServer:
         ledger = config.state / LEDGER if config.state is not None else None
         given = [(Pubkey.from_string(name), path) for name, path in programs]
         self.config = config
-        self.node = Node(LocalnetConfig(ledger=ledger, programs=given))
+        self.node = EmbeddedNode(LocalnetConfig(ledger=ledger, programs=given))
         self.sessions = Sessions(self._withdraw if config.withdraw else None)
         run = run_addresses(PROGRAM, config.run_id).run
         self.accounts = Accounts(self.node, PROGRAM, run, self.sessions.here)
@@ -112,7 +112,7 @@ class CentralServer:
         options = {"encoding": "base64", "skipPreflight": True}
         try:
             await self.node.methods["sendTransaction"]([base64.b64encode(will).decode(), options])
-        except RpcError as error:
+        except JsonRpcError as error:
             log.warning("%s could not be withdrawn: %s", identity, error.message)
             return
         landed = self.node.bank.history.get(VersionedTransaction.from_bytes(will).signatures[0])

@@ -16,8 +16,8 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.rate_limit import place
-from aftermath.localnet.node import Node
-from aftermath.localnet.pubsub import Connection
+from aftermath.localnet.node import EmbeddedNode
+from aftermath.localnet.pubsub import SubscriberConnection
 from aftermath.server.connection_limiter import STRANGER_SECONDS, ConnectionLimiter
 from aftermath.server.handshake import NONCE_BYTES, Challenge, Denied, Welcome, proven
 from aftermath.server.rpc_methods import RpcMethods
@@ -33,7 +33,7 @@ class ServerState:
 
     def __init__(
         self,
-        node: Node,
+        node: EmbeddedNode,
         methods: RpcMethods,
         sessions: Sessions,
         limiter: ConnectionLimiter,
@@ -63,7 +63,7 @@ class ServerState:
         return None
 
 
-class Session(Connection):
+class Session(SubscriberConnection):
     """Serves one member until it leaves, lags behind or sends a malformed message."""
 
     def __init__(self, state: ServerState, connection: web.RequestHandler) -> None:

@@ -21,13 +21,13 @@ from aftermath.localnet.commit import Committer
 from aftermath.localnet.genesis import FIRST_SLOT, faucet_of
 from aftermath.localnet.history import History
 from aftermath.localnet.loader import preloaded, read_program
-from aftermath.localnet.reading import Reading
+from aftermath.localnet.read_methods import ReadMethods
 from aftermath.localnet.records import Era
 from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.runtime import minimum_balance
-from aftermath.localnet.sending import Sending
 from aftermath.localnet.slots import Slots
 from aftermath.localnet.subscriptions import Subscriptions
+from aftermath.localnet.transaction_methods import TransactionMethods
 
 START = 1_800_000_000  # unix time at virtual second 0
 SLOT_MS = 400
@@ -90,8 +90,8 @@ class SimNode:
         self._lagging = self._answering(_Past(self.bank, BEHIND))  # type: ignore[arg-type]  # what readers ask of a bank
 
     def _answering(self, bank: Bank) -> Rpc:
-        reading = Reading(bank)
-        sending = Sending(self.bank, Committer(self.bank, None), reading, faucet_of(_GENESIS))
+        reading = ReadMethods(bank)
+        sending = TransactionMethods(self.bank, Committer(self.bank, None), reading, faucet_of(_GENESIS))
         return Rpc(bank, {**reading.methods(), **sending.methods()})
 
     async def answer(self, body: bytes, *, lagging: bool = False) -> bytes:

@@ -21,7 +21,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.ports import Clock
 from aftermath.coordinator.view import View
-from aftermath.data.source import Source, SourceAway
+from aftermath.data.source import Source, SourceUnavailable
 from aftermath.events import event_types
 from aftermath.events.status import RunStatus, standing
 from aftermath.events.stream import Events
@@ -184,7 +184,7 @@ async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[],
     while True:
         try:
             return await read(opened)
-        except SourceAway as error:
+        except SourceUnavailable as error:
             if not told:
                 events.emit(event_types.Warning(message=f"{error.message}; this member joins when it can be had"))
             told = True

@@ -24,7 +24,7 @@ from aftermath.config.sources import Shuffle
 from aftermath.data.cache import Cache
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.gcs import bucket_urls, check_bucket, has_own_host
-from aftermath.data.http import MOST_FILES, HttpClient, HttpFiles, check_url, numbered, shown
+from aftermath.data.http import MOST_FILES, HttpClient, HttpFiles, check_url, numbered_urls, redacted_url
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.remote import RemoteTokens, host_and_port
@@ -42,7 +42,7 @@ def open_source(
 ) -> Source:
     """Return the sequences at a place. `labels`: with what is to be learnt of them; `access`: what a run may reach.
 
-    Raises DataError (SourceAway if trying again may help), or Unsuitable.
+    Raises DataError (SourceUnavailable if trying again may help), or Unsuitable.
     """
     if location.kind is DataKind.PREPROCESSED:
         with _advice_for(location, access):
@@ -98,7 +98,7 @@ class _Opener:
         self._files += len(urls)
         if self._files > MOST_FILES:
             raise DataError(
-                f"a mixture names more than the {MOST_FILES} files that are read, with {shown(location.primary)}",
+                f"a mixture names more than {MOST_FILES} files, with {redacted_url(location.primary)}",
                 "Leave some out, or put more tokens into each file",
             )
         return urls
@@ -120,7 +120,7 @@ def name_of(location: DataLocation, access: RunAccess) -> str:
     if location.kind in (DataKind.LOCAL, DataKind.PREPROCESSED):
         return str(access.data_place(location.primary))
     if "://" in location.primary:
-        return shown(location.primary)
+        return redacted_url(location.primary)
     return location.primary
 
 
@@ -131,7 +131,7 @@ def check_place(location: DataLocation) -> None:
     elif location.kind is DataKind.HTTP_GCP:
         check_bucket(location.primary)
     elif location.kind is DataKind.HTTP_NUMBERED_FILES:
-        check_url(numbered(location.primary, location.start_index, location.pad_zeros, 1)[0])
+        check_url(numbered_urls(location.primary, location.start_index, location.pad_zeros, 1)[0])
     elif location.kind in (DataKind.HTTP_SINGLE_URL, DataKind.WEIGHTED_HTTP):
         check_url(location.primary)
 
@@ -140,7 +140,7 @@ def _urls(location: DataLocation, client: HttpClient) -> list[str]:
     if location.kind is DataKind.HTTP_GCP:
         return bucket_urls(location.primary, location.folder, client)
     if location.kind is DataKind.HTTP_NUMBERED_FILES:
-        return numbered(location.primary, location.start_index, location.pad_zeros, location.num_files)
+        return numbered_urls(location.primary, location.start_index, location.pad_zeros, location.num_files)
     return [location.primary]
 
 
@@ -161,19 +161,19 @@ class _Mixed:
 
 def _mixed(url: str, access: RunAccess) -> _Mixed:
     """Fetch a mixture's document. Raises DataError for what is not one, Unsuitable for one that names local files."""
-    raw = HttpClient(permits=access.permits).document(url, _MOST_DOCUMENT)
+    raw = HttpClient(permits=access.permits).read_document(url, _MOST_DOCUMENT)
     try:
         places, weights, seed = _described(json_value(raw))
     except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(
-            f"{shown(url)} describes no mixture: {said}", "docs/models.md#mixtures has an example"
+            f"{redacted_url(url)} describes no mixture: {said}", "docs/models.md#mixtures has an example"
         ) from None
     if any(place.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for place in places):
-        raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
+        raise DataError(f"{redacted_url(url)} mixes what cannot be mixed: mixtures, or rows with labels")
     if access.root is None and not access.trusting and any(place.kind is DataKind.LOCAL for place in places):
         raise Unsuitable(
-            f"{shown(url)} names files of this machine, which a document may not",
+            f"{redacted_url(url)} names files of this machine, which a document may not",
             "Say below which directory they are: --data-root DIR",
         )
     return _Mixed(places, weights, seed, FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest()))

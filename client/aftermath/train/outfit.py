@@ -13,7 +13,7 @@ from typing import Any
 
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.run_access import RunAccess, advice_to_member
-from aftermath.data.fingerprint import hash_of
+from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import Source, WrongTokens
 from aftermath.model.architectures import is_of
 from aftermath.model.documents import CheckpointError
@@ -109,7 +109,7 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     with _advice_for_tokens(location):
         source = open_source(location, model.max_seq_len, vocab_size, labels=finetuning, access=access)
         looked_at = location.files_hash or location.kind is DataKind.LOCAL  # a file elsewhere costs a download
-        found = hash_of(source.record()).hex() if looked_at else ""
+        found = records_hash(source.record()).hex() if looked_at else ""
     if location.files_hash and found != location.files_hash:
         raise Unsuitable(
             f"the data in {name_of(location, access)} is not this run's (hash {found[:12]}, expected "

@@ -13,7 +13,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.run_access import RunAccess
 from aftermath.base.text import is_repository
 from aftermath.data.gcs import bucket_address
-from aftermath.data.http import shown
+from aftermath.data.http import redacted_url
 from aftermath.rules.model import Checkpoint, DataLocation, Model
 from aftermath.rules.state import CheckpointKind, DataKind
 from aftermath.train.locations import mixed_places
@@ -39,7 +39,7 @@ def reached_by(model: Model, access: RunAccess) -> Reached:
     places = [model.data_location]
     data_access = access
     if model.data_location.kind is DataKind.WEIGHTED_HTTP:
-        found.addresses.append(f"{shown(model.data_location.primary)} (the document of the data)")
+        found.addresses.append(f"{redacted_url(model.data_location.primary)} (the document of the data)")
         try:
             places = mixed_places(model.data_location.primary, access)
             data_access = replace(access, data=None)  # --data-path is one place, and a mixture has several
@@ -78,9 +78,9 @@ def _add_data(found: Reached, place: DataLocation, access: RunAccess) -> None:
 
 def _addresses(place: DataLocation) -> Iterator[str]:
     if place.kind is DataKind.HTTP_SINGLE_URL:
-        yield shown(place.primary)
+        yield redacted_url(place.primary)
     elif place.kind is DataKind.HTTP_NUMBERED_FILES:
-        yield f"{shown(place.primary)}, {place.num_files} files"
+        yield f"{redacted_url(place.primary)}, {place.num_files} files"
     elif place.kind is DataKind.HTTP_GCP:
         yield bucket_address(place.primary)
     elif place.kind is DataKind.SERVER:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from aftermath.base.concurrency import Worker
 from aftermath.base.rate_limit import Backoff
-from aftermath.data.source import Sequences, Source, SourceAway
+from aftermath.data.source import Sequences, Source, SourceUnavailable
 from aftermath.events import event_types
 from aftermath.member.ports import Ports
 
@@ -58,7 +58,7 @@ class Reading:
         while True:
             try:
                 return await self._worker(lambda: self._source.read(indices))
-            except SourceAway as error:
+            except SourceUnavailable as error:
                 if not told:
                     message = f"{error.message}; this member continues when it is available again"
                     self._ports.events.emit(event_types.Warning(message=message, until="trained"))

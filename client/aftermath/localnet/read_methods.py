@@ -1,7 +1,7 @@
 """The JSON-RPC methods that only read: accounts, slots, blockhashes, history.
 
-Decided: every answer that a validator wraps in a context carries the current slot; commitment is checked and then
-ignored, because all three see the same state.
+A reply with a context carries the current slot. Commitments are checked and then ignored, because
+all three see the same state.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from solders.message import Message, MessageV0, from_bytes_versioned
 from solders.pubkey import Pubkey
 
 from aftermath.localnet.bank import Bank
-from aftermath.localnet.encode import TRANSACTION_ENCODINGS, View, legacy_status, transaction
+from aftermath.localnet.encode import TRANSACTION_ENCODINGS, AccountView, legacy_status, transaction
 from aftermath.localnet.errors import (
     BLOCK_NOT_AVAILABLE,
     MIN_CONTEXT_SLOT_NOT_REACHED,
-    RpcError,
+    JsonRpcError,
     invalid_params,
 )
 from aftermath.localnet.fees import fee_of
-from aftermath.localnet.filters import parse_filters
-from aftermath.localnet.params import Config, Params, decoded, signature
+from aftermath.localnet.params import ConfigObject, Params, decoded, parse_filters, signature
 from aftermath.localnet.records import Landed
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.localnet.slots import SLOTS_PER_EPOCH
@@ -41,8 +40,8 @@ MAX_MESSAGE_BYTES = 1232
 Method = Callable[[Any], Any]
 
 
-class Reading:
-    """Methods by their JSON-RPC names; each takes the `params` of the call and returns the result."""
+class ReadMethods:
+    """The methods by JSON-RPC name. Each takes the `params` of a call and returns the result."""
 
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
@@ -73,12 +72,12 @@ class Reading:
     def context(self, value: Any) -> dict[str, Any]:
         return {"context": {"slot": self._bank.slot, "apiVersion": API_VERSION}, "value": value}
 
-    def reached(self, config: Config) -> None:
-        """Check commitment and minContextSlot."""
+    def reached(self, config: ConfigObject) -> None:
+        """Raise JsonRpcError for a bad commitment or a minContextSlot that is not reached."""
         config.check_commitment()
         minimum = config.number("minContextSlot")
         if minimum is not None and minimum > self._bank.slot:
-            raise RpcError(
+            raise JsonRpcError(
                 MIN_CONTEXT_SLOT_NOT_REACHED,
                 "Minimum context slot has not been reached",
                 {"contextSlot": self._bank.slot},
@@ -107,7 +106,7 @@ class Reading:
         slot = Params(params, 1).number(0, "slot")
         time = self._bank.slots.unix_time(slot) if slot <= self._bank.slot else None
         if time is None:
-            raise RpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
+            raise JsonRpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
         return int(time)
 
     def latest_blockhash(self, params: Any) -> dict[str, Any]:
@@ -128,20 +127,21 @@ class Reading:
         given = Params(params, 2)
         config = given.config(1)
         self.reached(config)
-        return self.context(View.of(config).show(self._bank.account(given.pubkey(0))))
+        return self.context(AccountView.of(config).show(self._bank.account(given.pubkey(0))))
 
     def multiple_accounts(self, params: Any) -> dict[str, Any]:
         given = Params(params, 2)
         config = given.config(1)
         self.reached(config)
-        view = View.of(config, "base64")
+        view = AccountView.of(config, "base64")
         return self.context([view.show(self._bank.account(key)) for key in given.pubkeys(0, MAX_KEYS)])
 
     def program_accounts(self, params: Any) -> Any:
         given = Params(params, 2)
         config = given.config(1)
         self.reached(config)
-        view, matches = View.of(config), parse_filters(config)
+        view = AccountView.of(config)
+        matches = parse_filters(config)
         found: list[tuple[Pubkey, Account]] = [
             (key, account)
             for key, account in self._bank.owned_by(given.pubkey(0))
@@ -191,7 +191,8 @@ class Reading:
         limit = MAX_SIGNATURES if limit is None else limit
         if not 1 <= limit <= MAX_SIGNATURES:
             raise invalid_params(f"Invalid limit; max {MAX_SIGNATURES}")
-        before, until = config.raw("before"), config.raw("until")
+        before = config.raw("before")
+        until = config.raw("until")
         found = self._bank.history.of_account(
             given.pubkey(0, "address"),
             limit,
@@ -213,7 +214,7 @@ class Reading:
     def transaction(self, params: Any) -> dict[str, Any] | None:
         given = Params(params, 2)
         wanted = signature(given.text(0, "signature"))
-        config = Config({"encoding": given.raw(1)}) if isinstance(given.raw(1), str) else given.config(1)
+        config = ConfigObject({"encoding": given.raw(1)}) if isinstance(given.raw(1), str) else given.config(1)
         config.check_commitment()
         encoding = config.text("encoding", TRANSACTION_ENCODINGS, "json")
         landed = self._bank.history.get(wanted)

@@ -1,9 +1,7 @@
-"""The JSON-RPC methods that carry transactions: sendTransaction, simulateTransaction, requestAirdrop.
+"""The JSON-RPC methods sendTransaction, simulateTransaction and requestAirdrop.
 
-Decided: as on a validator (agave 3.1), a failing preflight, a bad signature included, is -32002 with the simulation
-in `data`, and with skipPreflight a transaction that cannot land is dropped without an error. An airdrop is an
-ordinary transfer from the faucet, made unique by its compute limit so that two equal ones in one slot are two
-transactions.
+As on a validator (agave 3.1), a failed preflight, also by a bad signature, is -32002 with the
+simulation in `data`. With skipPreflight, a transaction that cannot land is dropped silently.
 """
 
 from __future__ import annotations
@@ -21,27 +19,27 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.commit import Committer
-from aftermath.localnet.encode import View, inner_instructions, return_data
+from aftermath.localnet.encode import AccountView, inner_instructions, return_data
 from aftermath.localnet.errors import (
     INTERNAL_ERROR,
     PREFLIGHT_FAILURE,
-    RpcError,
+    JsonRpcError,
     invalid_params,
+    sentence,
 )
-from aftermath.localnet.params import Config, Params, decoded, pubkey
-from aftermath.localnet.reading import Reading
-from aftermath.localnet.runtime import Outcome
-from aftermath.localnet.sentences import sentence
+from aftermath.localnet.params import ConfigObject, Params, decoded, pubkey
+from aftermath.localnet.read_methods import ReadMethods
+from aftermath.localnet.runtime import ExecutionOutcome
 
 PACKET_BYTES = 1232
 AIRDROP_UNITS = 1_000
 MAX_SIMULATED_ACCOUNTS = 64
 
 
-class Sending:
-    """Methods by their JSON-RPC names; each takes the `params` of the call and returns an awaitable result."""
+class TransactionMethods:
+    """The methods by JSON-RPC name. Each takes the `params` of a call and returns an awaitable."""
 
-    def __init__(self, bank: Bank, committer: Committer, reading: Reading, faucet: Keypair) -> None:
+    def __init__(self, bank: Bank, committer: Committer, reading: ReadMethods, faucet: Keypair) -> None:
         self._bank = bank
         self._committer = committer
         self._reading = reading
@@ -58,11 +56,11 @@ class Sending:
     async def send(self, params: Any) -> str:
         given = Params(params, 2)
         config = given.config(1)
-        self._reading.reached(Config({"minContextSlot": config.raw("minContextSlot")}))
+        self._reading.reached(ConfigObject({"minContextSlot": config.raw("minContextSlot")}))
         tx, wire = transaction_of(given.text(0, "transaction"), config)
         genuine = all(tx.verify_with_results())
         if not config.flag("skipPreflight"):
-            Config({"commitment": config.raw("preflightCommitment")}).check_commitment()
+            ConfigObject({"commitment": config.raw("preflightCommitment")}).check_commitment()
             self._preflight(tx, genuine)
         if genuine:
             await self._committer.submit(tx, wire)
@@ -81,7 +79,8 @@ class Sending:
         config = given.config(1)
         self._reading.reached(config)
         tx, _ = transaction_of(given.text(0, "transaction"), config)
-        verify, replace = config.flag("sigVerify"), config.flag("replaceRecentBlockhash")
+        verify = config.flag("sigVerify")
+        replace = config.flag("replaceRecentBlockhash")
         if verify and replace:
             raise invalid_params("sigVerify may not be used with replaceRecentBlockhash")
         replacement = None
@@ -100,7 +99,7 @@ class Sending:
             shown["replacementBlockhash"] = replacement
         return self._reading.context(shown)
 
-    def _accounts(self, outcome: Outcome | None, view: View, keys: list[Pubkey]) -> list[Any]:
+    def _accounts(self, outcome: ExecutionOutcome | None, view: AccountView, keys: list[Pubkey]) -> list[Any]:
         if outcome is None or outcome.error is not None:
             return [None] * len(keys)
         after = dict(outcome.after)
@@ -108,14 +107,16 @@ class Sending:
 
     async def airdrop(self, params: Any) -> str:
         given = Params(params, 3)
-        to, lamports = given.pubkey(0), given.number(1, "lamports")
+        to = given.pubkey(0)
+        lamports = given.number(1, "lamports")
         if given.raw(2) is not None:
             given.config(2).check_commitment()
         return await self.give(to, lamports)
 
     async def give(self, to: Pubkey, lamports: int) -> str:
-        """Transfer from the faucet; returns the signature, raises `RpcError` when it cannot."""
+        """Transfer from the faucet and return the signature. Raise JsonRpcError on failure."""
         payer = self._faucet.pubkey()
+        # The compute limit differs, so that two equal airdrops in one slot are two transactions.
         unique = set_compute_unit_limit(next(self._airdrops))
         move = transfer(TransferParams(from_pubkey=payer, to_pubkey=to, lamports=lamports))
         message = Message.new_with_blockhash([unique, move], payer, self._bank.slots.latest)
@@ -123,12 +124,15 @@ class Sending:
         outcome = self._bank.simulate(tx)
         error = outcome.error if outcome.error is not None else await self._committer.submit(tx, bytes(tx))
         if error is not None:
-            raise RpcError(INTERNAL_ERROR, f"The airdrop of {lamports} lamports failed: {sentence(error)}")
+            raise JsonRpcError(INTERNAL_ERROR, f"The airdrop of {lamports} lamports failed: {sentence(error)}")
         return str(tx.signatures[0])
 
 
-def transaction_of(text: str, config: Config) -> tuple[VersionedTransaction, bytes]:
-    """A sanitised transaction and its wire form; trailing bytes are dropped. Raises RpcError for anything else."""
+def transaction_of(text: str, config: ConfigObject) -> tuple[VersionedTransaction, bytes]:
+    """Return a sanitised transaction and its wire form without trailing bytes.
+
+    Raise JsonRpcError for anything else.
+    """
     encoding = config.text("encoding", ("base58", "base64"), "base58")
     data = decoded(text, encoding, PACKET_BYTES)
     try:
@@ -163,27 +167,27 @@ def _with_blockhash(tx: VersionedTransaction, bank: Bank) -> VersionedTransactio
     return VersionedTransaction.populate(message, tx.signatures)
 
 
-def _wanted_accounts(config: Config) -> tuple[View, list[Pubkey]] | None:
+def _wanted_accounts(config: ConfigObject) -> tuple[AccountView, list[Pubkey]] | None:
     section = config.section("accounts")
     if section is None:
         return None
     keys = [pubkey(item, "address") for item in section.items("addresses", MAX_SIMULATED_ACCOUNTS)]
-    view = View.of(section, "base64")
+    view = AccountView.of(section, "base64")
     if view.encoding in ("binary", "base58"):
         raise invalid_params("base58 encoding not supported")
     return view, keys
 
 
-def _preflight_failure(error: Any, outcome: Outcome | None) -> RpcError:
+def _preflight_failure(error: Any, outcome: ExecutionOutcome | None) -> JsonRpcError:
     data = _simulation(error, outcome, inner=False)
-    return RpcError(PREFLIGHT_FAILURE, f"Transaction simulation failed: {sentence(error)}", data)
+    return JsonRpcError(PREFLIGHT_FAILURE, f"Transaction simulation failed: {sentence(error)}", data)
 
 
 _MAYBE = ("accounts", "fee", "preBalances", "postBalances", "returnData", "innerInstructions")
 
 
-def _simulation(error: Any, outcome: Outcome | None, inner: bool) -> dict[str, Any]:
-    """RpcSimulateTransactionResult; `error` is one found before the simulation."""
+def _simulation(error: Any, outcome: ExecutionOutcome | None, inner: bool) -> dict[str, Any]:
+    """Return an RpcSimulateTransactionResult. `error` is from a check before the simulation."""
     if outcome is None:
         return {"err": error, "logs": [], "unitsConsumed": 0, **dict.fromkeys(_MAYBE)}
     kept = outcome.error is None
