@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.kernels import choice, cosine, use
+from aftermath.kernels import block_topk, dct, runtime
 from aftermath.model.schema import SchemaError, Segment
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import UNUSED, cut
@@ -36,10 +36,10 @@ from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 from replica.whole_round import MODELS, OPTIMIZERS
 
-assert use.missing() is None
+assert runtime.unavailable_reason() is None
 THREADS = [1, 2, 3]
 _MARGIN = 4096  # numbers on each side of an array, to be left as they are
-CLIENT = Path(use.__file__).parents[2]
+CLIENT = Path(runtime.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +56,9 @@ def test_a_cosine_transform_of_whole_numbers_is_the_product_with_the_basis(edge:
     basis = np.array(integer_basis(edge), np.float64)
     given = np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
     found, scratch = np.empty_like(given), np.empty_like(given)
-    cosine.inverse(np.ascontiguousarray(basis.T), given, found, scratch, vectors)
+    dct.inverse(np.ascontiguousarray(basis.T), given, found, scratch, vectors)
     assert (found == basis.T @ given).all()
-    cosine.forward(basis, given.copy(), found, scratch, vectors)
+    dct.forward(basis, given.copy(), found, scratch, vectors)
     assert (found == basis @ given).all()
 
 
@@ -86,7 +86,7 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
     kinds = {"words": np.uint32, "more": np.uint32, "places": np.int64, "indices": np.int64, "found": np.float32}
     whole = {name: np.full(count + 2 * _MARGIN, 77, kinds[name]) for name, count in sizes.items()}
     given = {name: numbers[_MARGIN : _MARGIN + sizes[name]] for name, numbers in whole.items()}
-    choice.strongest(values, int(np.float32(smallest).view(np.uint32)), *given.values())
+    block_topk.top_k(values, int(np.float32(smallest).view(np.uint32)), *given.values())
     for name, numbers in whole.items():
         assert (numbers[:_MARGIN] == 77).all(), name
         assert (numbers[_MARGIN + sizes[name] :] == 77).all(), name
@@ -109,7 +109,7 @@ def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_entries(
     assert sorted(set(indices[:used].tolist())) == indices[:used].tolist()
     assert (indices[used:] == UNUSED).all()
     assert (np.sort(magnitudes[indices[:used]]) == np.sort(magnitudes)[len(values) - used :]).all()
-    choice.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
+    block_topk.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
 
 
 @given(blocks(), st.sampled_from([1, 2]))
@@ -120,7 +120,7 @@ def test_the_strongest_and_their_lattice_are_those_of_torch(given: tuple[np.ndar
     assert indices.tolist() == expected[0][0].tolist()
     assert found.tobytes() == expected[1][0].numpy().tobytes()
     if smallest == SMALLEST:
-        choice.quantise(found, wide, fraction_bits(topk), LEAST, MOST)
+        block_topk.quantise(found, wide, fraction_bits(topk), LEAST, MOST)
         assert found.tobytes() == quantise(expected[1], wide)[0].numpy().tobytes()
 
 
@@ -343,11 +343,11 @@ def test_a_segment_that_is_no_stack_of_matrices_is_refused() -> None:
 
 
 def test_without_numba_torch_does_the_same_and_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not use.takes_long()  # this module has had them compiled
-    monkeypatch.setattr(use, "find_spec", lambda name: None)
-    assert not use.takes_long()
-    assert "aftermath[fast]" in str(use.missing.__wrapped__())
-    reason = use.missing.__wrapped__()
+    assert not runtime.needs_compilation()  # this module has had them compiled
+    monkeypatch.setattr(runtime, "find_spec", lambda name: None)
+    assert not runtime.needs_compilation()
+    assert "aftermath[fast]" in str(runtime.unavailable_reason.__wrapped__())
+    reason = runtime.unavailable_reason.__wrapped__()
     monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: reason)
     schema = toy_inner()
     engine = Engine(schema, 0, tensors(schema, 0, 0))
@@ -361,17 +361,17 @@ def test_kernels_are_compiled_by_one_process_and_kept(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from aftermath.kernels import compiled
-from aftermath.kernels.compiled import kept, prepare
-compiled.PLACE = Path(sys.argv[1])
+from aftermath.kernels import jit
+from aftermath.kernels.jit import compile_all, is_compiled
+jit.CACHE_PATH = Path(sys.argv[1])
 from {module} import twice
-print(kept())
-prepare()
-print(kept(), twice(21), sum(twice.stats.cache_misses.values()))
+print(is_compiled())
+compile_all()
+print(is_compiled(), twice(21), sum(twice.stats.cache_misses.values()))
 """
     module = tmp_path / "small_kernel.py"
     module.write_text(
-        "from aftermath.kernels.compiled import kernel\n\n\n@kernel('i8(i8)')\ndef twice(x):\n    return 2 * x\n"
+        "from aftermath.kernels.jit import kernel\n\n\n@kernel('i8(i8)')\ndef twice(x):\n    return 2 * x\n"
     )
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": f"{CLIENT}:{tmp_path}"}
     command = [sys.executable, "-c", code.format(module=module.stem), str(tmp_path / "place")]
@@ -391,8 +391,8 @@ def test_a_compiler_that_fails_is_told_about_and_not_used(monkeypatch: pytest.Mo
     def fails() -> None:
         raise RuntimeError("no such processor\nand much more")
 
-    monkeypatch.setattr("aftermath.kernels.compiled.prepare", fails)
-    assert use.missing.__wrapped__() == "numba does not work here: no such processor"
+    monkeypatch.setattr("aftermath.kernels.jit.compile_all", fails)
+    assert runtime.unavailable_reason.__wrapped__() == "numba does not work here: no such processor"
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -406,7 +406,7 @@ def test_what_a_task_raises_is_raised(threads: int) -> None:
         done.append(number)
 
     with pytest.raises(KeyError):
-        use.run([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
+        runtime.run_parallel([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
     assert sorted(done) == list(range(5))
 
 
@@ -430,7 +430,7 @@ def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
             late.append(over.wait(0.05))
 
         with pytest.raises(KeyError):
-            use.run([task] * 3)
+            runtime.run_parallel([task] * 3)
         over.set()
         assert late == [False]
 
@@ -438,7 +438,7 @@ def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
 @pytest.mark.slow
 def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_path: Path) -> None:
     """A kernel that was kept there by an older client would still call what it called then."""
-    code = "from aftermath.kernels import compiled; import numba; print(compiled.PLACE, numba.config.CACHE_DIR)"
+    code = "from aftermath.kernels import jit; import numba; print(jit.CACHE_PATH, numba.config.CACHE_DIR)"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CLIENT)}
     found = []
     for checked in "01":

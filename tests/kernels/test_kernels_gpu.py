@@ -305,25 +305,25 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         {"coefficients": "*fp64", "size": "i32", "first": "i32"} | _VOTES,
         {"MEAN_BITS": 26, "LANES": 1024, "STEPS": 7},
     ),
-    "gpu_whole.check": (
+    "triton_levels.check": (
         _LEVEL | {"payload": "*u8", "wrong": "*u8", "digits_at": "i32"},
         {"COLUMNS": 14, "LANES": 1024, "EXPONENTS": 44} | _DIGITS,
     ),
-    "gpu_whole.mean": (
+    "triton_levels.mean": (
         _LEVEL | {"payloads": "*i64", "members": "i32", "digits_at": "i32", "most": "i64", "divisors": "*fp64"},
         {"COLUMNS": 14, "LANES": 1024} | _DIGITS,
     ),
-    "gpu_whole.mean_of_sums": (
+    "triton_levels.mean_of_sums": (
         _LEVEL | {"sums": "*i64", "counts": "*i16", "members": "i32", "divisors": "*fp64"},
         {"COLUMNS": 14, "LANES": 1024},
     ),
-    "gpu_whole.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
-    "gpu_whole.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
-    "gpu_whole.take": (
+    "triton_levels.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "triton_levels.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "triton_levels.take": (
         {"rows": "*fp32", "indices": "*i64", "values": "*fp32", "size": "i32", "topk": "i32"},
         {"LANES": 1024},
     ),
-    "gpu_whole.codes": (
+    "triton_levels.codes": (
         dict.fromkeys(("indices", "starts", "numbers"), "*i64")
         | {"values": "*fp32", "digits": "*u8", "exponents": "*u8", "size": "i32"},
         {"LANES": 1024, "LEAST": -40},
@@ -337,10 +337,10 @@ def test_kernels_compile_for_a_gpu_and_fuse_no_rounding(name: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from aftermath.kernels import gpu, gpu_whole
+    from aftermath.kernels import triton_blocks, triton_levels
 
     module, _, own = name.rpartition(".")
-    kernel: Any = getattr({"": gpu, "gpu_whole": gpu_whole}[module], own)
+    kernel: Any = getattr({"": triton_blocks, "triton_levels": triton_levels}[module], own)
     types, constants = KERNELS[name]
     signature = {key: types.get(key, "constexpr") for key in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)

@@ -10,14 +10,14 @@ import pytest
 from aftermath.events import event_types
 from aftermath.events.stream import Event, Events
 from aftermath.kernels import aggregate, encode
-from aftermath.kernels.use import missing
+from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim import compiled, proof
 from aftermath.optim.engine import Engine
 from aftermath.train.kernels import ready_kernels
 from optim.optim_oracle import toy_schema
 from optim.optim_replica import tensors
 
-assert missing() is None
+assert unavailable_reason() is None
 Kernel = Callable[..., None]
 
 

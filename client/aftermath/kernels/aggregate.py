@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.kernels import cosine
-from aftermath.kernels.compiled import array_at, kernel
+from aftermath.kernels import dct
+from aftermath.kernels.jit import array_at, kernel
 
 _VECTORS = 256  # at once
 _TO_WHOLE = 1.5 * 2.0**52  # added and taken off again, it rounds halves to even
@@ -191,7 +191,7 @@ def sign(
                 _add(given[y, left : left + width], wide[place - y * width], -average if total < 0 else average)
         if height > 1:
             _round(given, 2.0**-sum_bits)
-            cosine.inverse(turned, given, result, scratch, many * width)
+            dct.inverse(turned, given, result, scratch, many * width)
         else:
             result[:] = given
         for number in range(start, start + many):

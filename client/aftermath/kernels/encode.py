@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.kernels import choice, cosine
-from aftermath.kernels.compiled import kernel
+from aftermath.kernels import block_topk, dct
+from aftermath.kernels.jit import kernel
 
 _VECTORS = 256  # at once
 _LINES = 4
@@ -83,9 +83,9 @@ def encode(
                 for x in range(width):
                     for y in range(height):
                         chosen[y * width + x] = other[x, at + y]
-            choice.strongest(numbers, smallest, magnitudes, some, places, indices[number], values[number])
+            block_topk.top_k(numbers, smallest, magnitudes, some, places, indices[number], values[number])
             if bits:
-                choice.quantise(values[number], bits, fraction, least, most)
+                block_topk.quantise(values[number], bits, fraction, least, most)
 
 
 @kernel()
@@ -172,7 +172,7 @@ def _transform(
             for x in range(width):
                 line[x] = own[x]
     if height > 1:
-        cosine.forward(tall, one, other, scratch, count * width)
+        dct.forward(tall, one, other, scratch, count * width)
     else:
         other[0] = one[0]
     for number in range(count):
@@ -180,4 +180,4 @@ def _transform(
             line, at = one[x, number * height : (number + 1) * height], number * width + x
             for y in range(height):
                 line[y] = other[y, at]
-    cosine.forward(wide, one, other, scratch, count * height)
+    dct.forward(wide, one, other, scratch, count * height)

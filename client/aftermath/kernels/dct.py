@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aftermath.kernels.compiled import kernel
+from aftermath.kernels.jit import kernel
 
 _FOLDS = 4  # at most: what is left then is small
 

@@ -30,12 +30,12 @@ from aftermath.base.locks import alone_in
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HERE = Path(__file__).parent
-_WHOLE = "whole"  # a file that says so of what else is in the directory
+_COMPLETE = "whole"  # a file that says so of what else is in the directory
 
 _typed: list[tuple[Any, str]] = []
 
 
-def _place() -> Path:
+def _cache_path() -> Path:
     """Where kernels are kept that these sources make, with this compiler for this processor."""
     key = hashlib.sha256(f"{_HERE} {numba.__version__} {binding.get_host_cpu_name()}".encode())
     for source in sorted(_HERE.glob("*.py")):
@@ -47,8 +47,8 @@ def _place() -> Path:
     return Path(chosen) / key.hexdigest()[:16]
 
 
-PLACE = _place()
-numba.config.CACHE_DIR = str(PLACE)
+CACHE_PATH = _cache_path()
+numba.config.CACHE_DIR = str(CACHE_PATH)
 
 
 def kernel(types: str | None = None, fused: bool = False) -> Callable[[F], F]:
@@ -66,16 +66,16 @@ def kernel(types: str | None = None, fused: bool = False) -> Callable[[F], F]:
     return compiled
 
 
-def kept() -> bool:
+def is_compiled() -> bool:
     """Were all kernels compiled before, so that `prepare` takes no time?"""
-    return (PLACE / _WHOLE).exists()
+    return (CACHE_PATH / _COMPLETE).exists()
 
 
-def prepare() -> None:
+def compile_all() -> None:
     """Compile all kernels that have types, or take them from where they are kept; anew if that is damaged."""
     with contextlib.suppress(OSError):
-        PLACE.mkdir(parents=True, exist_ok=True)
-    with alone_in(PLACE):
+        CACHE_PATH.mkdir(parents=True, exist_ok=True)
+    with alone_in(CACHE_PATH):
         try:
             _compile()
         except Exception:  # whatever reading a damaged file raises
@@ -83,7 +83,7 @@ def prepare() -> None:
                 file.unlink(missing_ok=True)
             _compile()
         with contextlib.suppress(OSError):
-            (PLACE / _WHOLE).touch()
+            (CACHE_PATH / _COMPLETE).touch()
 
 
 def _compile() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.kernels.compiled import kernel
+from aftermath.kernels.jit import kernel
 
 _UNUSED = 0xFFFF
 _COLUMNS = 4  # at least, for each number kept
@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 
 
 @kernel()
-def strongest(
+def top_k(
     values: Floats, smallest: int, magnitudes: Words, some: Words, places: Numbers, indices: Numbers, found: Floats
 ) -> int:
     """The numbers of values [n] with the largest magnitudes, as many as `indices` and `found` have entries: how many.

@@ -16,32 +16,32 @@ from importlib.util import find_spec
 import torch
 
 
-def takes_long() -> bool:
+def needs_compilation() -> bool:
     """Is `missing` going to compile kernels?"""
     if find_spec("numba") is None:
         return False
     try:
-        from aftermath.kernels import compiled
+        from aftermath.kernels import jit
     except Exception:  # as `missing` is going to say
         return False
-    return not compiled.kept()
+    return not jit.is_compiled()
 
 
 @lru_cache(maxsize=1)
-def missing() -> str | None:
+def unavailable_reason() -> str | None:
     """Why kernels cannot be used, or None: then they are compiled by now, which takes half a minute the first time."""
     if find_spec("numba") is None:
         return "numba is not installed (pip install 'aftermath[fast]')"
     try:
-        from aftermath.kernels import aggregate, compiled, encode  # noqa: F401  these have the kernels
+        from aftermath.kernels import aggregate, encode, jit  # noqa: F401  these have the kernels
 
-        compiled.prepare()
+        jit.compile_all()
     except Exception as error:  # whatever a compiler does not like here: torch does the same
         return f"numba does not work here: {str(error).strip().splitlines()[0]}"
     return None
 
 
-def run(tasks: Iterable[Callable[[], object]]) -> None:
+def run_parallel(tasks: Iterable[Callable[[], object]]) -> None:
     """Run all, on as many threads as torch takes. Raises what one of them raised, when none runs any more: what they
     work on may be gone then.
     """
