@@ -1,10 +1,4 @@
-"""Whether kernels can be used here, and the threads they run on.
-
-Decided
-- numba is an extra. Without it, or where it cannot work, torch computes the same, and `missing` says why; nobody needs
-  a compiler of their own.
-- Tasks share nothing, so plain threads run them, as many as torch would take.
-"""
+"""Say whether numba kernels work on this machine, and run their tasks on threads."""
 
 from __future__ import annotations
 
@@ -17,34 +11,40 @@ import torch
 
 
 def needs_compilation() -> bool:
-    """Is `missing` going to compile kernels?"""
+    """Return whether `unavailable_reason` has to compile kernels first."""
     if find_spec("numba") is None:
         return False
     try:
         from aftermath.kernels import jit
-    except Exception:  # as `missing` is going to say
+    except Exception:  # `unavailable_reason` reports it
         return False
     return not jit.is_compiled()
 
 
 @lru_cache(maxsize=1)
 def unavailable_reason() -> str | None:
-    """Why kernels cannot be used, or None: then they are compiled by now, which takes half a minute the first time."""
+    """Return why kernels cannot be used, or None once all are compiled.
+
+    The first call on a machine compiles them, which takes half a minute.
+    """
+    # numba is optional: without it torch computes the same, and users need no compiler.
     if find_spec("numba") is None:
         return "numba is not installed (pip install 'aftermath[fast]')"
     try:
-        from aftermath.kernels import aggregate, encode, jit  # noqa: F401  these have the kernels
+        from aftermath.kernels import aggregate, encode, jit  # noqa: F401  they define the kernels
 
         jit.compile_all()
-    except Exception as error:  # whatever a compiler does not like here: torch does the same
+    except Exception as error:  # any compiler error: torch computes the same
         return f"numba does not work here: {str(error).strip().splitlines()[0]}"
     return None
 
 
 def run_parallel(tasks: Iterable[Callable[[], object]]) -> None:
-    """Run all, on as many threads as torch takes. Raises what one of them raised, when none runs any more: what they
-    work on may be gone then.
+    """Run all tasks on as many threads as torch uses, and raise the first error.
+
+    Return or raise only when no task runs any more: the caller may free their arrays then.
     """
+    # Tasks share nothing and release the interpreter's lock, so plain threads suffice.
     all_tasks = list(tasks)
     waiting = iter(all_tasks)
 
