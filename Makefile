@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml
 	$(VENV)/bin/uv pip install -q --python $(RUN) -e '.[dev]'; fi
 	@# Compile modules and kernels once, and not while a run or a test waits.
 	@$(RUN) -m compileall -q client
-	@$(RUN) -c 'import torch, anchorpy, iroh, huggingface_hub, matplotlib.pyplot, textual.app; from aftermath.kernels.use import missing; missing()'
+	@$(RUN) -c 'import torch, anchorpy, iroh, huggingface_hub, matplotlib.pyplot, textual.app; from aftermath.kernels.runtime import unavailable_reason; unavailable_reason()'
 	@touch $@
 
 demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DEVICE=cuda, DIR=...)

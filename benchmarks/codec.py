@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.kernels.use import missing
+from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
@@ -210,7 +210,7 @@ def measure() -> dict[str, Any]:
     big = loco(GPT2, 32)
     return {
         "demo_bytes_per_4096": TOPK * DEMO_BYTES,
-        "kernels": missing() or "compiled",
+        "kernels": unavailable_reason() or "compiled",
         "bytes_per_4096": {
             "sign": bytes_of(partial(signs, GPT2)),
             "1": bytes_of(partial(loco, GPT2, bits=1)),

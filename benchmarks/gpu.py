@@ -46,8 +46,8 @@ from aftermath.optim.layout import level_layout
 from aftermath.optim.on_gpu import chooses, counts
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
 from measure import MEASURED, ON_A_GPU, printed_by, report_of_demo, write

@@ -34,8 +34,8 @@ from aftermath.model.architectures import config_of
 from aftermath.model.presets import PRESETS
 from aftermath.optim.codec import decode_level
 from aftermath.owner.schema import shape_of
-from aftermath.replica.arithmetic import Arithmetic
-from aftermath.replica.live_bytes import LiveBytes
+from aftermath.replica.memory import LiveBytes
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import Checkpointing, PassSize
 from aftermath.replica.replica import Replica
 

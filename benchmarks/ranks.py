@@ -35,7 +35,7 @@ from aftermath.ranks.lead import Lead, LedReplica
 from aftermath.ranks.mesh import Mesh
 from aftermath.ranks.orders import CopyMoments
 from aftermath.ranks.sharded_inner import ShardedInner
-from aftermath.replica.live_bytes import LiveBytes
+from aftermath.replica.memory import LiveBytes
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.sparseloco import InnerOptimizerName as Kind
 from step import MODEL, RATE, Spent

@@ -42,8 +42,8 @@ from aftermath.optim.inner import InnerSteps
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.exactness import exact_device
+from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 from measure import ON_A_GPU, write

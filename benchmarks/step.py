@@ -32,8 +32,8 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.votes import Votes
-from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import arithmetic_of
 from aftermath.replica.replica import Replica

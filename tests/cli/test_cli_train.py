@@ -52,7 +52,7 @@ def test_what_needs_no_torch_is_said_before_it_is_loaded(
     below = tmp_path / "file" / "below"
     for arguments, sentence in (
         (("-w", tmp_path / "none.json"), "there is no key file"),
-        (("--device", "nonsense"), "--device 'nonsense' is no device"),
+        (("--device", "nonsense"), "--device 'nonsense' is not a device"),
         (("--checkpoint-dir", below), "--checkpoint-dir"),
         (("--events-dir", below), "--events-dir"),
         (("--bind-p2p-port", port), f"UDP port {port} is already in use"),
@@ -95,7 +95,7 @@ def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
 
     done = asked("--device", "nonsense")
     assert done.code == 2
-    assert done.err.startswith("error: --device 'nonsense' is no device")
+    assert done.err.startswith("error: --device 'nonsense' is not a device")
     done = asked()
     assert done.code == 1
     assert done.err.startswith(f"error: there is no run '{run_id}'")

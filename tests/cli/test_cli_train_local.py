@@ -152,7 +152,7 @@ MISTAKES = [
     (("--optimizer", "adamw", "--members", 2), "2 members with adamw", "--total-batch"),
     (("--tiers", "0,3"), "--tiers 0,3: the config cuts its model into tiers 0 to 2", "matformer"),
     (("--shares", "1,2"), "is for 2 members, not 1", "one for each"),
-    (("--device", "abacus"), "--device 'abacus' is no device", "auto, cpu"),
+    (("--device", "abacus"), "--device 'abacus' is not a device", "auto, cpu"),
     (("--seq-len", 4096), "the model is made for 2048", "--seq-len 2048"),
     (("--held-out-path", ""), "the path given for --held-out-path is empty", "leave the option out"),
 ]

@@ -89,7 +89,9 @@ def person(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator
         "DEVICE": "cpu",
     }
     found = Person(tmp_path, own, xprocess)
-    installed.python("-c", "from aftermath.kernels.use import missing; missing()")  # compiled once for all of them
+    installed.python(
+        "-c", "from aftermath.kernels.runtime import unavailable_reason; unavailable_reason()"
+    )  # compiled once for all of them
     yield found
     for process in found.left:
         if process.code is None:

@@ -56,7 +56,9 @@ def test_the_page_that_an_error_names_is_in_the_package(installed: Installed, tm
 def test_a_local_testnet_trains_without_the_checkout(installed: Installed, xprocess: XProcess, tmp_path: Path) -> None:
     where = installed.python("-c", "import aftermath; print(aftermath.__file__)").strip()
     assert Path(where).is_relative_to(installed.place)
-    assert "is not installed" in installed.python("-c", "from aftermath.kernels.use import missing; print(missing())")
+    assert "is not installed" in installed.python(
+        "-c", "from aftermath.kernels.runtime import unavailable_reason; print(unavailable_reason())"
+    )
     place = tmp_path / "testnet"
     script = installed.scripts / "aftermath-solana"
     line = [script, "local-testnet", "start", "--num-clients", "3", "--config-path", "demo", "--server-port", "0"]

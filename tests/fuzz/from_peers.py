@@ -63,7 +63,7 @@ def model_manifests() -> tuple[list[bytes], Decode]:
 
 def outlines() -> tuple[list[bytes], Decode]:
     told = outlineshare.OutlineReply(
-        Outline(CONFIG.to_hf()).config_json(), {"tokenizer.json": outlineshare.File(2, bytes(32))}
+        Outline(CONFIG.to_hf()).config_json(), {"tokenizer.json": outlineshare.CompanionFile(2, bytes(32))}
     )
     return [msgspec.msgpack.encode(told)], outlineshare.checked
 

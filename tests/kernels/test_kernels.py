@@ -1,4 +1,4 @@
-"""Kernels against torch: the same bits of everything that is exact or chosen, for many shapes, formats and threads."""
+"""Kernels give the bits of torch, for many shapes, formats and thread counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.kernels import choice, cosine, use
+from aftermath.kernels import block_topk, dct, runtime
 from aftermath.model.schema import SchemaError, Segment
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import UNUSED, cut
@@ -36,10 +36,10 @@ from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 from replica.whole_round import MODELS, OPTIMIZERS
 
-assert use.missing() is None
+assert runtime.unavailable_reason() is None
 THREADS = [1, 2, 3]
 _MARGIN = 4096  # numbers on each side of an array, to be left as they are
-CLIENT = Path(use.__file__).parents[2]
+CLIENT = Path(runtime.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +52,14 @@ def _threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("vectors", [1, 7])
 @pytest.mark.parametrize("edge", [1, 2, 7, 20, 64])  # folded 0, 1, 0, 2 and 4 times; sums of tiles and of rests
-def test_a_cosine_transform_of_whole_numbers_is_the_product_with_the_basis(edge: int, vectors: int) -> None:
+def test_dct_of_integers_equals_the_basis_product(edge: int, vectors: int) -> None:
     basis = np.array(integer_basis(edge), np.float64)
     given = np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
-    found, scratch = np.empty_like(given), np.empty_like(given)
-    cosine.inverse(np.ascontiguousarray(basis.T), given, found, scratch, vectors)
+    found = np.empty_like(given)
+    scratch = np.empty_like(given)
+    dct.inverse(np.ascontiguousarray(basis.T), given, found, scratch, vectors)
     assert (found == basis.T @ given).all()
-    cosine.forward(basis, given.copy(), found, scratch, vectors)
+    dct.forward(basis, given.copy(), found, scratch, vectors)
     assert (found == basis @ given).all()
 
 
@@ -80,13 +81,13 @@ def blocks(draw: st.DrawFn) -> tuple[np.ndarray, int, float]:
 
 
 def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, np.ndarray]:
-    """What is chosen; nothing is written beyond any of the arrays."""
+    """Return the selected indices and values, and check that no array is overrun."""
     size = len(values)
     sizes = {"words": size, "more": 2 * size, "places": size, "indices": topk, "found": topk}
     kinds = {"words": np.uint32, "more": np.uint32, "places": np.int64, "indices": np.int64, "found": np.float32}
     whole = {name: np.full(count + 2 * _MARGIN, 77, kinds[name]) for name, count in sizes.items()}
     given = {name: numbers[_MARGIN : _MARGIN + sizes[name]] for name, numbers in whole.items()}
-    choice.strongest(values, int(np.float32(smallest).view(np.uint32)), *given.values())
+    block_topk.top_k(values, int(np.float32(smallest).view(np.uint32)), *given.values())
     for name, numbers in whole.items():
         assert (numbers[:_MARGIN] == 77).all(), name
         assert (numbers[_MARGIN + sizes[name] :] == 77).all(), name
@@ -94,10 +95,8 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
 
 
 @given(blocks(), st.integers(0, 2**32))
-def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_entries(
-    given: tuple[np.ndarray, int, float], seed: int
-) -> None:
-    """Also of numbers that are none, and infinite ones: they count by their bits."""
+def test_top_k_of_any_bits_fills_every_entry(given: tuple[np.ndarray, int, float], seed: int) -> None:
+    """NaN and infinite numbers count by their bits."""
     values, topk, smallest = given
     random = np.random.default_rng(seed)
     strange = random.random(len(values)) < random.choice([0.01, 0.5, 1.0])
@@ -109,18 +108,18 @@ def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_entries(
     assert sorted(set(indices[:used].tolist())) == indices[:used].tolist()
     assert (indices[used:] == UNUSED).all()
     assert (np.sort(magnitudes[indices[:used]]) == np.sort(magnitudes)[len(values) - used :]).all()
-    choice.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
+    block_topk.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
 
 
 @given(blocks(), st.sampled_from([1, 2]))
-def test_the_strongest_and_their_lattice_are_those_of_torch(given: tuple[np.ndarray, int, float], wide: int) -> None:
+def test_top_k_and_lattice_equal_torch(given: tuple[np.ndarray, int, float], wide: int) -> None:
     values, topk, smallest = given
     indices, found = chosen(values, topk, smallest)
     expected = strongest(torch.from_numpy(values)[None], topk, smallest)
     assert indices.tolist() == expected[0][0].tolist()
     assert found.tobytes() == expected[1][0].numpy().tobytes()
     if smallest == SMALLEST:
-        choice.quantise(found, wide, fraction_bits(topk), LEAST, MOST)
+        block_topk.quantise(found, wide, fraction_bits(topk), LEAST, MOST)
         assert found.tobytes() == quantise(expected[1], wide)[0].numpy().tobytes()
 
 
@@ -134,7 +133,7 @@ INNER = {
 
 
 def pair(schema: Schema, tier: int) -> tuple[ErrorFeedback, ErrorFeedback]:
-    """Results by kernels, and by torch."""
+    """Return error feedback by kernels, and by torch."""
     params = tensors(schema, tier, 0)
     found = tuple(ErrorFeedback(schema.results, tier, params, schema.optimizer.decay) for _ in range(2))
     assert found[0]._compiled
@@ -143,8 +142,8 @@ def pair(schema: Schema, tier: int) -> tuple[ErrorFeedback, ErrorFeedback]:
 
 
 @pytest.mark.parametrize("topk", [16, 64, 65, 128, 256])
-def test_as_many_strong_numbers_as_are_kept_and_no_other_is(topk: int) -> None:
-    """Every other number is weak and none is zero, so that the candidates are just those that are kept."""
+def test_top_k_with_exactly_k_candidates_selects_them(topk: int) -> None:
+    """All other numbers are small and nonzero, so the candidates are exactly the top-k."""
     values = np.full(4096, 1e-3, np.float32)
     strong = np.arange(4096 - topk, 4096)  # in columns of their own, behind all that is weak
     values[strong] = np.linspace(1, 2, topk, dtype=np.float32)
@@ -155,7 +154,7 @@ def test_as_many_strong_numbers_as_are_kept_and_no_other_is(topk: int) -> None:
 
 @pytest.mark.parametrize(("tier", "threads"), [(0, 3), (2, 1)])
 @pytest.mark.parametrize("name", INNER)
-def test_results_and_residuals_are_those_of_torch(name: str, tier: int, threads: int) -> None:
+def test_results_and_residuals_equal_torch(name: str, tier: int, threads: int) -> None:
     schema = INNER[name]
     ours, torchs = pair(schema, tier)
     torch.set_num_threads(threads)
@@ -172,13 +171,14 @@ def test_results_and_residuals_are_those_of_torch(name: str, tier: int, threads:
 
 @pytest.mark.parametrize("quantize", [True, False])
 @pytest.mark.parametrize("sizes", [RAGGED, WHOLE], ids=["padded", "whole"])
-def test_transformed_residuals_are_those_of_torch_but_for_rounding(sizes: dict[str, int], quantize: bool) -> None:
-    """Where the same is sent. It is, in all but ties of rounding, of which there are none here."""
+def test_transformed_residuals_equal_torch_up_to_rounding(sizes: dict[str, int], quantize: bool) -> None:
+    """Both send the same here, since no rounding is a tie."""
     schema = toy_schema(quantize_1bit=quantize, **sizes)
     ours, torchs = pair(schema, 0)
     for step in range(4):
         made = PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)
-        one, other = ours.compress(made), torchs.compress(made)
+        one = ours.compress(made)
+        other = torchs.compress(made)
         for level in one:
             first, second = (decode_level(data[level], schema.results, level) for data in (one, other))
             assert torch.equal(first.positions, second.positions)
@@ -187,7 +187,7 @@ def test_transformed_residuals_are_those_of_torch_but_for_rounding(sizes: dict[s
             assert torch.allclose(ours.remembered()[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
-def test_a_number_of_threads_changes_no_bit_of_a_transformed_result() -> None:
+def test_thread_count_changes_no_bit_of_a_result() -> None:
     schema = toy_schema(**WHOLE)
     states = []
     for threads in THREADS:
@@ -198,11 +198,11 @@ def test_a_number_of_threads_changes_no_bit_of_a_transformed_result() -> None:
     assert states[1:] == states[:1] * 2
 
 
-# --- applies ----------------------------------------------------------------------------------------------------------
+# --- applies --------------------------------------------------------------------------------------
 
 
 def received(schema: Schema, tier: int, members: int) -> dict[int, list[Votes]]:
-    """Results of members with gradients of their own, as they are decoded."""
+    """Return decoded results of members that have different gradients."""
     params = tensors(schema, 0, 0)
     found: dict[int, list[Votes]] = {level: [] for level in range(tier, schema.results.levels)}
     for member in range(members):
@@ -238,7 +238,7 @@ MEANS = {
 
 @pytest.mark.parametrize(("members", "tier", "threads"), [(5, 0, 3), (2, 1, 2), (1, 0, 1)])
 @pytest.mark.parametrize("schema", [*SIGNS.values(), *MEANS.values()], ids=[*SIGNS, *MEANS])
-def test_applied_parameters_are_those_of_torch(schema: Schema, members: int, tier: int, threads: int) -> None:
+def test_applied_parameters_equal_torch(schema: Schema, members: int, tier: int, threads: int) -> None:
     results = received(schema, tier, members)
     results[2] = results[2][:1]
     del results[1]
@@ -250,7 +250,7 @@ def test_applied_parameters_are_those_of_torch(schema: Schema, members: int, tie
 
 
 @pytest.mark.parametrize("schema", [SIGNS["padded"], MEANS["2 bits"]], ids=["sign", "mean"])
-def test_votes_in_any_order_are_the_same_and_those_of_no_place_are_refused(schema: Schema) -> None:
+def test_votes_in_any_order_apply_and_bad_positions_raise(schema: Schema) -> None:
     results = received(schema, 2, 3)
     mixed = {}
     for level, votes in results.items():
@@ -261,7 +261,8 @@ def test_votes_in_any_order_are_the_same_and_those_of_no_place_are_refused(schem
         ]
     assert applied(schema, 2, mixed, kernels=True) == applied(schema, 2, results, kernels=False)
     params = tensors(schema, 2, 0)
-    engine, before = Engine(schema, 2, params), bits(params)
+    engine = Engine(schema, 2, params)
+    before = bits(params)
     for position in (-1, 1 << 40):
         (first, *rest) = results[2]
         wrong = Votes(2, first.positions.clone(), first.values, first.shifts)
@@ -271,7 +272,7 @@ def test_votes_in_any_order_are_the_same_and_those_of_no_place_are_refused(schem
         assert bits(params) == before
 
 
-def test_other_formats_and_other_memory_are_left_to_torch() -> None:
+def test_other_formats_and_memory_use_torch() -> None:
     schema = toy_inner()
     params = {name: torch.stack([t, t], -1)[..., 0] for name, t in tensors(schema, 0, 0).items()}
     assert not Engine(schema, 0, params)._apply._compiled
@@ -283,7 +284,7 @@ def test_other_formats_and_other_memory_are_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize("settings", [OPTIMIZERS["distro"], OPTIMIZERS["sparseloco"]], ids=["sign", "mean"])
-def test_a_stack_is_one_matrix_after_another(settings: Settings) -> None:
+def test_stack_of_matrices_equals_torch(settings: Settings) -> None:
     pytest.importorskip("transformers")
     schema = build_schema(MODELS["auto-experts"], 1, settings)
     results = received(schema, 0, 3)
@@ -306,8 +307,8 @@ GAPS = {
 
 
 @pytest.mark.parametrize("kind", GAPS)
-def test_parameters_with_gaps_in_memory_are_changed_where_they_are(kind: str) -> None:
-    """Two levels of one tensor, each of which kernels see as it lies; what is between is left alone."""
+def test_strided_parameters_change_in_place(kind: str) -> None:
+    """Kernels see two levels of one tensor in place, and leave the gaps alone."""
     shape, dim, border, step = GAPS[kind]
     parts = [(1, 0, border), (0, border, shape[dim])]
     segments = [
@@ -318,8 +319,10 @@ def test_parameters_with_gaps_in_memory_are_changed_where_they_are(kind: str) ->
     found = []
     for kernels in (True, False):
         whole = torch.randn(shape[0] * step, *shape[1:], generator=torch.Generator().manual_seed(0))
-        params, before = {"w": whole[::step]}, whole.clone()
-        feedback, mean = ErrorFeedback(results, 0, params, 0.9), MeanApply(results, 0, params, SparseLoCo())
+        params = {"w": whole[::step]}
+        before = whole.clone()
+        feedback = ErrorFeedback(results, 0, params, 0.9)
+        mean = MeanApply(results, 0, params, SparseLoCo())
         assert feedback._compiled
         assert mean._compiled
         feedback._compiled = mean._compiled = kernels
@@ -333,21 +336,21 @@ def test_parameters_with_gaps_in_memory_are_changed_where_they_are(kind: str) ->
     assert found[0] == found[1]
 
 
-def test_a_segment_that_is_no_stack_of_matrices_is_refused() -> None:
-    """Its matrices could only be changed in a copy."""
+def test_segment_that_is_not_a_stack_of_matrices_raises() -> None:
+    """A kernel could change such matrices only in a copy."""
     with pytest.raises(SchemaError, match="w has 4 dimensions and is cut along its second one"):
         cut([Segment("w", 0, 1, 0, 4, (3, 4, 7, 9))], chunk=8, topk=5, topk_embeddings=5)
 
 
-# --- where they cannot be used ----------------------------------------------------------------------------------------
+# --- where they cannot be used --------------------------------------------------------------------
 
 
-def test_without_numba_torch_does_the_same_and_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not use.takes_long()  # this module has had them compiled
-    monkeypatch.setattr(use, "find_spec", lambda name: None)
-    assert not use.takes_long()
-    assert "aftermath[fast]" in str(use.missing.__wrapped__())
-    reason = use.missing.__wrapped__()
+def test_without_numba_torch_applies_and_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not runtime.needs_compilation()  # this module has had them compiled
+    monkeypatch.setattr(runtime, "find_spec", lambda name: None)
+    assert not runtime.needs_compilation()
+    assert "aftermath[fast]" in str(runtime.unavailable_reason.__wrapped__())
+    reason = runtime.unavailable_reason.__wrapped__()
     monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: reason)
     schema = toy_inner()
     engine = Engine(schema, 0, tensors(schema, 0, 0))
@@ -356,22 +359,22 @@ def test_without_numba_torch_does_the_same_and_it_is_said_why(monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_kernels_are_compiled_by_one_process_and_kept(tmp_path: Path) -> None:
+def test_kernels_compile_in_one_process_and_are_cached(tmp_path: Path) -> None:
     """Use a small kernel: compiling all of them takes half a minute."""
     code = """
 import sys
 from pathlib import Path
-from aftermath.kernels import compiled
-from aftermath.kernels.compiled import kept, prepare
-compiled.PLACE = Path(sys.argv[1])
+from aftermath.kernels import jit
+from aftermath.kernels.jit import compile_all, is_compiled
+jit.CACHE_PATH = Path(sys.argv[1])
 from {module} import twice
-print(kept())
-prepare()
-print(kept(), twice(21), sum(twice.stats.cache_misses.values()))
+print(is_compiled())
+compile_all()
+print(is_compiled(), twice(21), sum(twice.stats.cache_misses.values()))
 """
     module = tmp_path / "small_kernel.py"
     module.write_text(
-        "from aftermath.kernels.compiled import kernel\n\n\n@kernel('i8(i8)')\ndef twice(x):\n    return 2 * x\n"
+        "from aftermath.kernels.jit import kernel\n\n\n@kernel('i8(i8)')\ndef twice(x):\n    return 2 * x\n"
     )
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": f"{CLIENT}:{tmp_path}"}
     command = [sys.executable, "-c", code.format(module=module.stem), str(tmp_path / "place")]
@@ -387,16 +390,16 @@ print(kept(), twice(21), sum(twice.stats.cache_misses.values()))
     assert repaired.stdout.split()[1:3] == ["True", "42"], "damaged kernels are compiled again"
 
 
-def test_a_compiler_that_fails_is_told_about_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_compiler_is_reported_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise RuntimeError("no such processor\nand much more")
 
-    monkeypatch.setattr("aftermath.kernels.compiled.prepare", fails)
-    assert use.missing.__wrapped__() == "numba does not work here: no such processor"
+    monkeypatch.setattr("aftermath.kernels.jit.compile_all", fails)
+    assert runtime.unavailable_reason.__wrapped__() == "numba does not work here: no such processor"
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_a_task_raises_is_raised(threads: int) -> None:
+def test_run_parallel_raises_the_error_of_a_task(threads: int) -> None:
     torch.set_num_threads(threads)
     done = []
 
@@ -406,15 +409,18 @@ def test_what_a_task_raises_is_raised(threads: int) -> None:
         done.append(number)
 
     with pytest.raises(KeyError):
-        use.run([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
+        runtime.run_parallel([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
     assert sorted(done) == list(range(5))
 
 
-def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
-    """Kernels are handed bare addresses: what is there is let go with the error."""
+def test_run_parallel_waits_for_all_tasks_before_raising() -> None:
+    """Kernels get bare addresses, whose arrays the caller may free after the error."""
     torch.set_num_threads(3)
     for turn in range(4):  # whose error is seen first is the threads' luck
-        together, numbers, over, late = threading.Barrier(3), itertools.count(turn % 2), threading.Event(), list[bool]()
+        together = threading.Barrier(3)
+        numbers = itertools.count(turn % 2)
+        over = threading.Event()
+        late = list[bool]()
 
         def task(
             together: threading.Barrier = together,
@@ -430,15 +436,15 @@ def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
             late.append(over.wait(0.05))
 
         with pytest.raises(KeyError):
-            use.run([task] * 3)
+            runtime.run_parallel([task] * 3)
         over.set()
         assert late == [False]
 
 
 @pytest.mark.slow
-def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_path: Path) -> None:
-    """A kernel that was kept there by an older client would still call what it called then."""
-    code = "from aftermath.kernels import compiled; import numba; print(compiled.PLACE, numba.config.CACHE_DIR)"
+def test_chosen_cache_directory_gets_one_folder_per_source_hash(tmp_path: Path) -> None:
+    """A kernel cached by an older client would still call that client's kernels."""
+    code = "from aftermath.kernels import jit; import numba; print(jit.CACHE_PATH, numba.config.CACHE_DIR)"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CLIENT)}
     found = []
     for checked in "01":
@@ -458,7 +464,7 @@ def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_pa
 
 
 @pytest.mark.nightly  # compiling all kernels with checks takes 40 s
-def test_no_kernel_reads_or_writes_beyond_an_array(tmp_path: Path) -> None:
+def test_kernels_with_bounds_checks_stay_inside_arrays(tmp_path: Path) -> None:
     """Run the tests above again with kernels that check every index."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]

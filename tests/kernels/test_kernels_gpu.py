@@ -1,6 +1,6 @@
-"""Triton's kernels against torch, bit by bit: by Triton's interpreter on every machine, and as compiled on a GPU.
+"""Triton kernels give the bits of torch: interpreted on every machine, compiled on a GPU.
 
-Without a GPU they are compiled for one too, as far as its assembly.
+Without a GPU the tests compile them for one, as far as its assembly.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from optim.optim_oracle import toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 
 pytest.importorskip("triton")
-CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton reads it when it is imported, so the interpreter has a process of its own."""
+"""Triton reads it at import, so interpreted tests run in another process."""
 called = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="the interpreter calls these")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(INTERPRETED, reason="this is its process")
-def test_the_interpreter_finds_the_bits_of_torch() -> None:
-    """The tests below that call kernels, on this machine's CPU."""
+def test_interpreted_kernels_give_the_bits_of_torch() -> None:
+    """Run the tests below that call kernels, on this machine's CPU."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -49,17 +50,17 @@ def test_the_interpreter_finds_the_bits_of_torch() -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where kernels can be called."""
+    """Return a device on which kernels run."""
     if INTERPRETED:
         monkeypatch.setattr(on_gpu, "works_on", lambda device: True)
-        # Every size of block is proven before it is used. Half the blocks are two of each kind, and all of its kinds.
+        # Kernels prove each block size before use. Few blocks suffice: all kinds, twice each.
         monkeypatch.setattr(on_gpu, "_PROVED", 8)
     return CPU if INTERPRETED else GPU
 
 
 @st.composite
 def coefficients(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
-    """Blocks with few or many equals and zeros, how many numbers to keep, and bits of the lattice."""
+    """Draw blocks with few or many ties and zeros, a top-k and the lattice's bits."""
     size = draw(st.sampled_from([1, 2, 5, 49, 64, 100, 255, 1024, 4096]))
     topk = min(size, draw(st.sampled_from([1, 2, 8, 17, 64, 300, 4096])))
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
@@ -77,9 +78,7 @@ def coefficients(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
 @called
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=coefficients())
-def test_the_strongest_and_their_lattice_are_those_of_torch(
-    device: torch.device, case: tuple[torch.Tensor, int, int]
-) -> None:
+def test_top_k_and_lattice_equal_torch(device: torch.device, case: tuple[torch.Tensor, int, int]) -> None:
     values, topk, lattice = case
     smallest = SMALLEST if lattice else ZERO_BELOW
     indices, kept = strongest(values, topk, smallest)
@@ -90,7 +89,7 @@ def test_the_strongest_and_their_lattice_are_those_of_torch(
 
 
 @called
-def test_kernels_prove_themselves_before_they_are_used(
+def test_wrong_kernels_are_refused_before_use(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     schema = toy_inner()
@@ -118,15 +117,15 @@ def test_kernels_prove_themselves_before_they_are_used(
     on_gpu._counting.cache_clear()
 
 
-# --- whole results and applies ----------------------------------------------------------------------------------------
+# --- whole results and applies --------------------------------------------------------------------
 
 
 def on(device: torch.device, schema: Schema, tier: int) -> dict[str, torch.Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors(schema, tier, 0).items()}
 
 
-# The interpreter takes up to a second for a block, so there are few: 20 whole ones, and 46 in rows and columns, some
-# of another size at the ends.
+# The interpreter takes up to a second per block, so tests use few: 20 whole blocks, and 46 padded
+# ones of which some at the ends are smaller.
 WHOLE = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 32}
 PADDED = {"vocab_size": 9, "hidden_size": 12, "intermediate_size": 20}
 RESULTS = {
@@ -139,7 +138,7 @@ RESULTS = {
 
 @called
 @pytest.mark.parametrize("name", RESULTS)
-def test_results_and_residuals_are_those_of_torch(device: torch.device, name: str) -> None:
+def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> None:
     schema = RESULTS[name]
     params = on(device, schema, 1)
     ours, torchs = (ErrorFeedback(schema.results, 1, params, schema.optimizer.decay) for _ in range(2))
@@ -157,7 +156,7 @@ def test_results_and_residuals_are_those_of_torch(device: torch.device, name: st
 
 
 def received(schema: Schema, members: int) -> dict[int, list[Votes]]:
-    """Results of members of all tiers in turn, as they are decoded."""
+    """Return decoded results of members, with tiers in turn."""
     found: dict[int, list[Votes]] = {level: [] for level in range(schema.results.levels)}
     for member in range(members):
         tier = member % schema.results.levels
@@ -180,7 +179,7 @@ APPLIED = {
 
 @called
 @pytest.mark.parametrize("name", APPLIED)
-def test_applied_parameters_are_those_of_torch_on_the_cpu(device: torch.device, name: str) -> None:
+def test_applied_parameters_equal_torch_on_the_cpu(device: torch.device, name: str) -> None:
     schema = APPLIED[name]
     results = received(schema, 4)
 
@@ -211,7 +210,7 @@ def test_applied_parameters_are_those_of_torch_on_the_cpu(device: torch.device, 
 @called
 @pytest.mark.parametrize("position", [-1, 1 << 40])
 @pytest.mark.parametrize("name", ["sign", "mean"])
-def test_a_vote_for_no_place_is_refused_and_nothing_changes(device: torch.device, name: str, position: int) -> None:
+def test_vote_with_a_bad_position_raises_and_changes_nothing(device: torch.device, name: str, position: int) -> None:
     schema = APPLIED[name]
     params = on(device, schema, 0)
     apply = Engine(schema, 0, params)._apply
@@ -226,7 +225,7 @@ def test_a_vote_for_no_place_is_refused_and_nothing_changes(device: torch.device
         assert bits({key: tensor.cpu() for key, tensor in params.items()}) == bits(tensors(schema, 0, 0))
 
 
-# --- whole levels -----------------------------------------------------------------------------------------------------
+# --- whole levels ---------------------------------------------------------------------------------
 
 PROOFS = {
     "move": lambda device: flat._moves_alike(device),
@@ -237,13 +236,13 @@ PROOFS = {
 
 @called
 @pytest.mark.parametrize("name", PROOFS)
-def test_whole_levels_are_those_of_torch_on_the_cpu(device: torch.device, name: str) -> None:
+def test_whole_levels_equal_torch_on_the_cpu(device: torch.device, name: str) -> None:
     assert PROOFS[name](device)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="the CPU is what a GPU is compared with")
 @pytest.mark.parametrize("name", RESULTS)
-def test_sparse_payloads_of_a_gpu_are_those_of_the_cpu(name: str) -> None:
+def test_sparse_payloads_on_a_gpu_equal_the_cpu(name: str) -> None:
     schema = RESULTS[name]
     here, there = (ErrorFeedback(schema.results, 0, on(place, schema, 0), 0.9) for place in (CPU, GPU))
     made = gradients(schema, 0, 1)
@@ -272,7 +271,7 @@ SPOILT = {
 
 @called
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_device_that_differs_is_refused(
+def test_device_with_different_results_is_refused(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     module, function, proof = SPOILT[name]
@@ -283,7 +282,7 @@ def test_a_device_that_differs_is_refused(
     ]
 
 
-# --- as compiled ------------------------------------------------------------------------------------------------------
+# --- as compiled ----------------------------------------------------------------------------------
 
 _VOTES = {"places": "*i32", "values": "*i8", "edges": "*i64", "members": "i32", "blocks": "i32"}
 _LEVEL = {"table": "*i64", "part_of": "*i32"}
@@ -305,25 +304,25 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         {"coefficients": "*fp64", "size": "i32", "first": "i32"} | _VOTES,
         {"MEAN_BITS": 26, "LANES": 1024, "STEPS": 7},
     ),
-    "gpu_whole.check": (
+    "triton_levels.check": (
         _LEVEL | {"payload": "*u8", "wrong": "*u8", "digits_at": "i32"},
         {"COLUMNS": 14, "LANES": 1024, "EXPONENTS": 44} | _DIGITS,
     ),
-    "gpu_whole.mean": (
+    "triton_levels.mean": (
         _LEVEL | {"payloads": "*i64", "members": "i32", "digits_at": "i32", "most": "i64", "divisors": "*fp64"},
         {"COLUMNS": 14, "LANES": 1024} | _DIGITS,
     ),
-    "gpu_whole.mean_of_sums": (
+    "triton_levels.mean_of_sums": (
         _LEVEL | {"sums": "*i64", "counts": "*i16", "members": "i32", "divisors": "*fp64"},
         {"COLUMNS": 14, "LANES": 1024},
     ),
-    "gpu_whole.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
-    "gpu_whole.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
-    "gpu_whole.take": (
+    "triton_levels.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "triton_levels.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "triton_levels.take": (
         {"rows": "*fp32", "indices": "*i64", "values": "*fp32", "size": "i32", "topk": "i32"},
         {"LANES": 1024},
     ),
-    "gpu_whole.codes": (
+    "triton_levels.codes": (
         dict.fromkeys(("indices", "starts", "numbers"), "*i64")
         | {"values": "*fp32", "digits": "*u8", "exponents": "*u8", "size": "i32"},
         {"LANES": 1024, "LEAST": -40},
@@ -333,14 +332,14 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_for_a_gpu_and_fuse_no_rounding(name: str) -> None:
+def test_kernels_compile_for_a_gpu_without_fused_rounding(name: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from aftermath.kernels import gpu, gpu_whole
+    from aftermath.kernels import triton_blocks, triton_levels
 
     module, _, own = name.rpartition(".")
-    kernel: Any = getattr({"": gpu, "gpu_whole": gpu_whole}[module], own)
+    kernel: Any = getattr({"": triton_blocks, "triton_levels": triton_levels}[module], own)
     types, constants = KERNELS[name]
     signature = {key: types.get(key, "constexpr") for key in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)

@@ -1,4 +1,4 @@
-"""Kernels that do not do what torch does are found before one is used, and a member says so once."""
+"""A member detects a wrong kernel before it uses one, and warns once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from aftermath.events import event_types
 from aftermath.events.stream import Event, Events
 from aftermath.kernels import aggregate, encode
-from aftermath.kernels.use import missing
+from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim import compiled, proof
 from aftermath.optim.engine import Engine
 from aftermath.train.kernels import ready_kernels
 from optim.optim_oracle import toy_schema
 from optim.optim_replica import tensors
 
-assert missing() is None
+assert unavailable_reason() is None
 Kernel = Callable[..., None]
 
 
@@ -57,12 +57,12 @@ WRONG = [
 ]
 
 
-def test_the_kernels_of_this_machine_do_what_torch_does() -> None:
+def test_kernels_of_this_machine_equal_torch() -> None:
     assert proof.unfit() is None
 
 
 @pytest.mark.parametrize(("module", "name", "spoil", "says"), WRONG)
-async def test_torch_takes_the_place_of_a_wrong_kernel_and_it_is_said_once(
+async def test_wrong_kernel_is_replaced_by_torch_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, spoil: Callable[[Kernel], Kernel], says: str
 ) -> None:
     monkeypatch.setattr(module, name, spoil(getattr(module, name)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
-from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.kernels.use import missing
+from aftermath.kernels.runtime import unavailable_reason
 from aftermath.ranks.group import Ranks
 from ranks.rank_processes import (
     CUT,
@@ -20,7 +20,9 @@ from ranks.rank_processes import (
     same_results,
 )
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
+pytestmark = pytest.mark.skipif(
+    unavailable_reason() is not None, reason="torch's transforms round otherwise in other batches"
+)
 on_four = pytest.mark.parametrize("shape", [pytest.param(FOUR, id="four", marks=pytest.mark.slow)])
 on_two_and_four = pytest.mark.parametrize("shape", [TWO, FOUR], ids=["two", "four"])
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aftermath.kernels.use import missing
+from aftermath.kernels.runtime import unavailable_reason
 from aftermath.model.architectures import config_of
 from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim.clip import NonFiniteGradient
@@ -39,7 +39,9 @@ from ranks.rank_processes import (
 
 INNER = ["adamw", "muon"]
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
+pytestmark = pytest.mark.skipif(
+    unavailable_reason() is not None, reason="torch's transforms round otherwise in other batches"
+)
 
 
 @pytest.mark.slow

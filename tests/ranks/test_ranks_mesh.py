@@ -53,7 +53,7 @@ def test_options_that_fit_each_other(
         ("cuda:0,1,2", 0, 2, "names 3 devices, and --data-parallelism 1 with --tensor-parallelism 2 needs 2"),
         ("cuda:1", 2, 1, "names 1 device, and --data-parallelism 2"),
         ("cpu", 64, 64, "4096 ranks are too many"),
-        ("cpu,cpu", 0, 1, "is no device"),
+        ("cpu,cpu", 0, 1, "is not a device"),
     ],
 )
 def test_options_that_contradict_each_other_are_a_sentence(

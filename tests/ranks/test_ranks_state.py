@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.kernels.use import missing
+from aftermath.kernels.runtime import unavailable_reason
 from aftermath.model.architectures import config_of
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.layout import level_layout
@@ -42,7 +42,9 @@ from ranks.rank_processes import (
 )
 from replica.as_on_a_gpu import gpu_at_hand, without_gpu
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
+pytestmark = pytest.mark.skipif(
+    unavailable_reason() is not None, reason="torch's transforms round otherwise in other batches"
+)
 
 
 @pytest.mark.slow

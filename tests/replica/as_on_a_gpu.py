@@ -1,16 +1,12 @@
-"""A machine with a GPU, for tests on one without: tensors that say they are on `cuda:0` and are
-computed by the CPU.
+"""Imitate a GPU on a machine without one: tensors report `cuda:0`, and the CPU computes them.
 
-Decided
-- `OnGpu` carries a tensor of the CPU. Every operation reaches it below autograd, so what the
-  product asks of torch is computed as ever, backward passes too, and an operation on tensors of
-  both places is refused as a GPU refuses it.
-- The place is told to Python alone. torch's engine wants a stream of every tensor that is on a GPU
-  in its own eyes, and has none without a driver; so `to`, `cpu`, `numpy` and the like, which ask
-  for the place, are answered here.
-- A number without dimensions may come from the CPU, and indices may not: a GPU takes them too, and
-  copies at each use.
+`OnGpu` carries a CPU tensor. Every operation reaches it below autograd, so backward passes work,
+and operations on tensors of both devices raise as on a GPU.
 """
+
+# Only Python sees the device: torch's engine needs a driver's stream for tensors it believes to be
+# on a GPU. So `to`, `cpu`, `numpy` and other reads of the device are answered here. A scalar tensor
+# may come from the CPU, and indices may not: a GPU copies indices at each use.
 
 from __future__ import annotations
 
@@ -76,7 +72,8 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {GPU} and {_CPU}")
     on_gpu = bool(there) if func is not _aten.copy_.default else isinstance(args[0], OnGpu)
     if (asked := kwargs.get("device")) is not None:
-        on_gpu, kwargs["device"] = torch.device(asked).type == "cuda" or _in_backward(), _CPU
+        on_gpu = torch.device(asked).type == "cuda" or _in_backward()
+        kwargs["device"] = _CPU
     given = {name: _with_tensors(_inner, value) for name, value in kwargs.items()}
     out = func(*_with_tensors(_inner, args), **given)
     if not on_gpu:

@@ -17,7 +17,7 @@ from aftermath.model.architectures import config_of
 from aftermath.model.generate import generate
 from aftermath.model.initial import init_weights
 from aftermath.optim.schema import build_schema
-from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
@@ -61,11 +61,12 @@ def test_rounds_as_on_a_gpu_leave_the_bits_of_the_cpu(model: str, optimizer: str
     assert len({frozenset(hashes.items()) for hashes in here.hashes}) == len(set(map(len, here.hashes)))
 
 
-def test_its_speed_is_measured_and_it_writes_text() -> None:
+def test_imitated_gpu_measures_speed_and_writes_text() -> None:
     with gpu_at_hand() as gpu:
         config = config_of(MODELS["nanogpt"])
         schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
-        weights, clock = init_weights(config, 3), itertools.count()
+        weights = init_weights(config, 3)
+        clock = itertools.count()
         given: dict[str, Any] = {
             "device": gpu,
             "pass_size": PassSize(2, "auto"),
@@ -110,9 +111,10 @@ def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(monkeypatch: pytest
     assert not {"RMSNorm", "LayerNorm", "Layer", "Decoder"} & {name for name, dtype in types if dtype == torch.bfloat16}
 
 
-def test_the_machine_refuses_what_a_gpu_refuses() -> None:
+def test_imitated_gpu_refuses_mixed_devices() -> None:
     with gpu_at_hand():
-        here, there = torch.ones(3).to(GPU), torch.ones(3)
+        here = torch.ones(3).to(GPU)
+        there = torch.ones(3)
         assert isinstance(here, OnGpu)
         for mixed in (lambda: here + there, lambda: here.add_(there), lambda: here[there.long()]):
             with pytest.raises(RuntimeError, match="same device"):

@@ -34,7 +34,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def test_everything_is_set_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_exact_sets_all_flags_before_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     assert not is_exact()
@@ -49,7 +49,7 @@ def test_everything_is_set_before_anything_is_computed(monkeypatch: pytest.Monke
             assert not is_exact()
 
 
-def test_a_workspace_that_is_repeatable_too_is_left() -> None:
+def test_deterministic_workspace_setting_is_unchanged() -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     set_exact()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
@@ -82,7 +82,7 @@ class _Fewer(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("bits", [8, 11])
-def test_a_cpu_that_multiplies_with_fewer_bits_is_refused(bits: int) -> None:
+def test_cpu_with_reduced_precision_products_is_refused(bits: int) -> None:
     prove_cpu()
     with _Fewer(24):
         prove_cpu()
@@ -90,13 +90,13 @@ def test_a_cpu_that_multiplies_with_fewer_bits_is_refused(bits: int) -> None:
         exact_device("cpu")
 
 
-def test_a_device_with_plain_float64_is_proved() -> None:
+def test_device_with_native_float64_passes_the_check() -> None:
     with gpu_at_hand() as gpu:
         prove(gpu)
 
 
 @pytest.mark.parametrize("bits", [24, 40, 51, 52])
-def test_a_device_that_emulates_float64_is_found_out(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+def test_device_that_emulates_float64_is_refused(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     """Products whose numbers, or sums, keep fewer than 53 bits."""
     plain = as_on_a_gpu._computed
 

@@ -27,7 +27,8 @@ def network() -> LanguageModel:
 
 @pytest.mark.parametrize("micro", [1, 2, 4, 6])
 def test_micro_batches_make_no_difference(micro: int) -> None:
-    model, other = network(), network()
+    model = network()
+    other = network()
     loss = accumulate(Passes(model), SHARE, micro, threading.Event())
     chosen = LABELS[:, 1:] != -100
     expected = F.cross_entropy(other(IDS[:, :-1])[chosen], IDS[:, 1:][chosen])
@@ -37,14 +38,15 @@ def test_micro_batches_make_no_difference(micro: int) -> None:
         torch.testing.assert_close(one.grad, wanted.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_labels_that_are_the_tokens_are_pretraining() -> None:
-    model, other = network(), network()
+def test_labels_equal_to_tokens_give_the_pretraining_loss() -> None:
+    model = network()
+    other = network()
     assert accumulate(Passes(model), torch.stack([IDS, IDS], 1), 4, threading.Event()) == pytest.approx(
         accumulate(Passes(other), IDS, 4, threading.Event()), rel=1e-6
     )
 
 
-def test_a_share_without_labels_moves_nothing() -> None:
+def test_share_without_labels_changes_nothing() -> None:
     model = network()
     assert accumulate(Passes(model), SHARE[2:3], 4, threading.Event()) == 0
     assert all(not parameter.grad.any() for parameter in model.parameters())

@@ -55,7 +55,8 @@ def offered(desk: Desk, seat: int, seed: int) -> Offer:
 def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         desk = Desk()
-        ours, share = desk.transports[0], ModelShare(desk.transports[1])
+        ours = desk.transports[0]
+        share = ModelShare(desk.transports[1])
         with pytest.raises(RequestRefused):
             await ours.request(PEERS[0], TOPIC, b"", 100, 5)
         share.offer(snapshot(replica(1), SCHEMA.state, 0, STEP))
@@ -68,7 +69,7 @@ def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
-def test_a_fault_of_ours_with_an_offer_costs_that_offer(
+def test_internal_error_with_an_offer_drops_only_that_offer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever nobody has thought of: it is said once."""
@@ -92,11 +93,12 @@ def test_a_fault_of_ours_with_an_offer_costs_that_offer(
     assert len(caplog.records) == 1
 
 
-def test_segments_are_taken_from_all_holders() -> None:
+def test_segments_are_fetched_from_all_holders() -> None:
     async def story() -> None:
         desk = Desk()
         offers = [offered(desk, seat, 1) for seat in (1, 2)]
-        weights, wanted = blank(), level_hash(replica(1), SCHEMA.state, 0)
+        weights = blank()
+        wanted = level_hash(replica(1), SCHEMA.state, 0)
         both = Offer(STEP, offers[0].digests, PEERS)
         assert len(both.digests) >= 2, "the test needs something to spread"
         await fetcher_of(desk, 2, 10).fetch(0, [both], weights, wanted)
@@ -106,13 +108,15 @@ def test_segments_are_taken_from_all_holders() -> None:
     run_virtual(story())
 
 
-def test_offers_that_are_not_the_attested_level_cost_no_byte() -> None:
+def test_offers_of_unattested_levels_fetch_nothing() -> None:
     """An offer counts by the hash on chain, however many peers make it, in any order."""
 
     async def story() -> None:
         desk = Desk()
-        wrong, right = offered(desk, 1, 1), offered(desk, 2, 2)
-        weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
+        wrong = offered(desk, 1, 1)
+        right = offered(desk, 2, 2)
+        weights = blank()
+        wanted = level_hash(replica(2), SCHEMA.state, 0)
         fetcher = fetcher_of(desk, 2, 10)
         many = Offer(STEP, wrong.digests, PEERS[:1] * 100)
         with pytest.raises(ModelUnavailable, match="100 peers offered tensors that are not the attested ones"):
@@ -137,7 +141,8 @@ def test_false_level_is_detected_at_the_first_segment() -> None:
         for digest in right.digests:
             desk.transports[1].forge(digest, b"\x01" * 64)
         both = [Offer(STEP - 1, right.digests, PEERS[:1]), right]
-        weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
+        weights = blank()
+        wanted = level_hash(replica(2), SCHEMA.state, 0)
         await fetcher_of(desk, 1, 40).fetch(0, both, weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
         assert desk.transports[1].stats().sent["blob"] == 0

@@ -15,8 +15,8 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import build_schema
-from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import arithmetic_of
 from aftermath.replica.replica import Replica
@@ -51,17 +51,18 @@ def _same(gpu: torch.device, model: str, optimizer: str) -> None:
     assert here.loaded == there.hashes
 
 
-def test_equal_gradients_make_equal_bytes(gpu: torch.device) -> None:
+def test_equal_gradients_give_equal_payloads(gpu: torch.device) -> None:
     """Passes may round otherwise each time; what is encoded of them may not."""
     results = []
     for _ in range(2):
-        replica, draws = _replica(gpu, Arithmetic()), torch.Generator().manual_seed(5)
+        replica = _replica(gpu, Arithmetic())
+        draws = torch.Generator().manual_seed(5)
         tensors = {name: torch.randn(own.shape, generator=draws).to(gpu) for name, own in replica.params.items()}
         results.append([replica.optimizer._result.compress(PseudoGradient(tensors, 0.5, 0.0)) for _ in range(3)])
     assert results[0] == results[1]
 
 
-def test_a_compiled_pass_has_the_loss_of_one_that_is_not(gpu: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_pass_has_the_loss_of_an_eager_pass(gpu: torch.device, caplog: pytest.LogCaptureFixture) -> None:
     losses = []
     with caplog.at_level(logging.WARNING, "aftermath"):
         for compiled in (False, True):

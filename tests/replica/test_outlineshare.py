@@ -16,13 +16,14 @@ from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.replica.outlineshare import TOPIC, File, OutlineReply, OutlineShare, ask_outline, checked
+from aftermath.replica.outlineshare import TOPIC, CompanionFile, OutlineReply, OutlineShare, ask_outline, checked
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.virtual_time import run_virtual
 from member.desk import DISTRO, SCHEMA, Desk, p2p_of
 
 PEERS = (p2p_of(1), p2p_of(2))
-RIGHT, OTHER = CONFIG.to_hf(), {**CONFIG.to_hf(), "num_hidden_layers": 3}
+RIGHT = CONFIG.to_hf()
+OTHER = {**CONFIG.to_hf(), "num_hidden_layers": 3}
 TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b"[]"}
 
 
@@ -61,12 +62,12 @@ def test_the_config_and_the_tokenizer_come_from_members() -> None:
 
 
 @pytest.mark.parametrize("liar", [1, 2])
-def test_another_model_is_not_believed(liar: int) -> None:
+def test_outline_with_another_schema_hash_is_rejected(liar: int) -> None:
     assert told({liar: Outline(OTHER, {}), 3 - liar: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
     assert told({liar: Outline(OTHER, TOKENIZER)}) is None
 
 
-def test_a_fault_of_ours_with_what_one_tells_costs_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_with_a_reply_drops_only_that_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     def fragile(config: Mapping[str, Any]) -> Schema:
         if config["num_hidden_layers"] == OTHER["num_hidden_layers"]:
             raise RecursionError("nobody has thought of it")
@@ -76,13 +77,13 @@ def test_a_fault_of_ours_with_what_one_tells_costs_its_answer(monkeypatch: pytes
     assert told({1: Outline(OTHER, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
 
 
-def test_a_tokenizer_on_which_members_differ_is_done_without() -> None:
+def test_disputed_tokenizer_is_left_out() -> None:
     """No hash on chain says which is right; the model is."""
     assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, {"tokenizer.json": b"{} "})}) == Outline(RIGHT)
 
 
-def test_files_that_cannot_be_had_are_done_without() -> None:
-    gone = {name: File(len(data), bytes(32)) for name, data in TOKENIZER.items()}
+def test_unavailable_files_are_left_out() -> None:
+    gone = {name: CompanionFile(len(data), bytes(32)) for name, data in TOKENIZER.items()}
     said = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
     assert told({}, served=said) == Outline(RIGHT)
 
@@ -93,21 +94,21 @@ STRANGE = {
     "no config": msgspec.msgpack.encode(OutlineReply(b"[]", {})),
     "no JSON": msgspec.msgpack.encode(OutlineReply(b"{", {})),
     "nested": msgspec.msgpack.encode(OutlineReply(b"[" * 100_000, {})),
-    "a strange name": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"../key.json": File(3, bytes(32))})),
+    "a strange name": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"../key.json": CompanionFile(3, bytes(32))})),
     "too much": msgspec.msgpack.encode(
-        OutlineReply(CONFIG_JSON, {"tokenizer.json": File(MAX_COMPANION_BYTES + 1, bytes(32))})
+        OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(MAX_COMPANION_BYTES + 1, bytes(32))})
     ),
     "too much in all": msgspec.msgpack.encode(
-        OutlineReply(CONFIG_JSON, dict.fromkeys(COMPANIONS[:3], File(MAX_COMPANION_BYTES, bytes(32))))
+        OutlineReply(CONFIG_JSON, dict.fromkeys(COMPANIONS[:3], CompanionFile(MAX_COMPANION_BYTES, bytes(32))))
     ),
-    "no size": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": File(0, bytes(32))})),
-    "no hash": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": File(3, b"short")})),
+    "no size": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(0, bytes(32))})),
+    "no hash": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(3, b"short")})),
     "a long config": msgspec.msgpack.encode(OutlineReply(b" " * (MAX_CONFIG_BYTES + 5000), {})),
 }
 
 
 @pytest.mark.parametrize("reply", STRANGE.values(), ids=STRANGE)
-def test_what_is_no_outline_counts_as_no_answer(reply: bytes) -> None:
+def test_malformed_outline_counts_as_no_reply(reply: bytes) -> None:
     assert checked(reply) is None or len(reply) > MAX_CONFIG_BYTES
     assert told({1: Outline(RIGHT, TOKENIZER)}, served=reply) == Outline(RIGHT, TOKENIZER)
     assert told({}, served=reply) is None

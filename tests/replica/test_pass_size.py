@@ -90,7 +90,7 @@ def test_recomputed_layers_have_equal_gradients(kind: str, tier: int) -> None:
         assert torch.equal(gradient, other), name
 
 
-def test_they_keep_less() -> None:
+def test_recomputed_layers_keep_less_memory() -> None:
     kept = []
     for recompute in (False, True):
         model = config_of(SHAPE).build(0, init_weights(config_of(SHAPE), 1))
@@ -111,7 +111,9 @@ def test_they_keep_less() -> None:
     ("kind", "rows", "labels"),
     [*((kind, 40, True) for kind in FILES), ("llama", 1, True), ("nanogpt", 7, False), ("deepseek", 89, False)],
 )
-def test_a_loss_in_parts_is_the_loss(kind: str, rows: int, labels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_computed_in_parts_equals_the_loss(
+    kind: str, rows: int, labels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(FILES[kind])
     targets = SEQUENCES.roll(1, 1).masked_fill(SEQUENCES % 5 == 0, -100) if labels else None
     found = []
@@ -130,7 +132,7 @@ def test_a_loss_in_parts_is_the_loss(kind: str, rows: int, labels: bool, monkeyp
 
 
 @given(peak=st.integers(1, 1 << 40), free=st.integers(-(1 << 40), 1 << 40), kind=st.sampled_from(["auto", "on", "off"]))
-def test_what_is_taken_fits_or_is_the_least(peak: int, free: int, kind: Checkpointing) -> None:
+def test_chosen_size_fits_or_is_the_smallest(peak: int, free: int, kind: Checkpointing) -> None:
     passes = PassSize(AUTO, kind)
     assert passes.unknown
     assert passes.size == 1
@@ -142,7 +144,7 @@ def test_what_is_taken_fits_or_is_the_least(peak: int, free: int, kind: Checkpoi
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("auto", 4), ("on", 3), ("off", 3)])
-def test_less_is_taken_until_there_is_no_less(kind: Checkpointing, steps: int) -> None:
+def test_pass_size_shrinks_down_to_the_smallest(kind: Checkpointing, steps: int) -> None:
     passes = PassSize(9, kind)
     assert [passes.shrink() for _ in range(steps)] == [True] * steps
     assert (passes.size, passes.recompute) == (1, kind != "off")
@@ -161,7 +163,7 @@ def test_auto_size_trains_like_the_same_explicit_size() -> None:
     assert payloads == _payloads(PassSize(found.size, "off"))
 
 
-def test_free_memory_is_some_and_less_than_a_terabyte() -> None:
+def test_free_memory_is_positive_and_below_a_terabyte() -> None:
     assert 1 << 20 < free_bytes(torch.device("cpu")) < 1 << 40
 
 
@@ -174,7 +176,9 @@ class _Tight:
     """
 
     def __init__(self, replica: Replica, most: int, recompute: bool) -> None:
-        self._model, self._most, self._recompute = replica.model, most, recompute
+        self._model = replica.model
+        self._most = most
+        self._recompute = recompute
         self._loss = replica.model.loss
 
     def loss(self, sequences: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -202,7 +206,7 @@ def test_share_uses_smaller_passes_when_memory_runs_out(
     assert not passes.news()
 
 
-def test_a_member_that_holds_no_sequence_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_too_small_for_one_sequence_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = _replica(PassSize(4, "off"))
     monkeypatch.setattr(replica.model, "loss", _Tight(replica, 0, False).loss)
     with pytest.raises(OutOfMemory, match="too small for tier 0 with one sequence"):
@@ -234,7 +238,7 @@ print(passes.size, passes.news())
 
 
 @pytest.mark.slow
-def test_the_systems_own_refusal_is_met_with_smaller_passes() -> None:
+def test_system_allocator_error_halves_the_passes() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED],
         capture_output=True,
@@ -249,7 +253,7 @@ def test_the_systems_own_refusal_is_met_with_smaller_passes() -> None:
     assert "out of memory: passes of" in said
 
 
-def test_a_network_that_computes_its_layers_once_says_so() -> None:
+def test_network_without_checkpointing_reports_it() -> None:
     with pytest.raises(Unsuitable, match="activation-checkpointing"):
         PassSize(1, "on").forbid_recompute()
     passes = PassSize(1, "auto")

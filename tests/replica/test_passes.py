@@ -22,7 +22,7 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.optim.schema import build_schema
-from aftermath.replica.arithmetic import Arithmetic, Compile, Precision
+from aftermath.replica.options import Arithmetic, Compile, Precision
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import Passes, arithmetic_of
 from aftermath.replica.replica import Replica, accumulate
@@ -86,7 +86,7 @@ def test_auto_is_bf16_where_a_gpu_has_it_and_compiled_on_cuda(
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])
-def test_bf16_on_a_device_without_it_is_a_sentence(machine: dict[str, bool], device: str) -> None:
+def test_bf16_on_a_device_without_it_raises_an_error(machine: dict[str, bool], device: str) -> None:
     machine.update(cuda=False, mps=False)
     with pytest.raises(Unsuitable, match=rf"--precision bf16: {device} does not compute in bf16"):
         arithmetic_of(torch.device(device), "bf16", "off")
@@ -96,9 +96,11 @@ def test_bf16_on_a_device_without_it_is_a_sentence(machine: dict[str, bool], dev
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_bf16_passes_give_fp32_gradients_near_fp32s(model: str) -> None:
-    plain, cast = network(model), network(model)
-    wanted, found = gradients(Passes(plain), plain), gradients(Passes(cast, BF16), cast)
+def test_bf16_passes_give_gradients_close_to_fp32(model: str) -> None:
+    plain = network(model)
+    cast = network(model)
+    wanted = gradients(Passes(plain), plain)
+    found = gradients(Passes(cast, BF16), cast)
     assert found.keys() == wanted.keys()
     assert {tensor.dtype for tensor in (*found.values(), *cast.parameters())} == {torch.float32}
     assert any(not torch.equal(found[name], wanted[name]) for name in wanted)
@@ -107,7 +109,8 @@ def test_bf16_passes_give_fp32_gradients_near_fp32s(model: str) -> None:
 
 
 def test_the_residual_stream_and_the_loss_stay_fp32() -> None:
-    model, seen = network("llama"), set()
+    model = network("llama")
+    seen = set()
     for layer in (module for module in model.modules() if isinstance(module, LlamaLayer)):
         layer.register_forward_hook(lambda module, given, out: seen.add(out.dtype))
         layer.mlp.register_forward_hook(lambda module, given, out: seen.add(("mlp", out.dtype)))
@@ -129,7 +132,8 @@ def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
     """What is sent has the same size, parameters stay as they were while it is made, and replicas
     end equal.
     """
-    plain, cast = replica(Arithmetic()), replica(BF16)
+    plain = replica(Arithmetic())
+    cast = replica(BF16)
     results = [own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for own in (plain, cast)]
     assert plain.hashes() == cast.hashes()
     assert results[0] != results[1]
@@ -143,7 +147,7 @@ def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
 # --- compiling ------------------------------------------------------------------------------------
 
 
-def test_without_compiling_nothing_of_the_compiler_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_off_never_calls_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", None)
     replica(BF16).train(SHARE, 0.1, 0.1, threading.Event())
 
@@ -159,7 +163,8 @@ def test_compiler_that_fails_is_reported_once(
         return fails
 
     monkeypatch.setattr(torch, "compile", broken)
-    one, other = replica(Arithmetic(compiled=True)), replica(Arithmetic())
+    one = replica(Arithmetic(compiled=True))
+    other = replica(Arithmetic())
     with caplog.at_level(logging.WARNING, "aftermath"):
         results = [[own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for _ in range(2)] for own in (one, other)]
     assert results[0] == results[1]
@@ -240,11 +245,13 @@ def test_one_compiled_graph_serves_all_replicas_and_batches(backend: str) -> Non
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_a_compiled_pass_has_the_gradients_of_one_that_is_not(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_pass_has_the_gradients_of_an_eager_pass(backend: str, caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.reset()
-    plain, compiled = network("llama"), network("llama")
+    plain = network("llama")
+    compiled = network("llama")
     passes = Passes(compiled, Arithmetic(compiled=True))
-    wanted, found = gradients(Passes(plain), plain), gradients(passes, compiled)
+    wanted = gradients(Passes(plain), plain)
+    found = gradients(passes, compiled)
     assert not [record for record in caplog.records if record.name.startswith("aftermath")]
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():

@@ -127,8 +127,9 @@ def test_replicas_of_two_tiers_stay_equal_on_what_they_share() -> None:
     assert large != _replica().hashes()
 
 
-def test_training_that_is_cancelled_changes_nothing() -> None:
-    replica, cancelled = _replica(), threading.Event()
+def test_cancelled_training_changes_nothing() -> None:
+    replica = _replica()
+    cancelled = threading.Event()
     before = replica.hashes()
     cancelled.set()
     with pytest.raises(Cancelled):
@@ -140,7 +141,8 @@ def test_training_that_is_cancelled_changes_nothing() -> None:
 
 
 def test_nonfinite_gradient_leaves_state_unchanged() -> None:
-    replica, other = _replica(), _replica()
+    replica = _replica()
+    other = _replica()
     hook = replica.params["model.norm.weight"].register_hook(lambda grad: torch.full_like(grad, float("nan")))
     with pytest.raises(NonFiniteGradient, match="norm"):
         replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
@@ -182,7 +184,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         (4, 0, "cuda:3,0,1", "cuda:3"),
     ],
 )
-def test_a_device_that_is_here_is_picked(machine: dict[str, int], gpus: int, mps: int, name: str, device: str) -> None:
+def test_available_device_is_picked(machine: dict[str, int], gpus: int, mps: int, name: str, device: str) -> None:
     machine.update(gpus=gpus, mps=mps)
     assert pick_device(name) == torch.device(device)
 
@@ -200,12 +202,12 @@ def test_unknown_device_error_lists_valid_names(machine: dict[str, int], name: s
 @pytest.mark.parametrize(
     ("name", "says"), [("cuda", "no CUDA device"), ("cuda:0", "no CUDA"), ("mps", "no MPS device")]
 )
-def test_a_device_that_is_not_here_is_a_sentence(machine: dict[str, int], name: str, says: str) -> None:
+def test_unavailable_device_raises_an_error(machine: dict[str, int], name: str, says: str) -> None:
     with pytest.raises(Unsuitable, match=f"(?s){says}.*Use cpu or auto"):
         pick_device(name)
 
 
-def test_a_gpu_beyond_the_last_one_is_a_sentence(machine: dict[str, int]) -> None:
+def test_gpu_index_beyond_the_last_raises_an_error(machine: dict[str, int]) -> None:
     machine.update(gpus=2)
     with pytest.raises(Unsuitable, match=r"--device cuda:2 is not here\nThe CUDA devices here are cuda:0 to cuda:1"):
         pick_device("cuda:2")

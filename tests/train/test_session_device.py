@@ -14,8 +14,8 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
-from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import is_exact
+from aftermath.replica.options import Arithmetic
 from aftermath.train.letting_in import check_options
 from aftermath.train.named import named_by
 from aftermath.train.reach import Reach

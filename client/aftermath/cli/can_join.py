@@ -64,7 +64,7 @@ async def can_join(
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
     from aftermath.cli.findings import Subject
-    from aftermath.replica.devices import indices_named
+    from aftermath.replica.options import indices_named
 
     indices_named(device)
     user = public_key(address)

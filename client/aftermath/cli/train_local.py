@@ -77,7 +77,7 @@ def train_local(
     from rich.console import Console
 
     from aftermath.events.stream import JsonLines
-    from aftermath.kernels.use import takes_long
+    from aftermath.kernels.runtime import needs_compilation
     from aftermath.lab.course import Course, now
     from aftermath.lab.lines import StepLines
     from aftermath.lab.start import start
@@ -94,7 +94,7 @@ def train_local(
         if json_output
         else StepLines(Console(soft_wrap=not sys.stdout.isatty()), quiet=is_quiet())
     )
-    if recipe.agreed is not None and device.type == "cpu" and takes_long():
+    if recipe.agreed is not None and device.type == "cpu" and needs_compilation():
         note("compiling kernels for this processor: half a minute or more, this once")
     if arithmetic.compiled:
         note("compiling the model: half a minute or more, unless it was compiled before")

@@ -1,1 +1,4 @@
-"""Compiled inner loops over arrays. They know nothing of models or runs; `optim` has the same in torch."""
+"""Compiled loops over arrays. They know nothing of models or runs.
+
+`optim` has the same in torch.
+"""

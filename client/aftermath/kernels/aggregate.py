@@ -1,11 +1,7 @@
-"""All members' votes counted block by block, and the parameters they change, in one pass over memory.
+"""Count all members' votes block by block and apply them to the parameters in one pass.
 
-Decided
-- What is computed is that of `optim.exact` and `optim.mean`, bit by bit: whole numbers of which every partial sum is
-  exact, and single IEEE operations, none of which the compiler may fuse with another.
-- Votes stay where they are, an address for each member's: members may be many, and their votes large.
-- A member's votes on one block follow each other, as they do on the wire (`spans`), and a mean changes only
-  the numbers that somebody voted on.
+Results equal those of `optim.exact` and `optim.mean` bit by bit: partial sums are exact integers,
+and the compiler fuses none of the IEEE operations.
 """
 
 from __future__ import annotations
@@ -15,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.kernels import cosine
-from aftermath.kernels.compiled import array_at, kernel
+from aftermath.kernels import dct
+from aftermath.kernels.jit import array_at, kernel
 
-_VECTORS = 256  # at once
-_TO_WHOLE = 1.5 * 2.0**52  # added and taken off again, it rounds halves to even
+_VECTORS = 256  # vectors of one DCT call
+_TO_WHOLE = 1.5 * 2.0**52  # adding and subtracting it rounds to integers, halves to even
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -28,10 +24,11 @@ Numbers = NDArray[np.int64]
 
 @kernel("i8(i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
 def spans(positions: Numbers, bases: Numbers, sizes: Numbers, blocks: Numbers, starts: Numbers, stops: Numbers) -> int:
-    """Where each block's votes are, of one member's: starts and stops [all blocks], zeros before.
+    """Find the range of each block's votes in one member's result.
 
-    Groups of blocks have a first position, a size of blocks and a first block; `blocks` ends with the number of all.
-    1: found; 0: a block's votes do not follow each other; -1: there is no such position.
+    Write starts and stops [all blocks], which are 0 before. bases, sizes and blocks give each
+    group's first position, block size and first block; `blocks` ends with the total. Return 1 on
+    success, 0 if a block's votes are not contiguous, -1 if a position does not exist.
     """
     low = high = block = group = 0
     for v in range(len(positions)):
@@ -68,14 +65,16 @@ def _count(
     counts: Numbers,
     touched: Numbers,
 ) -> int:
-    """Add up a block's votes: sums and counts by place, both zeros before, and which places; how many these are.
+    """Add a block's votes to sums and counts, list the touched places and return their number.
 
-    `addresses` [members, 3] of positions, values (int64 if `whole`, else int8) and shifts, or 0; `low` is the position
-    of the block's first place, and no value counts more than `most`.
+    `addresses` [members, 3] point to positions, values (int64 if `whole`, else int8) and shifts (or
+    0). `low` is the position of the block's first place. Each value is clamped to +-`most`.
     """
+    # Members can be numerous and their votes large, so votes are read where they are.
     found = 0
     for member in range(len(addresses)):
-        first, last = starts[member, block], stops[member, block]
+        first = starts[member, block]
+        last = stops[member, block]
         if first == last:
             continue
         positions = array_at(addresses[member, 0], last, np.int64)
@@ -117,18 +116,21 @@ def mean(
     divisors: Doubles,
     rate: float,
 ) -> None:
-    """x <- x - fp32(sum / divisors[count] * rate), of blocks [first, last) of a segment [rows, columns].
+    """Apply x <- x - fp32(sum / divisors[count] * rate) to blocks [first, last) of a segment.
 
-    parameters have `stride` from row to row, and `across` blocks in a row of blocks; the segment's first position is
-    `low` and its first block `block` among all.
+    The segment is [rows, columns] with row stride `stride` and `across` blocks per row. Its first
+    position is `low` and its first block is `block` among all.
     """
     size = height * width
-    sums, counts, touched = np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(size, np.int64)
+    sums = np.zeros(size, np.int64)
+    counts = np.zeros(size, np.int64)
+    touched = np.empty(size, np.int64)
     for number in range(first, last):
         found = _count(
             addresses, whole, starts, stops, block + number, low + number * size, most, sums, counts, touched
         )
-        top, left = number // across * height, number % across * width
+        top = number // across * height
+        left = number % across * width
         for t in range(found):
             place = touched[t]
             y: Any = np.int64(np.uint32(place) // np.uint32(width))
@@ -165,15 +167,19 @@ def sign(
     keep: float,
     rate: float,
 ) -> None:
-    """x <- x * keep - rate * sign(the inverse DCT of the means of the votes), of blocks as `mean` has them.
+    """Apply x <- x * keep - rate * sign(inverse DCT of the votes' means); blocks as in `mean`.
 
-    turned is the transposed integer basis of the height, wide the integer basis of the width; means have `mean_bits`
-    after the point, and the columns of a basis add up to `sum_bits` at most.
+    turned is the transposed integer basis of the height, wide the integer basis of the width. Means
+    have `mean_bits` fractional bits. A basis column sums to at most 2**sum_bits.
     """
-    size, at_once = height * width, min(last - first, max(1, _VECTORS // width))
-    sums, counts, touched = np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(size, np.int64)
+    size = height * width
+    at_once = min(last - first, max(1, _VECTORS // width))
+    sums = np.zeros(size, np.int64)
+    counts = np.zeros(size, np.int64)
+    touched = np.empty(size, np.int64)
     given = np.empty((height, at_once * width))
-    result, scratch = np.empty_like(given), np.empty_like(given)
+    result = np.empty_like(given)
+    scratch = np.empty_like(given)
     for start in range(first, last, at_once):
         many = min(at_once, last - start)
         given[:] = 0
@@ -184,18 +190,21 @@ def sign(
             left = (number - start) * width
             for t in range(found):
                 place = touched[t]
-                total, count = sums[place] << mean_bits, counts[place]
+                total = sums[place] << mean_bits
+                count = counts[place]
                 average: Any = np.float64((2 * abs(total) + count) // (2 * count))
                 sums[place] = counts[place] = 0
                 y: Any = np.int64(np.uint32(place) // np.uint32(width))
                 _add(given[y, left : left + width], wide[place - y * width], -average if total < 0 else average)
         if height > 1:
             _round(given, 2.0**-sum_bits)
-            cosine.inverse(turned, given, result, scratch, many * width)
+            dct.inverse(turned, given, result, scratch, many * width)
         else:
             result[:] = given
         for number in range(start, start + many):
-            top, left, own = number // across * height, number % across * width, (number - start) * width
+            top = number // across * height
+            left = number % across * width
+            own = (number - start) * width
             for y in range(min(height, rows - top)):
                 at = (top + y) * stride + left
                 reach = min(width, columns - left)
@@ -204,14 +213,14 @@ def sign(
 
 @kernel()
 def _add(line: Doubles, vector: Doubles, factor: float) -> None:
-    """line <- line + factor * vector, all of them whole numbers."""
+    """Add factor * vector to a line. All are integers."""
     for x in range(len(line)):
         line[x] += factor * vector[x]
 
 
 @kernel()
 def _round(lines: Doubles, scale: float) -> None:
-    """lines <- lines * scale to the nearest whole number, halves to even; scale is a power of two."""
+    """Scale lines by a power of two and round to integers, halves to even."""
     for y in range(len(lines)):
         line = lines[y]
         for x in range(len(line)):
@@ -220,7 +229,7 @@ def _round(lines: Doubles, scale: float) -> None:
 
 @kernel()
 def _move(parameters: Floats, towards: Doubles, keep: float, rate: float) -> None:
-    """x <- x * keep - rate * sign, of whole numbers; that of -0 is 0."""
+    """Apply x <- x * keep - rate * sign(towards), where the sign of -0 is 0."""
     for x in range(len(parameters)):
         sign = np.float32(min(max(towards[x], -1.0), 1.0) + 0.0)
         parameters[x] = parameters[x] * keep - sign * rate

@@ -1,10 +1,7 @@
-"""Error feedback and the choice of what is sent, block by block in one pass over memory.
+"""Update the residual and select what to send, block by block in one pass over memory.
 
-Decided
-- Residual, decay, pseudo-gradient, choice and lattice are those of `optim.feedback` and its neighbours, bit by bit but
-  for two roundings of torch's: a scaled pseudo-gradient is rounded before it is added, and a DCT adds up in another
-  order. Neither is anybody else's.
-- Some blocks side by side make the vectors of a DCT long.
+Results equal those of `optim.feedback` bit by bit, except for two roundings: torch rounds a scaled
+pseudo-gradient before it adds it, and sums a DCT in another order. Neither affects other members.
 """
 
 from __future__ import annotations
@@ -12,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.kernels import choice, cosine
-from aftermath.kernels.compiled import kernel
+from aftermath.kernels import block_topk, dct
+from aftermath.kernels.jit import kernel
 
-_VECTORS = 256  # at once
+_VECTORS = 256  # vectors of one DCT call: neighbouring blocks together make long loops
 _LINES = 4
 _UNUSED = 0xFFFF
 
@@ -50,20 +47,26 @@ def encode(
     least: int,
     most: int,
 ) -> None:
-    """residual <- (residual - what was sent) * decay + factor * gradient, and what is sent of it.
+    """Set residual <- (residual - sent) * decay + factor * gradient, and select what to send.
 
-    blocks [n, h, w] are a segment's residual, of which [first, last) are done; the gradient [rows, columns] has
-    `stride` from row to row, and `across` blocks in a row of them. tall [h, h] and wide [w, w] are the bases. indices
-    and values [n, topk] are what was sent before, if `sent`, and what is sent now.
+    Process blocks [first, last) of a segment's residual, blocks [n, h, w]. The gradient
+    [rows, columns] has row stride `stride` and `across` blocks per row. tall [h, h] and wide [w, w]
+    are the DCT bases. indices and values [n, topk] hold the last result if `sent`, and receive the
+    new one.
     """
     _, height, width = blocks.shape
-    size, edge = height * width, max(height, width)
+    size = height * width
+    edge = max(height, width)
     at_once = min(last - first, max(1, _VECTORS // height))
-    chosen, magnitudes = np.empty(size, np.float32), np.empty(size, np.uint32)
-    some, places = np.empty(2 * size, np.uint32), np.empty(size, np.int64)
+    chosen = np.empty(size, np.float32)
+    magnitudes = np.empty(size, np.uint32)
+    some = np.empty(2 * size, np.uint32)
+    places = np.empty(size, np.int64)
     one = np.empty((edge, at_once * edge if transformed else 0), np.float32)
-    other, scratch = np.empty_like(one), np.empty_like(one)
-    lines, numbers_of = np.empty((_LINES, width), np.float32), np.zeros(_LINES, np.int64)
+    other = np.empty_like(one)
+    scratch = np.empty_like(one)
+    lines = np.empty((_LINES, width), np.float32)
+    numbers_of = np.zeros(_LINES, np.int64)
     for start in range(first, last, at_once):
         count = min(at_once, last - start)
         for number in range(start, start + count):
@@ -72,20 +75,22 @@ def encode(
                 _take_back(block, tall, wide, indices[number], values[number], lines, numbers_of)
             elif sent:
                 _subtract(block.reshape(size), indices[number], values[number])
-            top, left = number // across * height, number % across * width
+            top = number // across * height
+            left = number % across * width
             _add(block, gradient, stride, top, left, rows - top, columns - left, decay, factor)
         if transformed:
             _transform(blocks, start, count, tall, wide, one, other, scratch)
         for number in range(start, start + count):
             numbers = blocks[number].reshape(size)
             if transformed:
-                numbers, at = chosen, (number - start) * height
+                numbers = chosen
+                at = (number - start) * height
                 for x in range(width):
                     for y in range(height):
                         chosen[y * width + x] = other[x, at + y]
-            choice.strongest(numbers, smallest, magnitudes, some, places, indices[number], values[number])
+            block_topk.top_k(numbers, smallest, magnitudes, some, places, indices[number], values[number])
             if bits:
-                choice.quantise(values[number], bits, fraction, least, most)
+                block_topk.quantise(values[number], bits, fraction, least, most)
 
 
 @kernel()
@@ -96,17 +101,20 @@ def _add(
     top: int,
     left: int,
     below: int,
-    beside: int,
+    right: int,
     decay: float,
     factor: float,
 ) -> None:
-    """block <- block * decay + factor * gradient from (top, left) on, where it has `below` rows and `beside` columns
-    more; 0 beyond its ends.
+    """Set block <- block * decay + factor * gradient at (top, left), and 0 outside the gradient.
+
+    `below` rows and `right` columns of the gradient remain there.
     """
     height, width = block.shape
-    tall, wide = min(height, below), min(width, beside)
+    tall = min(height, below)
+    wide = min(width, right)
     for y in range(tall):
-        own, first = block[y], (top + y) * stride + left
+        own = block[y]
+        first = (top + y) * stride + left
         added = gradient[first : first + wide]
         for x in range(wide):
             own[x] = own[x] * decay + factor * added[x]
@@ -116,7 +124,7 @@ def _add(
 
 @kernel()
 def _subtract(block: Floats, indices: Numbers, values: Floats) -> None:
-    """block [size] <- block - what was sent."""
+    """Subtract the sent values from a block [size]."""
     for entry in range(len(indices)):
         if indices[entry] == _UNUSED:
             break
@@ -127,9 +135,13 @@ def _subtract(block: Floats, indices: Numbers, values: Floats) -> None:
 def _take_back(
     block: Floats, tall: Floats, wide: Floats, indices: Numbers, values: Floats, lines: Floats, rows: Numbers
 ) -> None:
-    """block <- block - the inverse DCT of what was sent, four rows of coefficients at a time; uses up the last two."""
+    """Subtract the inverse DCT of the sent values, four rows of coefficients at a time.
+
+    Overwrite `lines` and `rows`.
+    """
     height, width = block.shape
-    entry, topk = 0, len(indices)
+    entry = 0
+    topk = len(indices)
     while entry < topk and indices[entry] != _UNUSED:
         lines[:] = 0
         held = -1
@@ -140,14 +152,22 @@ def _take_back(
                     break
                 held += 1
                 rows[held] = row
-            line, value, vector = lines[held], values[entry], wide[indices[entry] - row * width]
+            line = lines[held]
+            value = values[entry]
+            vector = wide[indices[entry] - row * width]
             for x in range(width):
                 line[x] += value * vector[x]
             entry += 1
-        l0, l1, l2, l3 = lines[0], lines[1], lines[2], lines[3]
+        l0 = lines[0]
+        l1 = lines[1]
+        l2 = lines[2]
+        l3 = lines[3]
         for y in range(height):
             own = block[y]
-            t0, t1, t2, t3 = tall[rows[0], y], tall[rows[1], y], tall[rows[2], y], tall[rows[3], y]
+            t0 = tall[rows[0], y]
+            t1 = tall[rows[1], y]
+            t2 = tall[rows[2], y]
+            t3 = tall[rows[3], y]
             for x in range(width):
                 own[x] -= t0 * l0[x] + t1 * l1[x] + t2 * l2[x] + t3 * l3[x]
 
@@ -163,21 +183,23 @@ def _transform(
     other: Floats,
     scratch: Floats,
 ) -> None:
-    """The DCT of so many blocks: coefficient (y, x) of block b at other[x, b * height + y]."""
+    """Transform `count` blocks: coefficient (y, x) of block b is other[x, b * height + y]."""
     _, height, width = blocks.shape
     for number in range(count):
         block = blocks[first + number]
         for y in range(height):
-            own, line = block[y], one[y, number * width : (number + 1) * width]
+            own = block[y]
+            line = one[y, number * width : (number + 1) * width]
             for x in range(width):
                 line[x] = own[x]
     if height > 1:
-        cosine.forward(tall, one, other, scratch, count * width)
+        dct.forward(tall, one, other, scratch, count * width)
     else:
         other[0] = one[0]
     for number in range(count):
         for x in range(width):
-            line, at = one[x, number * height : (number + 1) * height], number * width + x
+            line = one[x, number * height : (number + 1) * height]
+            at = number * width + x
             for y in range(height):
                 line[y] = other[y, at]
-    cosine.forward(wide, one, other, scratch, count * height)
+    dct.forward(wide, one, other, scratch, count * height)

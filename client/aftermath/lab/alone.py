@@ -22,7 +22,7 @@ from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyon
 from aftermath.optim.eager import AdamW
 from aftermath.optim.moments import may_fuse, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings, vector_rate
-from aftermath.replica.arithmetic import PLAIN, Arithmetic
+from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 from annotated_doc import Doc
 
 from aftermath.base.bounded import U32_MAX, NumberLimits
-from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
+from aftermath.replica.options import COMPILE, PRECISION, Compile, Precision
 from aftermath.rules import distro, optimizers, sparseloco
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_INNER_STEPS, MAX_SEQ_LEN

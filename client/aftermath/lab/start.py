@@ -24,7 +24,7 @@ from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig
 from aftermath.optim.schema import build_schema
-from aftermath.replica.arithmetic import PLAIN, Arithmetic
+from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.kernels.use import run
+from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.lattice import LEAST, MOST, fraction_bits
@@ -116,7 +116,7 @@ class Counted:
             self._held[member] = (positions, values, shifts)
             self._addresses[member] = [0 if t is None else t.data_ptr() for t in self._held[member]]
 
-        run(partial(find, member, vote) for member, vote in enumerate(votes))
+        run_parallel(partial(find, member, vote) for member, vote in enumerate(votes))
 
     def _values(self, vote: Votes) -> tuple[Tensor, Tensor | None]:
         """Return a member's values and shifts. All members' have the same kind."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.kernels.use import run
+from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim import compiled, flat, on_gpu
 from aftermath.optim.balance import Balances, nothing_balances
@@ -138,7 +138,7 @@ class ErrorFeedback:
                 bits,
             )
             tasks += more
-        run(tasks)
+        run_parallel(tasks)
         self._previous = chosen
 
     def _choose_flat(self, made: PseudoGradient) -> None:

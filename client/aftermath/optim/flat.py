@@ -1,6 +1,6 @@
 """Launches of Triton kernels for all blocks of a level, and the tables that locate them.
 
-The kernels are in `kernels.gpu_whole`. Before the first use, a device's results are compared with
+The kernels are in `kernels.triton_levels`. Before the first use, a device's results are compared with
 torch's on the CPU.
 """
 
@@ -75,9 +75,9 @@ def part_numbers(layout: LevelLayout, device: torch.device) -> Tensor:
 
 def how(**constants: int) -> dict[str, Any]:
     """Return the constants and options of every kernel, plus `constants`."""
-    from aftermath.kernels import gpu, gpu_whole
+    from aftermath.kernels import triton_blocks, triton_levels
 
-    return {"COLUMNS": gpu_whole.COLUMNS, "LANES": LANES, **constants, **gpu.EXACT}
+    return {"COLUMNS": triton_levels.COLUMNS, "LANES": LANES, **constants, **triton_blocks.EXACT}
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -87,31 +87,33 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]
 
 def add(table: Table, decay: float, factor: float) -> None:
     """blocks <- blocks * decay + factor * tensors, and 0 beyond the ends of tensors."""
-    from aftermath.kernels import gpu_whole
+    from aftermath.kernels import triton_levels
 
     by = torch.tensor([decay, factor], device=table.device)
     with on_device(table.device):
-        gpu_whole.gather[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
+        triton_levels.gather[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
 
 
 def take(rows: Tensor, indices: Tensor, values: Tensor) -> None:
     """rows [blocks, h, w] <- rows - values at the used indices [blocks, topk]."""
-    from aftermath.kernels import gpu, gpu_whole
+    from aftermath.kernels import triton_blocks, triton_levels
 
     blocks, topk = indices.shape
     with on_device(rows.device):
-        gpu_whole.take[(blocks, -(-topk // LANES))](
-            *(rows, indices.contiguous(), values.contiguous(), rows[0].numel(), topk), LANES=LANES, **gpu.EXACT
+        triton_levels.take[(blocks, -(-topk // LANES))](
+            *(rows, indices.contiguous(), values.contiguous(), rows[0].numel(), topk),
+            LANES=LANES,
+            **triton_blocks.EXACT,
         )
 
 
 def go_ahead(table: Table, rate: float) -> None:
     """tensors <- tensors - rate * sign(blocks)."""
-    from aftermath.kernels import gpu_whole
+    from aftermath.kernels import triton_levels
 
     by = torch.tensor([rate], device=table.device)
     with on_device(table.device):
-        gpu_whole.ahead[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
+        triton_levels.ahead[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
 
 
 def subtract_means(
@@ -120,11 +122,11 @@ def subtract_means(
     """tensors <- tensors - sums / divisors * rate, with sums and counts by position
     (`tally.added_up`).
     """
-    from aftermath.kernels import gpu_whole
+    from aftermath.kernels import triton_levels
 
     by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
     with on_device(table.device):
-        gpu_whole.mean_of_sums[(table.blocks, table.tiles)](
+        triton_levels.mean_of_sums[(table.blocks, table.tiles)](
             *(table.lines, table.part_of, sums, counts, members, by), **how()
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.kernels.use import run
+from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim import flat, packed, whole
 from aftermath.optim.compiled import Counted, Task, usable
@@ -97,7 +97,7 @@ class MeanApply:
             for level, votes in results.items():
                 divisors = _divisors(self._settings.divisor, len(votes))
                 tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
-            run(tasks)
+            run_parallel(tasks)
 
         return change
 

@@ -27,7 +27,7 @@ from aftermath.optim.votes import Votes
 logger = logging.getLogger(__name__)
 _FEW = 4  # kernels choose at most 1/4 of a block: more positions take more memory than they save
 _LANES = 1024
-_LARGEST_BLOCK = 1 << 14  # `kernels.gpu.choose` holds every number of a block at once
+_LARGEST_BLOCK = 1 << 14  # `kernels.triton_blocks.choose` holds every number of a block at once
 _PROVED = 16  # blocks of the comparison
 _PROOF_BITS = 26  # fraction bits of means in the comparison
 
@@ -130,15 +130,15 @@ def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple
 
     `bits`: of the lattice, or 0.
     """
-    from aftermath.kernels import gpu
+    from aftermath.kernels import triton_blocks
 
     blocks, size = coefficients.shape
     indices = torch.full((blocks, topk), UNUSED, dtype=torch.int64, device=coefficients.device)
     values = torch.zeros(blocks, topk, device=coefficients.device)
     least = int(torch.tensor(smallest).view(torch.int32))
     how: dict[str, Any] = {"TOPK": topk, "LANES": _power(size), "BITS": bits, "FRACTION": fraction_bits(topk)}
-    gpu.choose[(blocks,)](
-        coefficients.contiguous(), indices, values, size, least, **how, LEAST=LEAST, MOST=MOST, **gpu.EXACT
+    triton_blocks.choose[(blocks,)](
+        coefficients.contiguous(), indices, values, size, least, **how, LEAST=LEAST, MOST=MOST, **triton_blocks.EXACT
     )
     return indices, values
 
@@ -179,7 +179,7 @@ class OnGpu:
 
     def mean(self, tensor: Tensor, part: Part, most: int, divisors: Sequence[float], rate: float) -> None:
         """Change a segment's tensor like `optim.mean`."""
-        from aftermath.kernels import gpu
+        from aftermath.kernels import triton_blocks
 
         group = self._layout.groups[part.group]
         stack = matrices(tensor)
@@ -187,28 +187,28 @@ class OnGpu:
         rows, columns = stack.shape[1:]
         across = part.blocks.grid[-1]
         each = part.blocks.count // len(stack)
-        gpu.mean[(part.blocks.count, _tiles(group.block))](
+        triton_blocks.mean[(part.blocks.count, _tiles(group.block))](
             *(stack, *stack.stride(), rows, columns, across, each, self._first(part), group.height, group.width),
             *(self._places, self._values, self._shifts, self._edges, self._members, self._blocks, most, by),
             LANES=_LANES,
             STEPS=self._steps,
-            **gpu.EXACT,
+            **triton_blocks.EXACT,
         )
 
     def means(self, coefficients: Tensor, group: int, first: int, mean_bits: int) -> None:
         """coefficients float64 [n, h, w] <- the means of signs of a group's blocks from `first`
         on.
         """
-        from aftermath.kernels import gpu
+        from aftermath.kernels import triton_blocks
 
         size = self._layout.groups[group].block
-        gpu.means[(len(coefficients), _tiles(size))](
+        triton_blocks.means[(len(coefficients), _tiles(size))](
             *(coefficients, size, self._base(group) + first),
             *(self._places, self._values, self._edges, self._members, self._blocks),
             MEAN_BITS=mean_bits,
             LANES=_LANES,
             STEPS=self._steps,
-            **gpu.EXACT,
+            **triton_blocks.EXACT,
         )
 
     def _first(self, part: Part) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.kernels.use import run
+from aftermath.kernels.runtime import run_parallel
 from aftermath.optim import digits, flat, on_gpu
 from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
@@ -66,7 +66,7 @@ def checked(
     device: torch.device,
 ) -> PackedVotes | None:
     """Return the votes in a payload of the right size, on the device. None if it is not valid."""
-    from aftermath.kernels import gpu_whole
+    from aftermath.kernels import triton_levels
 
     blocks = layout.blocks
     if not _ends_with_zeros(data, blocks, layout.numbers, value_bits):
@@ -75,7 +75,7 @@ def checked(
     wrong = torch.empty(blocks, dtype=torch.uint8, device=device)
     lines, part_of = _places(layout, device)
     with flat.on_device(device):
-        gpu_whole.check[(blocks,)](
+        triton_levels.check[(blocks,)](
             *(payload, lines, part_of, wrong, digits_at(blocks)),
             **flat.how(**_numbers(value_bits), EXPONENTS=MOST - LEAST + 1),
         )
@@ -91,12 +91,12 @@ def count(
     `divisors` are by the number of voters. No vote counts more than `most`, and `rate` is the
     smallest lattice value's.
     """
-    from aftermath.kernels import gpu_whole
+    from aftermath.kernels import triton_levels
 
     addresses = torch.tensor([vote.payload.data_ptr() for vote in votes], dtype=torch.int64).to(table.device)
     by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
     with flat.on_device(table.device):
-        gpu_whole.mean[(table.blocks, table.tiles)](
+        triton_levels.mean[(table.blocks, table.tiles)](
             *(table.lines, table.part_of, addresses, len(votes), digits_at(table.blocks), most, by),
             **flat.how(**_numbers(value_bits)),
         )
@@ -114,7 +114,7 @@ def uploaded(data: bytes | bytearray | memoryview, device: torch.device) -> Tens
     octets = np.frombuffer(data, np.uint8)
     own = staged.numpy()
     spans = [slice(first, first + _AT_ONCE) for first in range(0, len(data), _AT_ONCE)]
-    run([partial(np.copyto, own[span], octets[span]) for span in spans])
+    run_parallel([partial(np.copyto, own[span], octets[span]) for span in spans])
     return staged.to(device, non_blocking=True)
 
 
@@ -131,18 +131,18 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
     """Return a level's payload from indices int64 and lattice values fp32 [blocks, numbers] by
     group.
     """
-    from aftermath.kernels import gpu, gpu_whole
+    from aftermath.kernels import triton_blocks, triton_levels
 
     device = chosen[0][0].device
     padded = _room(layout.numbers, value_bits, device)
     exponents = chosen[0][0].new_empty(layout.blocks, dtype=torch.uint8)
     for (indices, values), group, (starts, numbers) in zip(chosen, layout.groups, _orders(layout, device), strict=True):
         with flat.on_device(device):
-            gpu_whole.codes[(group.blocks, -(-group.block // flat.LANES))](
+            triton_levels.codes[(group.blocks, -(-group.block // flat.LANES))](
                 *(indices.contiguous(), values.contiguous(), starts, numbers, padded, exponents, group.block),
                 LANES=flat.LANES,
                 LEAST=LEAST,
-                **gpu.EXACT,
+                **triton_blocks.EXACT,
             )
     return downloaded(torch.cat([packed_exponents(exponents), _packed_codes(padded, layout.numbers, value_bits)]))
 

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from aftermath.base.merkle import DIGEST, Tree, block_digest
-from aftermath.kernels.use import run
+from aftermath.kernels.runtime import run_parallel
 
 BLOCK = 1 << 18
 """Bytes of a block."""
@@ -144,7 +144,7 @@ def _digests(runs: Iterable[tuple[Tensor, int, int]]) -> list[bytes]:
             digests: list[bytes] = []
             found.append(digests)
             tasks.append(partial(_hash, tensor, start, min(start + _PIECE, last), digests))
-    run(tasks)
+    run_parallel(tasks)
     return [digest for digests in found for digest in digests]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.kernels.use import missing, run
+from aftermath.kernels.runtime import run_parallel, unavailable_reason
 from aftermath.model.segments import view
 from aftermath.optim import compiled
 from aftermath.optim.codec import decode_level, encode_groups
@@ -58,7 +58,7 @@ _Sent = list[tuple[Tensor, Tensor]]
 @lru_cache(maxsize=1)
 def unfit() -> str | None:
     """Return why kernels are not used, or None after they were compiled and compared."""
-    return missing() or differing()
+    return unavailable_reason() or differing()
 
 
 def differing() -> str | None:
@@ -107,7 +107,7 @@ def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
     for number in range(_ROUNDS):
         made = {name: tensor.roll(number) for name, tensor in params.items()}
         chosen, tasks = compiled.encode(layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits)
-        run(tasks)
+        run_parallel(tasks)
         for index, residual in enumerate(ours):
             if expected is not None:
                 take_back(residual, *expected[index], transformed=transformed)
@@ -150,7 +150,7 @@ def _signs() -> bool:
     results, layout, params = _case(_VOTES)
     votes = _votes(results, layout)
     expected = _copies(params)
-    run(compiled.Counted(votes, layout).sign(params, lambda part: _KEEP, _RATE, MEAN_BITS))
+    run_parallel(compiled.Counted(votes, layout).sign(params, lambda part: _KEEP, _RATE, MEAN_BITS))
     for part, direction in zip(layout.parts, signs(votes, results, 0, torch.device("cpu")), strict=True):
         tensor = view(expected, part.segment).mul_(_KEEP)
         subtract(tensor, direction.float().mul_(_RATE), part.blocks)
@@ -163,7 +163,7 @@ def _means() -> bool:
     expected = _copies(params)
     most = 1 << 41
     by = [float(count) for count in range(_MEMBERS + 1)]  # the divisor is the number of keepers
-    run(compiled.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST))
+    run_parallel(compiled.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST))
     for part, blocks in placed(layout, *changes(votes, 0, _SPARSE, most), torch.device("cpu")):
         subtract(view(expected, part.segment), blocks, part.blocks)
     return _equal(params, expected)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.kernels.use import run
+from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim import flat
 from aftermath.optim.balance import Balances, nothing_balances
@@ -80,7 +80,7 @@ class SignApply:
         for level, votes in results.items():
             check_votes(votes, level, torch.int8)
         counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
-        run(
+        run_parallel(
             task
             for each in counted.values()
             for task in each.sign(self._params, lambda part: self._kept(part, keep), rate, MEAN_BITS)

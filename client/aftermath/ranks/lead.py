@@ -25,8 +25,8 @@ from aftermath.ranks.orders import Begin, Gather, Make, Measure, Step
 from aftermath.ranks.sharded import ShardedModel, is_short
 from aftermath.ranks.sharded_feedback import ShardedFeedback
 from aftermath.ranks.sharded_inner import ShardedInner
-from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.memory import is_out_of_memory
+from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Cancelled, Replica

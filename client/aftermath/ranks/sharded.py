@@ -27,9 +27,8 @@ from aftermath.model.config import ModelConfig, TensorPlan
 from aftermath.ranks.fold import OrderedSum
 from aftermath.ranks.motions import Gathering, Motions
 from aftermath.ranks.tensor import cut, is_partial
-from aftermath.replica.arithmetic import Arithmetic
-from aftermath.replica.live_bytes import LiveBytes
-from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
+from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
 

@@ -1,4 +1,4 @@
-"""A device's free memory, and whether an allocator has refused.
+"""A device's free memory, the bytes of live tensors, and out-of-memory errors.
 
 On a CPU the system may kill a process rather than refuse memory. Free memory there is what the
 kernel, or the container's limit, reports.
@@ -6,11 +6,15 @@ kernel, or the container's limit, reports.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _CPU_ALLOCATOR = "can't allocate memory"
 _UNLIMITED = 1 << 62
@@ -37,6 +41,42 @@ def give_back(device: torch.device) -> None:
     """Have the device's allocator release its cache."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+class LiveBytes(TorchDispatchMode):
+    """Count the bytes `now` and at the `peak` of all tensors that PyTorch creates in a block.
+
+    It counts storages as operations return them, on any device, and not an operation's own
+    temporary memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+                self._count(leaf.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        size = storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        weakref.finalize(storage, self._drop, key, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
 
 
 def _left_of_the_group() -> int:

@@ -20,7 +20,7 @@ from aftermath.model.initial import DUMMY_SEED, init_weights
 from aftermath.model.resolve import load_hf_config, resolve
 from aftermath.model.schema import same_model
 from aftermath.optim.schema import Schema
-from aftermath.replica.arithmetic import PLAIN, Arithmetic
+from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint

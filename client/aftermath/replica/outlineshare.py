@@ -36,7 +36,7 @@ _ANSWER = 10.0  # seconds for a reply
 _FETCH = 60.0  # seconds for a file
 
 
-class File(msgspec.Struct, frozen=True, array_like=True):
+class CompanionFile(msgspec.Struct, frozen=True, array_like=True):
     """A companion file of the model: its size in bytes and its BLAKE3."""
 
     size: int
@@ -48,14 +48,16 @@ class OutlineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     config: bytes
     """The `config.json`, at most MAX_CONFIG_BYTES."""
-    companions: dict[str, File]
+    companions: dict[str, CompanionFile]
 
 
 class OutlineShare:
     """Serves a member's outline for as long as its transport is open."""
 
     def __init__(self, transport: Transport, outline: Outline) -> None:
-        files = {name: File(len(data), transport.publish(data)) for name, data in outline.companions.items() if data}
+        files = {
+            name: CompanionFile(len(data), transport.publish(data)) for name, data in outline.companions.items() if data
+        }
         self._told = msgspec.msgpack.encode(OutlineReply(outline.config_json(), files))
         transport.handle(TOPIC, self._answer)
 
@@ -64,7 +66,7 @@ class OutlineShare:
         return self._told
 
 
-def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
+def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, CompanionFile]] | None:
     """Return the config and the files in a peer's reply, or None if it is malformed."""
     try:
         told: OutlineReply = msgpack_as(reply, OutlineReply)
@@ -90,7 +92,7 @@ async def ask_outline(
     for start in range(0, len(peers), ASKED_AT_ONCE):
         asked = peers[start : start + ASKED_AT_ONCE]
         replies = await asyncio.gather(*(_ask(transport, peer) for peer in asked))
-        right: dict[bytes, tuple[dict[str, Any], dict[str, File], Schema]] = {}
+        right: dict[bytes, tuple[dict[str, Any], dict[str, CompanionFile], Schema]] = {}
         for peer, told in zip(asked, replies, strict=True):
             try:
                 if told is not None:
@@ -106,7 +108,7 @@ async def ask_outline(
     return None
 
 
-async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
+async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[str, CompanionFile]] | None:
     try:
         return checked(await transport.request(peer, TOPIC, b"", _MAX_REPLY, _ANSWER))
     except TransportError:
@@ -116,7 +118,7 @@ async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[
         return None
 
 
-async def _files(transport: Transport, files: dict[str, File], holders: Sequence[bytes]) -> dict[str, bytes]:
+async def _files(transport: Transport, files: dict[str, CompanionFile], holders: Sequence[bytes]) -> dict[str, bytes]:
     """Return the companion files that peers give. A model can be trained without them."""
     found = {}
     for name, file in files.items():

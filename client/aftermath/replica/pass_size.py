@@ -15,7 +15,7 @@ from aftermath.base.text import counted
 Checkpointing = Literal["auto", "on", "off"]
 
 AUTO = 0
-"""Fit as many sequences as possible: a power of two up to 64, found by passing one sequence first."""
+"""Fit as many sequences as possible: a power of two up to 64. A pass of one sequence finds it."""
 MOST = 64
 _PART = 0.8  # part of the free memory to use
 _UNCOUNTED = 1.25  # factor for temporary memory of operations and fragmentation

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from aftermath.base.errors import Unsuitable
 from aftermath.model.network import LanguageModel
-from aftermath.replica.arithmetic import PLAIN, Arithmetic, Compile, Precision
 from aftermath.replica.memory import is_out_of_memory
+from aftermath.replica.options import PLAIN, Arithmetic, Compile, Precision
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,8 @@ from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.parts import Loss
 from aftermath.optim.schema import Schema
 from aftermath.optim.votes import Votes
-from aftermath.replica.arithmetic import PLAIN, Arithmetic
-from aftermath.replica.devices import indices_named
-from aftermath.replica.live_bytes import LiveBytes
-from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
+from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
+from aftermath.replica.options import PLAIN, Arithmetic, indices_named
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.passes import Passes
 

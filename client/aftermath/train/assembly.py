@@ -37,7 +37,7 @@ from aftermath.model.steps import saved_steps, stem_of_run
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.ranks.launch import Launched
-from aftermath.replica.arithmetic import PLAIN
+from aftermath.replica.options import PLAIN
 from aftermath.replica.origin import Origin
 from aftermath.replica.outlineshare import OutlineShare
 from aftermath.replica.pass_size import PassSize

@@ -9,15 +9,15 @@ from __future__ import annotations
 from aftermath.base.concurrency import Worker
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.kernels.use import missing, takes_long
+from aftermath.kernels.runtime import needs_compilation, unavailable_reason
 from aftermath.optim.proof import unfit
 
 
 async def ready_kernels(events: Events, compute: Worker) -> None:
     """Have kernels ready, or say why torch does their work."""
-    if await compute(takes_long):
+    if await compute(needs_compilation):
         events.emit(event_types.Compiling())
     why = await compute(unfit)
     events.emit(event_types.Kernels(missing=why))
-    if why is not None and await compute(missing) is None:
+    if why is not None and await compute(unavailable_reason) is None:
         events.emit(event_types.Warning(message=f"{why}: torch does it instead, and slower"))

@@ -21,7 +21,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.config.spec import ARCHITECTURES
 from aftermath.coordinator.view import View
 from aftermath.p2p.iroh import check_interface, check_port
-from aftermath.replica.devices import indices_named
+from aftermath.replica.options import indices_named
 from aftermath.rules.model import Model
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.train.choices import check_choices

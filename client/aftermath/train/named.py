@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from aftermath.base.errors import UsageError
 from aftermath.evals.suite import check_known
 from aftermath.ranks.mesh import Mesh, mesh_of
-from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device, keep_compiled
+from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import arithmetic_of
 from aftermath.train.choices import asked_of
 from aftermath.train.reach import Reach

@@ -16,7 +16,7 @@ from aftermath.base.bounded import NumberLimits
 from aftermath.chain import defaults
 from aftermath.evals.eval_options import DOCS
 from aftermath.ranks import MOST_RANKS
-from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
+from aftermath.replica.options import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 
 PROMPT_TOKENS = 64

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aftermath.coordinator.view import View
     from aftermath.optim.schema import Schema
     from aftermath.ranks.mesh import Mesh
-    from aftermath.replica.arithmetic import Arithmetic
+    from aftermath.replica.options import Arithmetic
     from aftermath.train.settings import TrainSettings
 
 AUTO_TIER = -1

@@ -1,14 +1,4 @@
-"""Turns functions over arrays into kernels: compiled by numba for the processor at hand.
-
-Decided
-- A kernel has its types written beside it, so it is compiled when a member starts and not in its first round. That
-  takes half a minute, so it is done by one process at a time, and what was compiled is kept for all later starts:
-  beside the sources, as Python keeps what it compiles, or in the user's cache directory where these cannot be written.
-- The directory is that of these very sources, compiler and processor, also inside of one that the user chose
-  (NUMBA_CACHE_DIR): numba itself looks at the file of a kernel and not at those of the kernels it calls.
-- Kernels release the interpreter's lock.
-- No rounding is left to the compiler, but where a kernel asks for fused multiplications and additions.
-"""
+"""Compile functions over arrays with numba for this processor, and cache the machine code."""
 
 from __future__ import annotations
 
@@ -30,34 +20,41 @@ from aftermath.base.locks import alone_in
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HERE = Path(__file__).parent
-_WHOLE = "whole"  # a file that says so of what else is in the directory
+_COMPLETE = "whole"  # this file marks a cache directory in which all kernels are compiled
 
 _typed: list[tuple[Any, str]] = []
 
 
-def _place() -> Path:
-    """Where kernels are kept that these sources make, with this compiler for this processor."""
+def _cache_path() -> Path:
+    """Return the cache directory for these sources, this compiler and this processor."""
+    # numba checks only a kernel's own file and not the kernels it calls, so hash all sources.
+    # Do so in NUMBA_CACHE_DIR too: an older client's kernels may be there.
     key = hashlib.sha256(f"{_HERE} {numba.__version__} {binding.get_host_cpu_name()}".encode())
     for source in sorted(_HERE.glob("*.py")):
         key.update(source.read_bytes())
     if numba.config.BOUNDSCHECK:
         key.update(b"bounds are checked")
-    beside = os.access(_HERE, os.W_OK)
-    chosen = numba.config.CACHE_DIR or (_HERE / "__pycache__" if beside else cache_directory("kernels"))
+    default = _HERE / "__pycache__" if os.access(_HERE, os.W_OK) else cache_directory("kernels")
+    chosen = numba.config.CACHE_DIR or default
     return Path(chosen) / key.hexdigest()[:16]
 
 
-PLACE = _place()
-numba.config.CACHE_DIR = str(PLACE)
+CACHE_PATH = _cache_path()
+numba.config.CACHE_DIR = str(CACHE_PATH)
 
 
 def kernel(types: str | None = None, fused: bool = False) -> Callable[[F], F]:
-    """Compiles a function: for these types, in numba's notation, by `prepare`; else for what kernels call it with."""
+    """Return a decorator that compiles a function.
+
+    With `types`, in numba's notation, `compile_all` compiles it when a member starts. Without
+    them, the first kernel that calls it does. `fused` allows fused multiply-add; without it the
+    compiler changes no rounding.
+    """
 
     def compiled(function: F) -> F:
         try:
             found = _compiler(fused, cache=True)(function)
-        except RuntimeError:  # there is no directory that can be written
+        except RuntimeError:  # no cache directory is writable
             found = _compiler(fused, cache=False)(function)
         if types is not None:
             _typed.append((found, types))
@@ -66,24 +63,25 @@ def kernel(types: str | None = None, fused: bool = False) -> Callable[[F], F]:
     return compiled
 
 
-def kept() -> bool:
-    """Were all kernels compiled before, so that `prepare` takes no time?"""
-    return (PLACE / _WHOLE).exists()
+def is_compiled() -> bool:
+    """Return whether the cache has all kernels, so that `compile_all` is fast."""
+    return (CACHE_PATH / _COMPLETE).exists()
 
 
-def prepare() -> None:
-    """Compile all kernels that have types, or take them from where they are kept; anew if that is damaged."""
+def compile_all() -> None:
+    """Load all typed kernels from the cache, or compile them. Compile again if it is damaged."""
     with contextlib.suppress(OSError):
-        PLACE.mkdir(parents=True, exist_ok=True)
-    with alone_in(PLACE):
+        CACHE_PATH.mkdir(parents=True, exist_ok=True)
+    # One process compiles at a time, and the others load its result.
+    with alone_in(CACHE_PATH):
         try:
             _compile()
-        except Exception:  # whatever reading a damaged file raises
+        except Exception:  # a damaged file can raise anything
             for file in Path(numba.config.CACHE_DIR).rglob("*.nb?"):
                 file.unlink(missing_ok=True)
             _compile()
         with contextlib.suppress(OSError):
-            (PLACE / _WHOLE).touch()
+            (CACHE_PATH / _COMPLETE).touch()
 
 
 def _compile() -> None:
@@ -109,5 +107,5 @@ _pointer: Any = intrinsic(_to_pointer)
 
 @kernel()
 def array_at(address: int, size: int, dtype: Any) -> Any:
-    """Within kernels: so many numbers that a caller keeps at this address."""
+    """Return the array of `size` numbers at an address. The caller keeps it alive."""
     return numba.carray(_pointer(address), (size,), dtype)

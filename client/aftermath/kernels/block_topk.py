@@ -1,10 +1,6 @@
-"""The strongest numbers of a block, without sorting it, and their values on a lattice.
+"""Select the top-k values of a block without sorting it, and quantise them to the lattice.
 
-Decided
-- As `optim.transform.strongest` and `optim.lattice.quantise` have it, bit by bit.
-- Magnitudes are the bits of an fp32 without its sign: they compare as the numbers do, and whole numbers are fast.
-- The block is taken as several columns for each number that is kept. The k-th largest of the columns' maxima is not
-  above the k-th largest number, so only columns that reach it are looked at, and hardly more numbers than are kept.
+Results equal `optim.transform.strongest` and `optim.lattice.quantise` bit by bit.
 """
 
 from __future__ import annotations
@@ -15,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.kernels.compiled import kernel
+from aftermath.kernels.jit import kernel
 
 _UNUSED = 0xFFFF
-_COLUMNS = 4  # at least, for each number kept
+_COLUMNS = 4  # columns per selected number, at least
 _FEWEST = 64
-_SHORT = 64  # so few are sorted by insertion
+_SHORT = 64  # up to this length insertion sort is fastest
 
 Words = NDArray[np.uint32]
 Numbers = NDArray[np.int64]
@@ -28,20 +24,24 @@ Floats = NDArray[np.float32]
 
 
 @kernel()
-def strongest(
+def top_k(
     values: Floats, smallest: int, magnitudes: Words, some: Words, places: Numbers, indices: Numbers, found: Floats
 ) -> int:
-    """The numbers of values [n] with the largest magnitudes, as many as `indices` and `found` have entries: how many.
+    """Select the largest magnitudes of values [n] and return how many were selected.
 
-    Indices ascend, and of equals the lower one is kept. `smallest` is the bits of the least fp32 that is no zero; what
-    is not needed of them is UNUSED and 0. Uses up magnitudes and places, [n], and some, [2 n].
+    Write indices in ascending order; the lower index wins a tie. Fill unused entries with UNUSED
+    and 0. `smallest` is the bit pattern of the smallest fp32 that counts as nonzero. Overwrite the
+    buffers magnitudes [n], places [n] and some [2 n].
     """
-    n, topk = len(values), len(indices)
+    # Without its sign, an fp32 compares as an integer, and integer compares are fast.
+    n = len(values)
+    topk = len(indices)
     bits = values.view(np.uint32)
     for i in range(n):
         magnitudes[i] = bits[i] & np.uint32(0x7FFFFFFF)
     least: Any = np.uint32(smallest)
-    spare, count = n, -1
+    spare = n
+    count = -1
     if topk < n:
         columns = _FEWEST
         while columns < _COLUMNS * topk:
@@ -51,10 +51,11 @@ def strongest(
         else:
             some[:n] = magnitudes
         many = n if count < 0 else count
-        if many >= topk:  # also if just so many are candidates: what is below them is none
+        if many >= topk:  # even at equality the candidates have a border of their own
             border = _largest(some, many, topk)
             if border >= least:
-                least, spare = border, topk
+                least = border
+                spare = topk
                 for p in range(many):
                     spare -= some[p] > border
     used = 0
@@ -81,9 +82,12 @@ def strongest(
 
 @kernel()
 def _candidates(magnitudes: Words, columns: int, topk: int, least: Any, some: Words, places: Numbers) -> int:
-    """All magnitudes that can be among the `topk` largest, none below `least`: them, their places, how many."""
+    """Collect magnitudes that can be in the top-k, with their places, and return the count."""
+    # The k-th largest column maximum is at most the k-th largest number, so only columns that
+    # reach it can hold candidates, which are hardly more than k.
     n = len(magnitudes)
-    maxima, kept = some[n : n + columns], some[n + columns : n + 2 * columns]
+    maxima = some[n : n + columns]
+    kept = some[n + columns : n + 2 * columns]
     maxima[:] = magnitudes[:columns]
     for first in range(columns, n, columns):
         row = magnitudes[first : first + columns]
@@ -105,12 +109,17 @@ def _candidates(magnitudes: Words, columns: int, topk: int, least: Any, some: Wo
 
 @kernel()
 def _largest(numbers: Words, count: int, k: int) -> Any:
-    """The k-th largest of the first `count`, which change places."""
-    low, high, at = 0, count - 1, k - 1
+    """Return the k-th largest of the first `count` numbers, and reorder them."""
+    low = 0
+    high = count - 1
+    at = k - 1
     while low < high:
-        one, middle, other = numbers[low], numbers[(low + high) // 2], numbers[high]
+        one = numbers[low]
+        middle = numbers[(low + high) // 2]
+        other = numbers[high]
         pivot = max(min(one, middle), min(max(one, middle), other))
-        i, j = low, high
+        i = low
+        j = high
         while i <= j:
             while numbers[i] > pivot:
                 i += 1
@@ -131,7 +140,7 @@ def _largest(numbers: Words, count: int, k: int) -> Any:
 
 @kernel()
 def _sort(numbers: Numbers, count: int) -> None:
-    """Put the first `count` in ascending order."""
+    """Sort the first `count` numbers in ascending order."""
     for p in range(1, count):
         own = numbers[p]
         q = p
@@ -143,11 +152,12 @@ def _sort(numbers: Numbers, count: int) -> None:
 
 @kernel()
 def quantise(values: Floats, bits: int, fraction: int, least: int, most: int) -> None:
-    """Round values, of which unused ones are 0, to the lattice of 1 or 2 `bits`, exponents from `least` to `most`.
+    """Round values in place to the lattice of 1 or 2 `bits`; unused values are 0 and stay 0.
 
-    `fraction` is that of `optim.lattice.fraction_bits`.
+    Exponents lie in [least, most]. `fraction` comes from `optim.lattice.fraction_bits`.
     """
-    count, largest = 0, np.float32(0)
+    count = 0
+    largest = np.float32(0)
     for value in values:
         largest = max(largest, abs(value))
         count += value != 0
@@ -159,7 +169,8 @@ def quantise(values: Floats, bits: int, fraction: int, least: int, most: int) ->
     for value in values:
         total += np.int64(abs(value) * scale)
     floor = math.frexp(float(total // count))[1] - 1
-    best, lowest = most, np.iinfo(np.int64).max
+    best = most
+    lowest = np.iinfo(np.int64).max
     for candidate in range(floor - 2, floor + 3):
         exponent = min(max(candidate + highest - fraction, least), most)
         unit = 1 << min(max(exponent - highest + fraction, 0), fraction + 2)
@@ -170,7 +181,8 @@ def quantise(values: Floats, bits: int, fraction: int, least: int, most: int) ->
                 over += max(np.int64(abs(value) * scale) - 2 * unit, 0)
             error -= 4 * unit * over
         if error < lowest:
-            best, lowest = exponent, error
+            best = exponent
+            lowest = error
     one = np.float32(math.ldexp(1.0, best))
     for i in range(len(values)):
         size = abs(values[i])

@@ -1,12 +1,15 @@
-"""How passes are computed, as options name it. Free of torch, for commands that load none.
+"""The values of `--device`, `--precision` and `--compile`, checked before torch loads.
 
 These are a member's own choices: what it sends and applies is exact fp32 in any case.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+from aftermath.base.errors import UsageError
 
 Precision = Literal["auto", "fp32", "bf16"]
 Compile = Literal["auto", "on", "off"]
@@ -30,3 +33,15 @@ class Arithmetic:
 
 
 PLAIN = Arithmetic()
+
+
+def indices_named(name: str) -> list[int]:
+    """Return the CUDA indices in auto, cpu, mps, cuda or cuda:X,Y, or raise UsageError."""
+    if re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3}(,\d{1,3})*)?", name) is None:
+        raise UsageError(
+            f"--device {name!r} is not a device", "It is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0"
+        )
+    indices = [int(index) for index in re.findall(r"\d+", name)]
+    if len(set(indices)) < len(indices):
+        raise UsageError(f"--device {name} names a device twice", "Name every device once, for example cuda:0,1")
+    return indices

@@ -1,12 +1,4 @@
-"""The same on a GPU, compiled by Triton: what is sent of every block, and members' votes counted block by block.
-
-Decided
-- A lane is a coefficient, and looks for its own vote in each member's votes on the block, which ascend. So nothing is
-  scattered: there are no atomics, no memory beside parameters and votes, and members are added up in their order.
-- What is chosen is found without sorting: bit by bit the largest number that as many magnitudes as are kept reach.
-- All that is added up is whole numbers. A step is a division, a multiplication and a rounding, each of IEEE; Triton is
-  told to fuse none of them (`EXACT`). Numbers that need float64 come in tensors: Triton makes others fp32.
-"""
+"""Select what to send of each block, and count votes block by block, on a GPU with Triton."""
 
 from __future__ import annotations
 
@@ -15,8 +7,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+# A step is a division, a multiplication and a rounding, each of IEEE, so Triton fuses none.
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
-"""How every kernel is called."""
+"""The options of every kernel call."""
 
 
 @triton.jit
@@ -33,16 +26,18 @@ def choose(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ) -> None:
-    """What `optim.transform.strongest` and, with BITS, `optim.lattice.quantise` give: a program for each block.
+    """Select as `optim.transform.strongest`, and with BITS round as `optim.lattice.quantise`.
 
-    coefficients fp32 [blocks, size], indices int64 and values fp32 [blocks, TOPK], which hold UNUSED and 0 before;
-    `smallest` is the bits of the least number that is no zero, and LANES a power of two, at least `size`.
+    One program per block. coefficients fp32 [blocks, size]; indices int64 and values fp32
+    [blocks, TOPK], filled with UNUSED and 0 before. `smallest` is the bit pattern of the smallest
+    nonzero number. LANES is a power of two, at least `size`.
     """
     block = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     numbers = tl.load(coefficients + block * size + lanes, mask=lanes < size, other=0.0)
     magnitudes = numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     magnitudes = tl.where(magnitudes < smallest, 0, magnitudes)
+    # Build the largest border that TOPK magnitudes reach, bit by bit. It needs no sorting.
     border = 0
     for step in range(31):
         higher = border | (1 << (30 - step))
@@ -69,11 +64,15 @@ def _quantised(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ) -> tl.tensor:
-    """The kept numbers of a block on its lattice. An exponent is read from the bits: nothing kept is subnormal."""
+    """Round the kept numbers to the block's lattice.
+
+    Exponents come from the bits, since no kept number is subnormal.
+    """
     own = tl.where(kept, magnitudes, 0)
     highest = (tl.max(own, axis=0) >> 23) - 127
     exponents = (own >> 23) - 127
-    # The whole part of the magnitude times 2^(FRACTION - highest): its 24 bits, moved to the right (2 at least).
+    # The integer part of the magnitude times 2^(FRACTION - highest): its 24 bits, shifted right by
+    # at least 2.
     whole = ((own & 0x7FFFFF) | 0x800000).to(tl.int64)
     away = tl.minimum(23 - FRACTION + highest - exponents, 62)
     scaled = tl.where(kept, tl.where(away >= 0, whole >> tl.maximum(away, 0), whole << tl.maximum(-away, 0)), 0)
@@ -114,7 +113,9 @@ def _counted(
     SHIFTED: tl.constexpr,
     STEPS: tl.constexpr,
 ) -> tl.tensor:
-    """The sums of a block's votes by lane, and how many there are: int64 both."""
+    """Return the sums and counts of a block's votes by lane, both int64."""
+    # A lane searches each member's ascending votes for its own place, so nothing is scattered:
+    # no atomics, no extra memory, and members add up in their order.
     sums = lanes.to(tl.int64) * 0
     counts = lanes.to(tl.int64) * 0
     for member in range(members):
@@ -162,12 +163,13 @@ def mean(
     LANES: tl.constexpr,
     STEPS: tl.constexpr,
 ) -> None:
-    """x <- x - fp32(sum / divisors[count] * rate): a program for each block of a segment, and LANES of its numbers.
+    """Apply x <- x - fp32(sum / divisors[count] * rate): a program per block and LANES numbers.
 
-    parameters are matrices [rows, columns] with strides `stack`, `stride` and `step`; `across` blocks lie in a row of
-    blocks, `each` in a matrix, and `first` is the segment's first block of the level's `blocks`. edges int64
-    [members, blocks + 1] are where each member's votes on a block begin, STEPS halvings leave one of them. divisors
-    float64 [members + 2] ends with the rate.
+    parameters are matrices [rows, columns] with strides `stack`, `stride` and `step`, `across`
+    blocks per row and `each` blocks per matrix. `first` is the segment's first block of the level's
+    `blocks`. edges int64 [members, blocks + 1] are the starts of each member's votes by block;
+    STEPS halvings leave one vote. divisors float64 [members + 2] ends with the rate: Triton would
+    pass a float64 scalar as fp32.
     """
     number = tl.program_id(0)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
@@ -196,7 +198,10 @@ def means(
     LANES: tl.constexpr,
     STEPS: tl.constexpr,
 ) -> None:
-    """coefficients float64 [n, size] <- the means of signs that `optim.exact` transforms, of blocks from `first` on."""
+    """Store the means of signs that `optim.exact` transforms, for blocks from `first`.
+
+    coefficients float64 [n, size].
+    """
     number = tl.program_id(0)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     sums, counts = _counted(places, values, places, edges, members, blocks, first + number, lanes, 1, False, STEPS)

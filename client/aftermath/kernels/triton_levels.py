@@ -1,7 +1,7 @@
-"""Kernels for a whole level at once: packed digits are checked and counted, numbers move between blocks and tensors.
+"""Check and count packed digits, and move numbers between blocks and tensors, for a whole level.
 
-A level is described by a table, int64 [parts, COLUMNS], and the part of each block (`optim.flat`). Payloads stay
-packed: a lane finds its own digit in each member's bytes, so nothing is unpacked into memory.
+A table int64 [parts, COLUMNS] and the part of each block describe a level (`optim.flat`). Payloads
+stay packed: a lane reads its own digit from each member's bytes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import triton
 import triton.language as tl
 
 COLUMNS = 14
-"""Of the table: address and three strides of a tensor [matrices, rows, columns], its rows and columns, a block's height
-and width, blocks in a row of blocks and in a matrix, the part's first block and its first number in canonical order,
-whether a mean is subtracted from the tensor (1) or stored in it (0), and the address of the part's own rows of blocks,
-or the position of its first number.
+"""Columns of the table:
+
+0 to 3: address and three strides of a tensor [matrices, rows, columns]; 4, 5: its rows and columns;
+6, 7: a block's height and width; 8, 9: blocks per row of blocks and per matrix; 10, 11: the part's
+first block and its first number in canonical order; 12: subtract a mean from the tensor (1) or
+store it there (0); 13: the address of the part's rows of blocks, or its first number's position.
 """
 
 
@@ -27,7 +29,7 @@ def _number(
     TOGETHER: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
-    """The packed number that has the digit `start` + lane, and the digit's place in it."""
+    """Return the packed number that has the digit `start` + lane, and the digit's place in it."""
     first = start // TOGETHER
     offset = (start - first * TOGETHER).to(tl.int32) + lanes
     quotient = offset // TOGETHER
@@ -42,7 +44,7 @@ def _number(
 
 @triton.jit
 def _digit(number: tl.tensor, place: tl.tensor, TOGETHER: tl.constexpr, RADIX: tl.constexpr) -> tl.tensor:
-    """The code of the digit at that place: 0, or 1 to 4 for 1, -1, 3 and -3."""
+    """Return the code of the digit at a place: 0, or 1 to 4 for 1, -1, 3 and -3."""
     rest = number
     code = number % RADIX
     for step in tl.static_range(1, TOGETHER):
@@ -53,7 +55,7 @@ def _digit(number: tl.tensor, place: tl.tensor, TOGETHER: tl.constexpr, RADIX: t
 
 @triton.jit
 def _exponent(payload: tl.tensor, block: tl.tensor) -> tl.tensor:
-    """The code of a block's power of two: 6 bits."""
+    """Return the 6-bit code of a block's power of two."""
     bit = block.to(tl.int64) * 6
     shift = (bit % 8).to(tl.int32)
     low = tl.load(payload + bit // 8).to(tl.int32)
@@ -63,10 +65,10 @@ def _exponent(payload: tl.tensor, block: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _cells(table: tl.tensor, part_of: tl.tensor, COLUMNS: tl.constexpr, LANES: tl.constexpr) -> tl.tensor:
-    """Of a program's lanes, which are numbers of one block: where they are.
+    """Locate a program's lanes, which are numbers of one block.
 
-    The row of the block's part; the block's number in the part and its size; the lanes; which of them the tensor has;
-    and the addresses of these in it.
+    Return the table row of the block's part, the block's number in the part, its size, the lanes, a
+    mask of the lanes inside the tensor, and their addresses there.
     """
     block = tl.program_id(0)
     row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
@@ -101,7 +103,7 @@ def check(
     RADIX: tl.constexpr,
     EXPONENTS: tl.constexpr,
 ) -> None:
-    """wrong uint8 [blocks] <- whether a block has a number that no digits have, or not the exponent of its digits."""
+    """Set wrong uint8 [blocks] for blocks with an invalid packed number or exponent."""
     block = tl.program_id(0)
     row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
     size = (tl.load(row + 6) * tl.load(row + 7)).to(tl.int32)
@@ -135,9 +137,10 @@ def mean(
     WIDTH: tl.constexpr,
     RADIX: tl.constexpr,
 ) -> None:
-    """x <- x - fp32(sum / divisors[count] * rate) for all blocks of a level, or x <- that where the table says so.
+    """Apply x <- x - fp32(sum / divisors[count] * rate) to all blocks of a level.
 
-    payloads int64 [members] are addresses; divisors float64 [members + 2] ends with the rate.
+    Where table column 12 is 0, store the mean instead. payloads int64 [members] are addresses;
+    divisors float64 [members + 2] ends with the rate.
     """
     block = tl.program_id(0)
     part = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
@@ -156,7 +159,7 @@ def mean(
         value = value << tl.maximum(_exponent(payload, block) - 1, 0).to(tl.int64)
         sums += tl.minimum(tl.maximum(value, -most), most)
         counts += (code > 0).to(tl.int32)
-    # Only now, since addresses take registers that the loop needs.
+    # Addresses take registers that the loop needs, so compute them after it.
     row, _block, _size, _lanes, held, own = _cells(table, part_of, COLUMNS, LANES)
     divisor = tl.load(divisors + counts, mask=held & (counts > 0), other=1.0)
     moved = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
@@ -178,7 +181,10 @@ def mean_of_sums(
     COLUMNS: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """x <- x - fp32(sum / divisors[count] * rate), of sums int64 and counts int16 by position."""
+    """Apply x <- x - fp32(sum / divisors[count] * rate), with int64 sums and int16 counts.
+
+    Both are indexed by position.
+    """
     row, number, size, lanes, held, own = _cells(table, part_of, COLUMNS, LANES)
     position = tl.load(row + 13) + number.to(tl.int64) * size + lanes
     count = tl.load(counts + position, mask=held, other=0).to(tl.int64)
@@ -197,9 +203,9 @@ def gather(
     COLUMNS: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """blocks <- blocks * decay + factor * tensors for all blocks of a level, and 0 over the ends of tensors.
+    """Set blocks <- blocks * decay + factor * tensors for a level, and 0 outside the tensors.
 
-    `by` fp32 [2] are decay and factor.
+    `by` fp32 [2] holds decay and factor.
     """
     row, number, size, lanes, held, tensor = _cells(table, part_of, COLUMNS, LANES)
     own = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
@@ -216,7 +222,7 @@ def ahead(
     COLUMNS: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """tensors <- tensors - rate * sign(blocks), for all blocks of a level; `by` fp32 [1] is the rate."""
+    """Apply tensors <- tensors - rate * sign(blocks) to a level; `by` fp32 [1] is the rate."""
     row, number, size, lanes, held, tensor = _cells(table, part_of, COLUMNS, LANES)
     block_of = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
     way = tl.load(block_of, mask=held, other=0.0)
@@ -234,7 +240,10 @@ def take(
     topk: tl.tensor,
     LANES: tl.constexpr,
 ) -> None:
-    """rows fp32 [blocks, size] <- rows - values, at indices int64 [blocks, topk] that are used; those are distinct."""
+    """Subtract values from rows fp32 [blocks, size] at the used indices int64 [blocks, topk].
+
+    Used indices of a block are distinct.
+    """
     block = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     index = tl.load(indices + block * topk + lanes, mask=lanes < topk, other=65535)
@@ -256,9 +265,10 @@ def codes(
     LANES: tl.constexpr,
     LEAST: tl.constexpr,
 ) -> None:
-    """Codes uint8 of digits in canonical order, which are 0 before, and of exponents, of a group's lattice values.
+    """Store uint8 codes of digits and exponents for a group's lattice values.
 
-    indices int64 and values fp32 [blocks, size]; `starts` and `numbers` are each block's first digit and its number.
+    Digits are in canonical order and 0 before. indices int64 and values fp32 [blocks, size];
+    `starts` and `numbers` give each block's first digit and its number.
     """
     block = tl.program_id(0)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
