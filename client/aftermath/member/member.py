@@ -89,6 +89,7 @@ class Member:
         self._notices = Notices(ports.events)
         self._last = LastMember(ports, role, workers, self._keeper, origin, confirms=wishes.confirms_loss)
         self._replica: Replica | None = None
+        self._start_step = 0  # number of steps in the replica when it came
         self._rounds: Rounds | None = None
         self._stops: Callable[[bool], bool] | None = None
         self._ended: Run | None = None  # the newest epoch that this member completed, as it ended
@@ -141,7 +142,7 @@ class Member:
         if stake is None or self._replica is None or self.seat is None:
             again(True)
         elif stake.saves:
-            await self._last.save(self.seat, self._replica, self._rounds, again)
+            await self._last.save(self.seat, self._replica, self._rounds, again, step=self._start_step)
 
     async def leave(self) -> None:
         """Leave the run on chain, unless this member keeps its seat to continue from its saved
@@ -237,6 +238,7 @@ class Member:
         self._own.withdraw()  # free an outdated replica before there is another
         self._rounds = None
         self._replica = replica = await warm.obtain(self._take_replica())
+        self._start_step = run.trained_steps
         self._said_stateless = False
         await self._offer_durable(view, replica, kept=warm.kept)
         if run.cold_start or not warm.kept:
@@ -270,6 +272,7 @@ class Member:
         if me is None or me.state is not MemberState.HEALTHY or not self._known_as_is(me):
             raise Desync("its seat in the unfinished epoch was given up")
         self._replica, ended = await self._last.resume(unfinished, view)
+        self._start_step = unfinished.step
         await self._cool_down(ended, self._replica)
 
     async def _cool_down(self, ended: Run, replica: Replica) -> None:

@@ -99,10 +99,11 @@ class Rounds:
             self._reading.stop()
             await self._duties.stop()
 
-    @property
-    def epoch(self) -> int:
-        """Return the number of the epoch."""
-        return self._epoch.number
+    def are_of(self, run: Run) -> bool:
+        """Return whether the run is in this epoch, and its rounds have begun."""
+        began = self._began.run
+        same = (run.epoch, run.epoch_started_at) == (began.epoch, began.epoch_started_at)
+        return same and (run.state.training or run.state is RunState.COOLDOWN)
 
     @property
     def step(self) -> int:
@@ -114,8 +115,10 @@ class Rounds:
         replica.
 
         The running round counts too once this member has attested in it, if no other member is
-        left. Raises Desync.
+        left. If the run has left this epoch, apply nothing: the epoch may be undone. Raises Desync.
         """
+        if not self.are_of(run):
+            return self._applying.step
         self._epoch.open_plans(run)
         height = run.current.height
         attested = run.state is RunState.COOLDOWN or bitmap.contains(run.current.attested, self._began.seat)
