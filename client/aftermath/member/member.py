@@ -18,26 +18,26 @@ from aftermath.data.source import Source
 from aftermath.events import event_types
 from aftermath.member.archive import Archive, Keeper
 from aftermath.member.cooldown import Cooldown
-from aftermath.member.enrolment import Enrolment
+from aftermath.member.gossip import Listening
 from aftermath.member.gradients import GradientFiles
-from aftermath.member.listening import Listening
-from aftermath.member.notices import Notices
-from aftermath.member.opening import Opening
+from aftermath.member.local_options import Wishes
+from aftermath.member.membership import Enrolment
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
-from aftermath.member.ready import Readiness, announce_ready, whole_from_peers
+from aftermath.member.readiness import Readiness, announce_ready, whole_from_peers
 from aftermath.member.results import Results
+from aftermath.member.reveal import Opening
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import Stake, loss_found
+from aftermath.member.status_events import Notices
 from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, Unfinished
 from aftermath.member.warmup import NoModel, WarmUp
-from aftermath.member.wishes import Wishes
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica

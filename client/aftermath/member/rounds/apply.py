@@ -12,8 +12,8 @@ from aftermath.events import event_types
 from aftermath.events.stream import hexed
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
-from aftermath.member.rounds.settle import Settling
-from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.member.rounds.resolve import Settling
+from aftermath.member.rounds.throughput import ShareTime
 from aftermath.optim.votes import Votes
 from aftermath.rules.run import Round, Run
 

@@ -11,23 +11,23 @@ from dataclasses import replace
 
 from aftermath.events import event_types
 from aftermath.member.evidence import Pair, show_equivocation
+from aftermath.member.local_options import Wishes
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.rounds.apply import Applying
-from aftermath.member.rounds.duties import Duties
+from aftermath.member.rounds.background import Duties
 from aftermath.member.rounds.epoch import Beginning, CarriedOver, Epoch
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.rounds.health import Excuses, report_undelivered
-from aftermath.member.rounds.lateness import Allowances
 from aftermath.member.rounds.prompt import Continuations
 from aftermath.member.rounds.read_ahead import Reading
-from aftermath.member.rounds.settle import Settling
-from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.member.rounds.resolve import Settling
+from aftermath.member.rounds.stragglers import Allowances
+from aftermath.member.rounds.throughput import ShareTime
 from aftermath.member.rounds.train import Training
 from aftermath.member.rounds.witness import WitnessDuty, time_for_results
 from aftermath.member.traffic import report_traffic
-from aftermath.member.wishes import Wishes
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import Run
