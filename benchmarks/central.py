@@ -34,8 +34,8 @@ from solders.keypair import Keypair
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refused, Unavailable
-from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
+from aftermath.member.stall_detector import Attention
 from aftermath.member.ticker import Ticker
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints

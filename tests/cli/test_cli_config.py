@@ -193,6 +193,18 @@ def test_what_is_not_on_this_machine_is_a_mistake_of_a_model_and_a_warning_of_da
     assert "data_hash is another" in warning["message"]
 
 
+def test_config_check_names_missing_model_and_missing_data(run_toml: Path) -> None:
+    text = re.sub(r'^Local = ".*(model|tokens)"$', r'Local = "no-\1"', run_toml.read_text(), flags=re.MULTILINE)
+    (mistake,) = refused(run_toml, text)
+    (warning,) = json.loads(validate(run_toml).out)["warnings"]
+    for said, name, fix in (
+        (str(mistake["message"]), "no-model", "aftermath-solana model init"),
+        (warning["message"], "no-tokens", "aftermath-solana data tokenize"),
+    ):
+        assert name in said
+        assert fix in said
+
+
 def test_what_a_file_beside_says_of_the_model_is_looked_at(run_toml: Path) -> None:
     text = re.sub(r'^Local = ".*model"$', 'Local = "nowhere"', run_toml.read_text(), flags=re.MULTILINE)
     run_toml.write_text(text)

@@ -11,11 +11,11 @@ import numpy as np
 from solders.keypair import Keypair
 
 from aftermath.events.stream import Events, plain
-from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.results import Results
+from aftermath.member.stall_detector import Attention
 from aftermath.optim.codec import encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from aftermath.member.ready import Readiness
+from aftermath.member.readiness import Readiness
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, LevelPayload, Ready, encode_announcement
 from aftermath.rules.consensus import unpack_fingerprints

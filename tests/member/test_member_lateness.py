@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aftermath.member.plan import RoundPlan, plan_round
-from aftermath.member.rounds.lateness import Allowances, Lateness
+from aftermath.member.rounds.stragglers import Allowances, Lateness
 from aftermath.member.rounds.witness import WitnessDuty
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.member import own_state
-from aftermath.member.lineage import Lineage
+from aftermath.member.state_chain import Lineage
 from aftermath.optim.engine import outline_of
 from aftermath.optim.private_blocks import tree_of
 from aftermath.p2p.transport import RequestRefused

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aftermath.member.listening import Listening
+from aftermath.member.gossip import Listening
 from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.notices import Notices
+from aftermath.member.status_events import Notices
 from aftermath.rules.state import RunState
 from rules import builders
 

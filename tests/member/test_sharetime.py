@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.member.rounds.throughput import ShareTime
 from member.desk import Desk
 
 DECLARED = 60

@@ -18,8 +18,8 @@ from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
 from aftermath.events.stream import Events
 from aftermath.member.feed import RunFeed
-from aftermath.member.persist import Duty, persist
 from aftermath.member.ports import Ports
+from aftermath.member.retry import Duty, persist
 from aftermath.rules.state import RunState
 from aftermath.sim.virtual_time import InlineWorker, VirtualClock, run_virtual
 from rules.builders import run, view

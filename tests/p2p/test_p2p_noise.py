@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.member.listening import Listening
-from aftermath.member.ready import Readiness
+from aftermath.member.gossip import Listening
+from aftermath.member.readiness import Readiness
 from aftermath.member.results import Results
 from aftermath.rules.commitment import Ready, encode_announcement, statement
 from member.desk import Desk

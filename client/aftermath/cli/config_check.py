@@ -29,6 +29,7 @@ from aftermath.train.locations import check_place
 
 _LLM = ("model", "LLM")
 _INIT = "model init"
+_ANY_VOCABULARY = 2  # no token is read from files that are missing
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,13 @@ def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
         described = _model(config, recipe, mistakes, unseen)
     shape = None if described is None else _shape(config, described, mistakes)
     warnings = owner_warnings.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
-    if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, mistakes, unseen)):
+    # Report missing files next to a missing model. Files that are here wait for its vocabulary.
+    trouble = ""
+    if shape is not None:
+        trouble = _data(config, shape.vocab_size, recipe, mistakes, unseen)
+    elif _is_missing(config):
+        trouble = _data(config, _ANY_VOCABULARY, recipe, mistakes, unseen)
+    if trouble:
         warnings.append(("data-here", trouble))
     found = config.refused(mistakes).found if mistakes else ()
     return Checked(found, tuple(warnings), tuple(unseen))
@@ -102,6 +109,13 @@ def planned_document(config: RunConfig, recipe: Mapping[str, Any], unseen: list[
         return None
     unseen.append(f"the model: {chosen.path} is not there yet; it is taken as it is to be made")
     return _planned(recipe["model"])
+
+
+def _is_missing(config: RunConfig) -> bool:
+    """Return whether the config names local data that this machine does not have."""
+    chosen = config.llm.data_location
+    place = chosen.Local or chosen.Preprocessed
+    return place is not None and not _is_here(place.path)
 
 
 def _is_here(place: str) -> bool:

@@ -322,7 +322,7 @@ class Kicked(Event, frozen=True, kw_only=True):
 
 
 class Rewound(Event, frozen=True, kw_only=True):
-    """The owner set the run back from one step to another."""
+    """The run went back to an earlier step: the owner rewound it, or the chain undid an epoch."""
 
     before: int
     step: int

@@ -38,7 +38,7 @@ _SENTENCES: dict[type[event_types.Event], str] = {
     event_types.Ejected: "member {seat} signed two results of round {height} and is ejected",
     event_types.Dropped: "members {seats} did not deliver and are dropped",
     event_types.Kicked: "member {seat}, wallet {wallet}, was {kicked} by an authority of the run",
-    event_types.Rewound: "the owner has taken the run from step {before} to step {step}",
+    event_types.Rewound: "the run went back from step {before} to step {step} (a rewind or an undone epoch)",
     event_types.CheckpointWritten: "checkpoint of step {step} at {path}",
     event_types.Leaving: "stopping{how}",
     event_types.Left: "left the run",

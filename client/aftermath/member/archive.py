@@ -17,8 +17,8 @@ from pathlib import Path
 from aftermath.base.concurrency import cancel, first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.events import event_types
-from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.retry import persist
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, HubAway
 from aftermath.model.resolve import local_directory, require_place

@@ -10,9 +10,9 @@ from aftermath.base.rate_limit import Backoff
 from aftermath.events import event_types
 from aftermath.events.stream import hexed
 from aftermath.member.archive import Keeper
-from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports, Role
 from aftermath.member.private import PrivateState
+from aftermath.member.retry import Duty
 from aftermath.member.traffic import report_traffic
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.replica import Replica

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from aftermath.base.errors import BadAnnouncement
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
+from aftermath.member.retry import Duty
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.consensus import Fingerprint, unpack_fingerprints

@@ -18,26 +18,26 @@ from aftermath.data.source import Source
 from aftermath.events import event_types
 from aftermath.member.archive import Archive, Keeper
 from aftermath.member.cooldown import Cooldown
-from aftermath.member.enrolment import Enrolment
+from aftermath.member.gossip import Listening
 from aftermath.member.gradients import GradientFiles
-from aftermath.member.listening import Listening
-from aftermath.member.notices import Notices
-from aftermath.member.opening import Opening
+from aftermath.member.local_options import Wishes
+from aftermath.member.membership import Enrolment
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
-from aftermath.member.ready import Readiness, announce_ready, whole_from_peers
+from aftermath.member.readiness import Readiness, announce_ready, whole_from_peers
 from aftermath.member.results import Results
+from aftermath.member.reveal import Opening
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import Stake, loss_found
+from aftermath.member.status_events import Notices
 from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, Unfinished
 from aftermath.member.warmup import NoModel, WarmUp
-from aftermath.member.wishes import Wishes
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
@@ -89,6 +89,7 @@ class Member:
         self._notices = Notices(ports.events)
         self._last = LastMember(ports, role, workers, self._keeper, origin, confirms=wishes.confirms_loss)
         self._replica: Replica | None = None
+        self._start_step = 0  # number of steps in the replica when it came
         self._rounds: Rounds | None = None
         self._stops: Callable[[bool], bool] | None = None
         self._ended: Run | None = None  # the newest epoch that this member completed, as it ended
@@ -141,7 +142,7 @@ class Member:
         if stake is None or self._replica is None or self.seat is None:
             again(True)
         elif stake.saves:
-            await self._last.save(self.seat, self._replica, self._rounds, again)
+            await self._last.save(self.seat, self._replica, self._rounds, again, step=self._start_step)
 
     async def leave(self) -> None:
         """Leave the run on chain, unless this member keeps its seat to continue from its saved
@@ -237,6 +238,7 @@ class Member:
         self._own.withdraw()  # free an outdated replica before there is another
         self._rounds = None
         self._replica = replica = await warm.obtain(self._take_replica())
+        self._start_step = run.trained_steps
         self._said_stateless = False
         await self._offer_durable(view, replica, kept=warm.kept)
         if run.cold_start or not warm.kept:
@@ -270,6 +272,7 @@ class Member:
         if me is None or me.state is not MemberState.HEALTHY or not self._known_as_is(me):
             raise Desync("its seat in the unfinished epoch was given up")
         self._replica, ended = await self._last.resume(unfinished, view)
+        self._start_step = unfinished.step
         await self._cool_down(ended, self._replica)
 
     async def _cool_down(self, ended: Run, replica: Replica) -> None:

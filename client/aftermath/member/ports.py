@@ -9,8 +9,8 @@ import torch
 from aftermath.base.concurrency import Worker
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.events.stream import Events
-from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
+from aftermath.member.stall_detector import Attention
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
 

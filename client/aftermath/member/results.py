@@ -2,7 +2,7 @@
 
 An announcement counts only if it matches its sender's assignment (`RoundPlan.admits`). For a
 witness, a member has delivered nothing if it signed two results of one round, or if its private
-state does not continue from its last result (`member.lineage`). A result that a quorum accepted is
+state does not continue from its last result (`member.state_chain`). A result that a quorum accepted is
 applied anyway.
 """
 
@@ -18,13 +18,13 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.concurrency import Pulse, Worker
 from aftermath.events import event_types
-from aftermath.member.closings import Closings
+from aftermath.member.closed_rounds import Closings
 from aftermath.member.evidence import Evidence
-from aftermath.member.lineage import Lineage
 from aftermath.member.payloads import Candidate, Payloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.member.signed_results import SignedResults
+from aftermath.member.state_chain import Lineage
 from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment

@@ -13,7 +13,7 @@ from aftermath.base.text import counted
 from aftermath.coordinator.view import View
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
-from aftermath.member.rounds.sharetime import WHAT_HELPS
+from aftermath.member.rounds.throughput import WHAT_HELPS
 from aftermath.member.rounds.witness import time_for_results
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica

@@ -9,8 +9,8 @@ from __future__ import annotations
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
-from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
+from aftermath.member.stall_detector import Attention
 from aftermath.rules.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run

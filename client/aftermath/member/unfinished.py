@@ -105,35 +105,38 @@ class LastMember:
 
     # --- being stopped ----------------------------------------------------------------------------
 
-    async def save(self, seat: int, replica: Replica, rounds: Rounds | None, again: Callable[[bool], bool]) -> None:
-        """Save the model as the chain counts it.
+    async def save(
+        self, seat: int, replica: Replica, rounds: Rounds | None, again: Callable[[bool], bool], *, step: int
+    ) -> None:
+        """Save the model. `step`: number of steps in the replica, unless it is in `rounds`.
 
         `again` is called after each try with whether the model is saved. If it returns True after a
         failure, the model stays in memory and is tried again, until this call is cancelled.
         """
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
-            saved = await self._saved(seat, replica, rounds)
+            saved = await self._saved(seat, replica, rounds, step)
             if not again(saved) or saved:
                 return
             await self._ports.clock.sleep(pauses.next())
 
-    async def _saved(self, seat: int, replica: Replica, rounds: Rounds | None) -> bool:
+    async def _saved(self, seat: int, replica: Replica, rounds: Rounds | None, step: int) -> bool:
         """Try to save the model. Return False after a warning if that fails."""
         try:
             async with asyncio.timeout(SAVE_SECONDS):
-                return await self._save(seat, replica, rounds)
+                return await self._save(seat, replica, rounds, step)
         except (CoordinatorError, Desync, OSError, TimeoutError) as error:
             self._warn(f"the model was not saved: {error or 'it took too long'}")
             return False
 
-    async def _save(self, seat: int, replica: Replica, rounds: Rounds | None) -> bool:
+    async def _save(self, seat: int, replica: Replica, rounds: Rounds | None, step: int) -> bool:
         view = await self._ports.coordinator.view(fresh=True)
         run = view.run
         directory = self._keeper.directory
-        in_rounds = rounds is not None and run.epoch == rounds.epoch
-        in_rounds = in_rounds and (run.state.training or run.state is RunState.COOLDOWN)
-        step = await rounds.catch_up(run) if rounds is not None and in_rounds else run.trained_steps
+        await self._workers.compute(lambda: None)  # wait for a cancelled apply that is under way
+        in_rounds = rounds is not None and rounds.are_of(run)
+        if rounds is not None:
+            step = await rounds.catch_up(run)
         place = await self._keeper.save_now(replace(run, step=step + 1), replica)
         if place is None or directory is None:
             return False

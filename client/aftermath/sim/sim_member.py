@@ -13,8 +13,8 @@ from solders.keypair import Keypair
 
 from aftermath.events.event_types import Event
 from aftermath.events.stream import plain
-from aftermath.member.attention import Attention
 from aftermath.member.member import Member
+from aftermath.member.stall_detector import Attention
 from aftermath.sim.faulty_rpc import NodeFault
 from aftermath.sim.sim_chain import SimMemberChain
 from aftermath.sim.sim_transport import SimTransport

@@ -34,12 +34,12 @@ from aftermath.coordinator.view import View
 from aftermath.data.local import open_tokens
 from aftermath.events.stream import Events
 from aftermath.member.archive import Archive, Hub
-from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
+from aftermath.member.local_options import Wishes
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.stake import ModelLost
-from aftermath.member.wishes import Wishes
+from aftermath.member.stall_detector import Attention
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema

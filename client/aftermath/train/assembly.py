@@ -26,12 +26,12 @@ from aftermath.events import event_types
 from aftermath.events.status import RunStatus, standing
 from aftermath.events.stream import Events
 from aftermath.member.archive import Archive
-from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
+from aftermath.member.local_options import Wishes
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.speed import measured_weight
-from aftermath.member.wishes import Wishes
+from aftermath.member.stall_detector import Attention
 from aftermath.model.outline import Outline
 from aftermath.model.steps import saved_steps, stem_of_run
 from aftermath.optim.schema import Schema

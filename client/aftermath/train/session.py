@@ -35,8 +35,8 @@ from aftermath.events import event_types
 from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
-from aftermath.member.notices import Notices
 from aftermath.member.stake import loss_found
+from aftermath.member.status_events import Notices
 from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.relay import AUTO, DISABLED, N0

@@ -12,8 +12,8 @@ from aftermath.events import event_types
 from aftermath.events.stream import hexed
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
-from aftermath.member.rounds.settle import Settling
-from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.member.rounds.resolve import Settling
+from aftermath.member.rounds.throughput import ShareTime
 from aftermath.optim.votes import Votes
 from aftermath.rules.run import Round, Run
 
@@ -43,7 +43,11 @@ class Applying:
         self.height = -1
         """Height of the newest round in the replica; -1 before the first."""
         self.step = epoch.began.run.trained_steps
-        """Number of steps in the replica."""
+        """Number of steps in the replica.
+
+        It is counted here. With overlap, a header's step also counts the round before it, which may
+        turn out to be none.
+        """
 
     async def through(self, run: Run, last: int) -> None:
         """Apply every missing round up to height `last`. Raises Desync."""
@@ -63,7 +67,7 @@ class Applying:
         Cancelling the caller does not stop that, so the counts change here too.
         """
         self._replica.apply(votes, lr)
-        self.step = done.step
+        self.step += 1
         self.height = done.height
 
     async def _apply(self, run: Run, done: Round, attesting: Round) -> None:

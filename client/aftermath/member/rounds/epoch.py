@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from aftermath.data.source import Source
 from aftermath.member.feed import RunFeed
 from aftermath.member.gradients import GradientFiles
-from aftermath.member.opening import Opening
 from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.results import Results
+from aftermath.member.reveal import Opening
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.replica import Replica

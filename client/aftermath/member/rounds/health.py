@@ -10,8 +10,8 @@ from __future__ import annotations
 from aftermath.coordinator.errors import SETTLED, Refusal, Refused
 from aftermath.coordinator.ports import Coordinator
 from aftermath.events import event_types
-from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
+from aftermath.member.retry import Duty
 from aftermath.rules import bitmap, conviction
 from aftermath.rules.committee import quorum
 from aftermath.rules.consensus import left_out, scores

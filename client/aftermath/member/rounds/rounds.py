@@ -11,23 +11,23 @@ from dataclasses import replace
 
 from aftermath.events import event_types
 from aftermath.member.evidence import Pair, show_equivocation
+from aftermath.member.local_options import Wishes
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.rounds.apply import Applying
-from aftermath.member.rounds.duties import Duties
+from aftermath.member.rounds.background import Duties
 from aftermath.member.rounds.epoch import Beginning, CarriedOver, Epoch
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.rounds.health import Excuses, report_undelivered
-from aftermath.member.rounds.lateness import Allowances
 from aftermath.member.rounds.prompt import Continuations
 from aftermath.member.rounds.read_ahead import Reading
-from aftermath.member.rounds.settle import Settling
-from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.member.rounds.resolve import Settling
+from aftermath.member.rounds.stragglers import Allowances
+from aftermath.member.rounds.throughput import ShareTime
 from aftermath.member.rounds.train import Training
 from aftermath.member.rounds.witness import WitnessDuty, time_for_results
 from aftermath.member.traffic import report_traffic
-from aftermath.member.wishes import Wishes
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import Run
@@ -99,10 +99,11 @@ class Rounds:
             self._reading.stop()
             await self._duties.stop()
 
-    @property
-    def epoch(self) -> int:
-        """Return the number of the epoch."""
-        return self._epoch.number
+    def are_of(self, run: Run) -> bool:
+        """Return whether the run is in this epoch, and its rounds have begun."""
+        began = self._began.run
+        same = (run.epoch, run.epoch_started_at) == (began.epoch, began.epoch_started_at)
+        return same and (run.state.training or run.state is RunState.COOLDOWN)
 
     @property
     def step(self) -> int:
@@ -114,8 +115,10 @@ class Rounds:
         replica.
 
         The running round counts too once this member has attested in it, if no other member is
-        left. Raises Desync.
+        left. If the run has left this epoch, apply nothing: the epoch may be undone. Raises Desync.
         """
+        if not self.are_of(run):
+            return self._applying.step
         self._epoch.open_plans(run)
         height = run.current.height
         attested = run.state is RunState.COOLDOWN or bitmap.contains(run.current.attested, self._began.seat)

@@ -16,7 +16,7 @@ from aftermath.member.ports import Ports
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.member.rounds.read_ahead import Reading
-from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.member.rounds.throughput import ShareTime
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.engine import Trained
 from aftermath.replica.replica import Cancelled

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from aftermath.base.concurrency import first_of
 from aftermath.events import event_types
-from aftermath.member.opening import Opening
-from aftermath.member.persist import Duty
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
 from aftermath.member.results import Results
+from aftermath.member.retry import Duty
+from aftermath.member.reveal import Opening
 from aftermath.member.rounds.collect import ASK_EVERY, Collector
-from aftermath.member.rounds.lateness import Allowances, Lateness
+from aftermath.member.rounds.stragglers import Allowances, Lateness
 from aftermath.rules import bitmap
 from aftermath.rules.availability import drawn, had_by_all, judged_by
 from aftermath.rules.committee import quorum, witnesses

@@ -11,8 +11,8 @@ import asyncio
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refusal, Refused
 from aftermath.events import event_types
-from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role
+from aftermath.member.retry import persist
 from aftermath.rules.run import Run
 
 _FULL_PAUSE = 10.0  # seconds between tries to join a full run

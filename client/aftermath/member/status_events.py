@@ -51,7 +51,7 @@ class Notices:
         )
 
     def rewinding(self, run: Run) -> None:
-        """Report that the owner has rewound the run: only a rewind lowers its steps."""
+        """Report that the run has fewer steps than before."""
         if run.trained_steps < self._reached:
             self._events.emit(event_types.Rewound(before=self._reached, step=run.trained_steps))
         self._reached = run.trained_steps

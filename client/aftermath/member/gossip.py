@@ -13,7 +13,7 @@ import based58
 from aftermath.base.errors import BadAnnouncement
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
-from aftermath.member.ready import Readiness
+from aftermath.member.readiness import Readiness
 from aftermath.member.results import Results
 from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import Announcement, TransportError, short

@@ -16,8 +16,8 @@ from aftermath.member.evidence import disputed
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.results import Results
+from aftermath.member.rounds.background import Duties
 from aftermath.member.rounds.collect import Collector
-from aftermath.member.rounds.duties import Duties
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.optim.votes import Votes
 from aftermath.rules.availability import had_by_all, judged_by

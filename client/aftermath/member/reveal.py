@@ -1,7 +1,7 @@
 """Reveals: this member's keys, told once a quorum of witnesses is closed.
 
 Payloads stay masked until then, so nobody can announce a copy as its own (`rules.seal`,
-`member.closings`, `member.rounds.witness`).
+`member.closed_rounds`, `member.rounds.witness`).
 """
 
 from __future__ import annotations

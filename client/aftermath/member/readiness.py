@@ -8,8 +8,8 @@ ready, and longer only while a peer fetches the model from it.
 from __future__ import annotations
 
 from aftermath.base.concurrency import Pulse, first_of
-from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports, Role
+from aftermath.member.retry import Duty
 from aftermath.member.warmup import warmup_over
 from aftermath.rules import bitmap, contents
 from aftermath.rules.commitment import Ready, encode_announcement
