@@ -22,12 +22,13 @@ from solders.pubkey import Pubkey
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from aftermath.chain.instructions import SPEC_PART
 from aftermath.rules import assignment, bitmap, committee, conviction
 from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import Alone, Committee, MemberState, RunState
 from programs import evidence
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
-from programs.scenario import EVERYONE, Scenario, member
+from programs.scenario import EVERYONE, SPEC, Scenario, member
 
 # Upstream draws a committee by 90 rounds of swap-or-not with two SHA-256 each: one position of one member among 256,
 # measured in a probe program that the same toolchain built. Not measured again by this benchmark.
@@ -90,6 +91,7 @@ def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
         world.send(instruction)
     world.watched = run.accounts["run"]
     verifiers = 34 if clients < 10 else 10
+    run.write_spec(SPEC.ljust(SPEC_PART))
     run.configure(
         init_min_clients=clients, min_clients=1, rounds_per_epoch=3, verification_percent=verifiers,
         global_batch_size_start=16 * clients, global_batch_size_end=16 * clients, join_bond=1_000_000,

@@ -15,15 +15,15 @@ from aftermath.config.document import load_config
 from aftermath.config.errors import Mistaken
 from aftermath.config.json_schema import json_schema
 from aftermath.config.keys import keys
+from aftermath.config.rules import rule_sentences
 from aftermath.owner import schema
 from aftermath.owner import warnings as owner_warnings
 from aftermath.owner.agreed_data import with_agreed_data
-from aftermath.programs import COORDINATOR_IDL
 from cli.cli_runs import Outcome, invoke
 from cli.conftest import ROOT
 from config.config_cases import RULES, SEED, changed
 
-PROGRAM = {code_of(error["name"]) for error in json.loads(COORDINATOR_IDL.read_text())["errors"]}
+RULE_CODES = {code_of(name) for name in rule_sentences()}
 ELSEWHERE = {"checkpoint", "model-config", "schema", "data"}
 
 
@@ -40,7 +40,7 @@ def refused(path: Path, text: str) -> list[dict[str, str | int]]:
     assert said["ok"] is False
     mistakes: list[dict[str, str | int]] = said["mistakes"]
     assert mistakes
-    known = PROGRAM | set(errors.CODES) | set(schema.CODES) | ELSEWHERE
+    known = RULE_CODES | set(errors.CODES) | set(schema.CODES) | ELSEWHERE
     assert {one["code"] for one in mistakes} <= known
     return mistakes
 

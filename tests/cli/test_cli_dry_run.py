@@ -204,7 +204,7 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     assert f"it lacks {lacks} SOL" in told
     elsewhere = invoke(*line, "--rpc-2", NOT_LOCAL)
     assert elsewhere.code == 1
-    assert re.search(r"would fail: the wallet lacks 0\.60\d+ SOL", " ".join(elsewhere.out.split()))
+    assert re.search(r"would fail: the wallet lacks 0\.62\d+ SOL", " ".join(elsewhere.out.split()))
     assert "accepted" not in elsewhere.out
     refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", NOT_LOCAL).error
     assert refused["code"] == "insufficient-funds"

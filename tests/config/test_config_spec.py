@@ -9,7 +9,7 @@ import pytest
 
 from aftermath.base.errors import Unsuitable
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.spec import Spec, parse_spec, spec_hash
+from aftermath.config.spec import Spec, read_spec, spec_hash
 from aftermath.rules.limits import SPEC_BYTES
 from config.config_cases import SEED
 from programs.scenario import SPEC
@@ -32,7 +32,7 @@ def test_spec_of_config_encodes_and_decodes_to_itself() -> None:
     assert b" " not in encoded
     assert Spec.decode(encoded) == spec
     assert Spec.decode(encoded).encode() == encoded
-    assert parse_spec(encoded, spec_hash(encoded)).values() == spec.values()
+    assert read_spec(encoded, spec_hash(encoded)).values() == spec.values()
 
 
 def test_spec_without_a_key_that_has_a_default_is_read() -> None:

@@ -43,7 +43,7 @@ def test_held_out_text_is_never_trained_on(tmp_path: Path) -> None:
     kept = {int(sequence[0]) for sequence in held_out(places, 65_536)}
     assert len(kept) == HELD_OUT_SEQUENCES
     run = load_config(places.config)
-    seed = run.to_chain()["model"]["data_location"]["shuffle_seed"]
+    seed = run.llm.data_location.to_chain()["shuffle_seed"]
     data = open_tokens(places.data, 2, run.llm.max_seq_len, vocab_size=65_536, shuffle_seed=seed)
     trained = run.config.total_steps * run.config.global_batch_size_end
     assert not kept & set(data.read(range(2 * trained))[:, 0].tolist())

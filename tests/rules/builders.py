@@ -116,7 +116,7 @@ def model(**given: Any) -> Model:
         "checkpoint_hashes": (bytes(32),) * 3,
         "lr_schedule": schedule(ScheduleKind.CONSTANT),
         "schema_hash": bytes(32),
-        "spec_hash": bytes(32),
+        "spec_hash": bytes([2]) * 32,
         "tiers": 3,
         "tier_widths": (4, 2, 1),
     }

@@ -17,7 +17,7 @@ import numpy as np
 from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain import layout
 from aftermath.config.read import NO_SPEC, trained_by
-from aftermath.config.spec import parse_spec
+from aftermath.config.spec import read_spec
 from aftermath.rules import bitmap, state
 from aftermath.rules.limits import MAX_LEVELS, SPEC_BYTES
 from aftermath.rules.members import Members, Membership, Seat
@@ -110,7 +110,7 @@ def _trained(record: np.ndarray[Any, Any], *, any_spec: bool) -> Mapping[str, An
     stored = record["spec"][0].tobytes()[:length]
     named = record["spec_hash"][0].tobytes()
     try:
-        return trained_by(parse_spec(stored, named)) | {"spec_hash": named}
+        return trained_by(read_spec(stored, named)) | {"spec_hash": named}
     except Unsuitable:
         if not any_spec:
             raise

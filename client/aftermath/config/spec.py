@@ -91,7 +91,7 @@ def spec_hash(data: bytes) -> bytes:
 
 
 @lru_cache(maxsize=8)  # readers parse the same model again and again
-def parse_spec(data: bytes, expected_hash: bytes) -> Spec:
+def read_spec(data: bytes, expected_hash: bytes) -> Spec:
     """Return the spec that an account holds.
 
     Raises AccountError if the bytes are not those that the run names, and Unsuitable if they are,
