@@ -1,6 +1,6 @@
 """Launches of Triton kernels for all blocks of a level, and the tables that locate them.
 
-The kernels are in `kernels.triton_levels`. Before the first use, a device's results are compared with
+The kernels are in `kernels.triton_levels`. Before first use, a device's results are compared with
 torch's on the CPU.
 """
 
