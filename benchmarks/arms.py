@@ -1,14 +1,19 @@
-"""The arms that are compared: what a file like `arms.toml` names, how one of them is trained, and what is kept of it.
+"""The arms that are compared: what a file like `arms.toml` names, how one of them is trained, and
+what is kept of it.
 
 Decided
-- An arm is trained by the laboratory of `train-local`, so by the members' own code. A training is one arm at one number
-  of steps, one rate and one seed; what is kept of it is a line of a file in `measured/runs`.
-- A line counts only while the arm is still what it was trained as: it names everything that was said to the laboratory.
-- Seconds are the process's own on the CPU, so that other work on the machine does not count as the arm's. A line says
-  on which processor, since seconds of two machines do not compare; older lines do not, and are of one machine.
-- A training that is stopped goes on from its last save, as `train-local` does: the large ones take hours.
-- A size may say that it is for a GPU: in bf16, as members there train, with nothing saved on the way and with seconds
-  by the clock, which count only if nothing else had the GPU.
+- An arm is trained by the laboratory of `train-local`, so by the members' own code. A training is
+  one arm at one number of steps, one rate and one seed; what is kept of it is a line of a file in
+  `measured/runs`.
+- A line counts only while the arm is still what it was trained as: it names everything that was
+  said to the laboratory.
+- Seconds are the process's own on the CPU, so that other work on the machine does not count as the
+  arm's. A line says on which processor, since seconds of two machines do not compare; older lines
+  do not, and are of one machine.
+- A training that is stopped goes on from its last save, as `train-local` does: the large ones take
+  hours.
+- A size may say that it is for a GPU: in bf16, as members there train, with nothing saved on the
+  way and with seconds by the clock, which count only if nothing else had the GPU.
 """
 
 from __future__ import annotations
@@ -88,7 +93,9 @@ class Training:
     @property
     def key(self) -> str:
         """What it is known by."""
-        return json.dumps([self.arm, self.size, self.steps, self.lr, self.seed, self.said], sort_keys=True)
+        return json.dumps(
+            [self.arm, self.size, self.steps, self.lr, self.seed, self.said], sort_keys=True
+        )
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,9 @@ def _document(source: Path = ARMS) -> dict[str, Any]:
 
 
 def arms(source: Path = ARMS) -> tuple[Arm, ...]:
-    """All of a file, in its order; sizes are those of arms.toml. An arm may be named more than once."""
+    """All of a file, in its order; sizes are those of arms.toml. An arm may be named more than
+    once.
+    """
     sizes = _document()["size"]
     tables: dict[str, dict[str, Any]] = {}
     found: dict[str, Arm] = {}
@@ -123,27 +132,45 @@ def arms(source: Path = ARMS) -> tuple[Arm, ...]:
         )
         before = found.get(table["name"], Arm(table["name"], table["question"], {}, ()))
         expected = dict.fromkeys(table["sizes"], table["expected"]) | dict(before.expected)
-        found[table["name"]] = replace(before, expected=expected, trainings=before.trainings + trainings)
+        found[table["name"]] = replace(
+            before, expected=expected, trainings=before.trainings + trainings
+        )
     return tuple(found.values())
 
 
 def _training(
-    table: dict[str, Any], size: str, batch: int, steps: int, lr: float, seed: int, given: dict[str, Any]
+    table: dict[str, Any],
+    size: str,
+    batch: int,
+    steps: int,
+    lr: float,
+    seed: int,
+    given: dict[str, Any],
 ) -> Training:
     inner = given.get("inner_steps", 1)
-    said = given | {"total_batch": int(batch * inner * given.get("members", 1) * table.get("times", 1))}
+    said = given | {
+        "total_batch": int(batch * inner * given.get("members", 1) * table.get("times", 1))
+    }
     return Training(table["name"], size, steps, lr, seed, said | {"steps": steps // inner})
 
 
 def model_of(size: str) -> dict[str, object]:
     """The config.json of a size's model: the demo's, with the size's own numbers."""
-    own = {name: value for name, value in _document()["size"][size].items() if name not in _OF_A_STEP}
+    own = {
+        name: value for name, value in _document()["size"][size].items() if name not in _OF_A_STEP
+    }
     return model_config(VOCAB_SIZE) | own
 
 
 def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
-    """The model of a size, and the two sides of the corpus; what is there already is taken as it is."""
-    places = {"data_path": root / "tokens", "held_out_path": root / "held-out", "model": root / f"{size}-{seed}"}
+    """The model of a size, and the two sides of the corpus; what is there already is taken as it
+    is.
+    """
+    places = {
+        "data_path": root / "tokens",
+        "held_out_path": root / "held-out",
+        "model": root / f"{size}-{seed}",
+    }
     if not places["held_out_path"].exists():
         sides = hold_out(standard_library(CORPUS_BYTES), standard_library_root(), HELD_OUT_PERCENT)
         for side, name in zip(sides, ("data_path", "held_out_path"), strict=True):
@@ -177,7 +204,9 @@ def result_bytes(training: Training) -> tuple[int, int]:
 
 
 def train(training: Training, root: Path) -> dict[str, Any]:
-    """Train it in this process, and return the line that is kept. What was stopped goes on where it was."""
+    """Train it in this process, and return the line that is kept. What was stopped goes on where it
+    was.
+    """
     device = exact_device(_document()["size"][training.size].get("device", "cpu"))
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
     begun = start(recipe, device, arithmetic_of(device, "auto", "off"))
@@ -192,7 +221,11 @@ def train(training: Training, root: Path) -> dict[str, Any]:
     if not clock.rounds:  # it was stopped after its last step, and nobody knows how long they took
         return train(training, root)
     assert isinstance(clock.last, kinds.Finished)
-    by_tier = {tier: round(loss, 4) for tier, loss in clock.last.held_out_by_tier.items() if loss is not None}
+    by_tier = {
+        tier: round(loss, 4)
+        for tier, loss in clock.last.held_out_by_tier.items()
+        if loss is not None
+    }
     return {
         **{name: getattr(training, name) for name in ("arm", "steps", "lr", "seed", "said")},
         "held_out": by_tier[min(by_tier)],
@@ -213,7 +246,9 @@ def processor() -> str:
 
 
 class _Clock:
-    """Seconds of this process's rounds, but for the first after a save, which has that in it; the last event."""
+    """Seconds of this process's rounds, but for the first after a save, which has that in it; the
+    last event.
+    """
 
     def __init__(self, save_every: int, seconds: Callable[[], float]) -> None:
         self.seconds, self.rounds, self._save_every, self._read = 0.0, 0, save_every, seconds
@@ -239,7 +274,8 @@ def kept(size: str, source: Path = ARMS) -> dict[str, dict[str, Any]]:
     path = runs_of(size, source)
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {
-        Training(line["arm"], size, line["steps"], line["lr"], line["seed"], line["said"]).key: line for line in lines
+        Training(line["arm"], size, line["steps"], line["lr"], line["seed"], line["said"]).key: line
+        for line in lines
     }
 
 

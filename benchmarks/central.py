@@ -1,14 +1,16 @@
-"""Rounds per second of a run on the centralized server, with light members: all of the protocol, and no training.
+"""Rounds per second of a run on the centralized server, with light members: all of the protocol,
+and no training.
 
     python benchmarks/central.py [--members 64] [--rounds 30] [--processes 2] [--json]
 
-The server is `aftermath-centralized server run`, a process of its own that keeps its state on the disk. Each light
-member has its own identity, its two signed connections, the real client of the run and the real ticker; it joins, and
-where it is elected it attests, as fast as it can, that everybody delivered. Nobody trains, nobody has a model, and no
-result goes from peer to peer: so this is the pace that the server and the program allow, not that of a training run.
-The program's shortest round is one second of the chain's clock, which is whole seconds; `attested_seconds` says how
-long after a round began the quorum of its attestations was there, of which the rest is room for training. The members
-share the machine with the server.
+The server is `aftermath-centralized server run`, a process of its own that keeps its state on the
+disk. Each light member has its own identity, its two signed connections, the real client of the run
+and the real ticker; it joins, and where it is elected it attests, as fast as it can, that everybody
+delivered. Nobody trains, nobody has a model, and no result goes from peer to peer: so this is the
+pace that the server and the program allow, not that of a training run. The program's shortest round
+is one second of the chain's clock, which is whole seconds; `attested_seconds` says how long after a
+round began the quorum of its attestations was there, of which the rest is room for training. The
+members share the machine with the server.
 """
 
 from __future__ import annotations
@@ -46,12 +48,25 @@ from aftermath.server.connection import ServerConnection
 
 RUN = "bench"
 FINGERPRINT = bytes(31) + b"\1"
-SIZES = ["--hidden", "16", "--layers", "1", "--heads", "2", "--kv-heads", "2", "--intermediate", "16"]
+SIZES = [
+    "--hidden",
+    "16",
+    "--layers",
+    "1",
+    "--heads",
+    "2",
+    "--kv-heads",
+    "2",
+    "--intermediate",
+    "16",
+]
 LIMIT = 900.0  # seconds after which something is broken
 
 
 def state_file(place: Path, members: int, rounds: int) -> Path:
-    """A run for so many members whose first epoch has so many rounds; the model gives the shape only."""
+    """A run for so many members whose first epoch has so many rounds; the model gives the shape
+    only.
+    """
     model = place / "model"
     command = [sys.executable, "-m", "aftermath", "model", "init", "--out", str(model), *SIZES]
     subprocess.run(command, check=True, capture_output=True)
@@ -102,13 +117,23 @@ def server(place: Path, members: int, rounds: int) -> Iterator[tuple[psutil.Proc
     command = [sys.executable, "-m", "aftermath.server", "server", "run", "--state", str(state)]
     with (place / "server.log").open("w") as log:
         child = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--save-state-dir", str(place / "kept"), "--tui", "false"],
+            [
+                *command,
+                "--host",
+                "127.0.0.1",
+                "--save-state-dir",
+                str(place / "kept"),
+                "--tui",
+                "false",
+            ],
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
         ends = time.monotonic() + LIMIT
-        while not (found := re.search(r"ready run=\w+ port=(\d+)", (place / "server.log").read_text())):
+        while not (
+            found := re.search(r"ready run=\w+ port=(\d+)", (place / "server.log").read_text())
+        ):
             if child.poll() is not None or time.monotonic() > ends:
                 raise SystemExit((place / "server.log").read_text())
             time.sleep(0.1)
@@ -146,7 +171,9 @@ async def light_member(port: int, rounds: int) -> None:
         schema = view.model.schema_hash
         while True:
             try:
-                await chain.join(p2p=bytes(peer.pubkey()), tier=0, weight=1, schema_hash=schema, stateless=True)
+                await chain.join(
+                    p2p=bytes(peer.pubkey()), tier=0, weight=1, schema_hash=schema, stateless=True
+                )
                 break
             except Unavailable:  # all of them join at once, on the cores of the server
                 continue
@@ -165,7 +192,11 @@ async def light_member(port: int, rounds: int) -> None:
 
 def over(run: Run, rounds: int) -> bool:
     """Whether the rounds that are measured are done."""
-    return run.epoch > 0 or run.state is RunState.COOLDOWN or (run.state.training and run.current.height > rounds)
+    return (
+        run.epoch > 0
+        or run.state is RunState.COOLDOWN
+        or (run.state.training and run.current.height > rounds)
+    )
 
 
 async def duty(chain: SolanaMember, feed: RunFeed) -> None:
@@ -183,9 +214,18 @@ async def duty(chain: SolanaMember, feed: RunFeed) -> None:
         judged = run.round(run.config.judged(current.height))
         seen = judged.roster if judged is not None and judged.batch else 0
         said = {place: FINGERPRINT for place in range(256) if seen >> place & 1}
-        prints = pack_fingerprints(said, judged.roster, current.seed) if judged and seen else bytes(320)
+        prints = (
+            pack_fingerprints(said, judged.roster, current.seed) if judged and seen else bytes(320)
+        )
         await chain.witness(
-            seat, run.round_id, seen, prints, step=current.step, loss=1.0, tokens_per_sec=1.0, bytes_per_sec=1.0
+            seat,
+            run.round_id,
+            seen,
+            prints,
+            step=current.step,
+            loss=1.0,
+            tokens_per_sec=1.0,
+            bytes_per_sec=1.0,
         )
 
 
@@ -198,9 +238,11 @@ def company(port: int, count: int, rounds: int) -> None:
     asyncio.run(live())
 
 
-async def observe(process: psutil.Process, port: int, rounds: int) -> tuple[list[float], list[float], int, float]:
-    """When each round began, how long after that its quorum was there (where it was seen), how many witnesses, and the
-    cores that the server used meanwhile.
+async def observe(
+    process: psutil.Process, port: int, rounds: int
+) -> tuple[list[float], list[float], int, float]:
+    """When each round began, how long after that its quorum was there (where it was seen), how many
+    witnesses, and the cores that the server used meanwhile.
     """
     began: list[float] = []
     attested: list[float] = []
@@ -215,7 +257,11 @@ async def observe(process: psutil.Process, port: int, rounds: int) -> tuple[list
                 began.append(now)
                 chosen = witnesses(run.current, view.members)
                 elected, quorum_seen = len(chosen), False
-            if run.state.training and not quorum_seen and run.current.attestations >= quorum(elected):
+            if (
+                run.state.training
+                and not quorum_seen
+                and run.current.attestations >= quorum(elected)
+            ):
                 quorum_seen = True
                 attested.append(now - began[-1])
             if over(run, rounds):
@@ -242,10 +288,18 @@ async def watched(process: psutil.Process, port: int, rounds: int, children: lis
 
 def measure(members: int, rounds: int, processes: int) -> dict[str, Any]:
     """The figures."""
-    with tempfile.TemporaryDirectory() as directory, server(Path(directory), members, rounds) as (process, port):
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        server(Path(directory), members, rounds) as (process, port),
+    ):
         spawn = multiprocessing.get_context("spawn")
-        counts = [members // processes + (index < members % processes) for index in range(processes)]
-        children = [spawn.Process(target=company, args=(port, count, rounds), daemon=True) for count in counts]
+        counts = [
+            members // processes + (index < members % processes) for index in range(processes)
+        ]
+        children = [
+            spawn.Process(target=company, args=(port, count, rounds), daemon=True)
+            for count in counts
+        ]
         for child in children:
             child.start()
         try:
@@ -267,14 +321,22 @@ def measure(members: int, rounds: int, processes: int) -> dict[str, Any]:
 
 def main() -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--members", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--processes", type=int, default=2, help="among which the members are spread")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="among which the members are spread"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args()
     found = measure(given.members, given.rounds, given.processes)
-    print(json.dumps(found, indent=1) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    print(
+        json.dumps(found, indent=1)
+        if given.json
+        else "\n".join(f"{name}: {value}" for name, value in found.items())
+    )
     return 0
 
 

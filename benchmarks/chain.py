@@ -1,10 +1,12 @@
-"""What the programs cost: compute units, account bytes and rent, bytes pushed to a subscriber, fees.
+"""What the programs cost: compute units, account bytes and rent, bytes pushed to a subscriber,
+fees.
 
     benchmarks/chain.py [--json] [--members 3 32 256]
 
-Runs a whole epoch per size in LiteSVM with the committed programs and measures every transaction. Units are the highest
-seen of an instruction. Pushed bytes are the websocket message that a subscriber of the Run account gets after a
-transaction, in the two encodings that clients use. Fees count one signature per transaction and no priority fee.
+Runs a whole epoch per size in LiteSVM with the committed programs and measures every transaction.
+Units are the highest seen of an instruction. Pushed bytes are the websocket message that a
+subscriber of the Run account gets after a transaction, in the two encodings that clients use. Fees
+count one signature per transaction and no priority fee.
 """
 
 import argparse
@@ -30,8 +32,9 @@ from programs import evidence
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
 from programs.scenario import EVERYONE, SPEC, Scenario, member
 
-# Upstream draws a committee by 90 rounds of swap-or-not with two SHA-256 each: one position of one member among 256,
-# measured in a probe program that the same toolchain built. Not measured again by this benchmark.
+# Upstream draws a committee by 90 rounds of swap-or-not with two SHA-256 each: one position of one
+# member among 256, measured in a probe program that the same toolchain built. Not measured again by
+# this benchmark.
 UPSTREAM_ONE_POSITION = 29_026
 FEE = 5_000
 GOAL_UNITS, LIMIT_UNITS, GOAL_PUSH = 50_000, 150_000, 2_048
@@ -45,7 +48,9 @@ class Recorder(World):
     def __init__(self) -> None:
         super().__init__()
         self.units: dict[str, int] = defaultdict(int)
-        self.push: dict[str, dict[str, int]] = {encoding: defaultdict(int) for encoding in ENCODINGS}
+        self.push: dict[str, dict[str, int]] = {
+            encoding: defaultdict(int) for encoding in ENCODINGS
+        }
         self.transactions: dict[str, int] = defaultdict(int)
         self.watched: Pubkey | None = None
         self.label: str | None = None
@@ -59,7 +64,9 @@ class Recorder(World):
         before = self.data(self.watched) if self.watched else b""
         outcome = super().send(*instructions, **rest).ok()
         name = self.label or self.names[bytes(instructions[-1].data)[:8]]
-        if len(instructions) == 1 or name == "prove_equivocation":  # checking signatures is free of units
+        if (
+            len(instructions) == 1 or name == "prove_equivocation"
+        ):  # checking signatures is free of units
             self.units[name] = max(self.units[name], outcome.units)
         self.transactions[name] += 1
         after = self.data(self.watched) if self.watched else b""
@@ -76,7 +83,12 @@ class Recorder(World):
             "lamports": self.svm.get_balance(self.watched),
             "data": [base64.b64encode(body).decode(), encoding],
         }
-        value |= {"owner": str(PROGRAM), "executable": False, "rentEpoch": 2**64 - 1, "space": len(data)}
+        value |= {
+            "owner": str(PROGRAM),
+            "executable": False,
+            "rentEpoch": 2**64 - 1,
+            "space": len(data),
+        }
         result = {"context": {"slot": 400_000_000 + self.slot}, "value": value}
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": "accountNotification"}
         params = {"params": {"result": result, "subscription": 1_000_000}}
@@ -96,7 +108,9 @@ def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
         init_min_clients=clients, min_clients=1, rounds_per_epoch=3, verification_percent=verifiers,
         global_batch_size_start=16 * clients, global_batch_size_end=16 * clients, join_bond=1_000_000,
     )  # fmt: skip
-    run.update(metadata={"name": "n" * 64, "description": "d" * 280, "num_parameters": 1, "vocab_size": 1})
+    run.update(
+        metadata={"name": "n" * 64, "description": "d" * 280, "num_parameters": 1, "vocab_size": 1}
+    )
     authorizations(run)
     run.owner("set_future_epoch_rates", 10_000, 10)
     run.owner("set_paused", False)
@@ -120,7 +134,11 @@ def authorizations(run: Scenario) -> None:
         ("create", public, (EVERYONE, scope)),
         ("grantor_update", public, (True,)),
         ("create", private, (grantee.pubkey(), scope)),
-        ("grantee_update", private, (False, [member(6_000 + index).pubkey() for index in range(25)])),
+        (
+            "grantee_update",
+            private,
+            (False, [member(6_000 + index).pubkey() for index in range(25)]),
+        ),
         ("grantee_update", private, (True, [])),
         ("close", private, ()),
     ]
@@ -129,8 +147,9 @@ def authorizations(run: Scenario) -> None:
 
 
 def train(run: Scenario, world: Recorder) -> None:
-    """Warm-up, a full round, rounds with many shares missing, a verdict, a health check, the drain round. From the
-    second round on as if all had begun the epoch as established holders, who alone are witnesses.
+    """Warm-up, a full round, rounds with many shares missing, a verdict, a health check, the drain
+    round. From the second round on as if all had begun the epoch as established holders, who alone
+    are witnesses.
     """
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
@@ -139,7 +158,10 @@ def train(run: Scenario, world: Recorder) -> None:
     record = world.record("Members", run.run_id)
     appoint(run, record, run.run.levels)
     world.store("Members", run.run_id, record)
-    for part, every in (("half", 2), ("a third", 3)):  # of 256, half makes more gaps than the backlog has room for
+    for part, every in (
+        ("half", 2),
+        ("a third", 3),
+    ):  # of 256, half makes more gaps than the backlog has room for
         judged = run.run.current.height - 1
         world.label = f"witness ({part} of the shares missing, all disagree)"
         everyone_attests(run, disagreeing(run, judged, every))
@@ -154,7 +176,9 @@ def train(run: Scenario, world: Recorder) -> None:
     world.send(evidence.IX.check_signatures(evidence.pair(run)), proof)
     while run.run.state is not RunState.COOLDOWN:
         healthy = [
-            index for index in run.elected() if run.members.seats[run.seat_of(index)].state is MemberState.HEALTHY
+            index
+            for index in run.elected()
+            if run.members.seats[run.seat_of(index)].state is MemberState.HEALTHY
         ]
         everyone_attests(run, indices=healthy)
         if run.run.state is RunState.ROUND_TRAIN and run.run.current.attestations:
@@ -166,18 +190,24 @@ def train(run: Scenario, world: Recorder) -> None:
 
 
 def disagreeing(run: Scenario, height: int, every: int) -> list[int]:
-    """What each witness saw of that round: every share of so many is missing for most of them, each time for others."""
+    """What each witness saw of that round: every share of so many is missing for most of them, each
+    time for others.
+    """
     judged = run.run.round(height)
     assert judged is not None
     shares = assignment.assign(judged, run.members, run.run.config.verification_percent)
     owing = [seat for seat, share in shares.items() if share.len]
     return [
-        bitmap.from_seats(seat for place, seat in enumerate(owing) if place % every or (place + witness) % 4 == 0)
+        bitmap.from_seats(
+            seat for place, seat in enumerate(owing) if place % every or (place + witness) % 4 == 0
+        )
         for witness in range(MAX_WITNESSES)
     ]
 
 
-def everyone_attests(run: Scenario, participation: Sequence[int] = (), indices: Sequence[int] | None = None) -> None:
+def everyone_attests(
+    run: Scenario, participation: Sequence[int] = (), indices: Sequence[int] | None = None
+) -> None:
     height = run.run.current.height
     for place, index in enumerate(run.elected() if indices is None else indices):
         if run.run.current.height == height and run.run.state.training:
@@ -189,10 +219,15 @@ def judge(run: Scenario) -> None:
     before = run.run.round(run.run.current.height - 1)
     assert before is not None
     percent, seats = run.run.config.verification_percent, run.members.seats
-    verifiers = [seat for seat, role in committee.roles(before, percent).items() if role is Committee.VERIFIER]
+    verifiers = [
+        seat
+        for seat, role in committee.roles(before, percent).items()
+        if role is Committee.VERIFIER
+    ]
     shares = assignment.assign(before, run.members, percent)
     target = next(seat for seat, share in shares.items() if share.len)
-    sender, mismatch = run.index_of(seats[verifiers[0]].signer), len(verifiers) > 1  # one vote alone would eject
+    # one vote alone would eject
+    sender, mismatch = run.index_of(seats[verifiers[0]].signer), len(verifiers) > 1
     run.by(sender, "verify", verifiers[0], before.height, target, mismatch)
 
 
@@ -238,15 +273,20 @@ def begun(clients: int, tiers: int) -> Scenario:
     return run
 
 
-def end_in_time(clients: int, tiers: int, *, half: bool, failed: bool = False, last: bool = False) -> int:
-    """What it costs to end a cooldown when its time is up, in which nobody said what the model contains, or just half
-    of each level's committee did. With `failed`, as if all had begun as established holders, and all but the smallest
-    tier had failed in a round more than not. With `last` the run is done then, and everybody waits.
+def end_in_time(
+    clients: int, tiers: int, *, half: bool, failed: bool = False, last: bool = False
+) -> int:
+    """What it costs to end a cooldown when its time is up, in which nobody said what the model
+    contains, or just half of each level's committee did. With `failed`, as if all had begun as
+    established holders, and all but the smallest tier had failed in a round more than not. With
+    `last` the run is done then, and everybody waits.
     """
     run = begun(clients, tiers)
     while run.run.state is not RunState.COOLDOWN:
         everyone_attests(run)
-    committees = {level: committee.cooldown_electees(run.run, run.members, level) for level in range(tiers)}
+    committees = {
+        level: committee.cooldown_electees(run.run, run.members, level) for level in range(tiers)
+    }
     told: dict[int, dict[int, bytes]] = defaultdict(dict)
     for level, electees in committees.items() if half else ():
         for seat in electees[: -(-len(electees) // 2)]:
@@ -275,10 +315,15 @@ def done(run: Scenario) -> None:
 def fail(run: Scenario, tiers: int) -> None:
     """See `end_in_time`. Nobody of whom it is so has a word in the cooldown any more."""
     record = run.world.record("Members", run.run_id)
-    passed = bitmap.from_seats(seat for seat, one in enumerate(run.members.seats) if one.tier == tiers - 1)
+    passed = bitmap.from_seats(
+        seat for seat, one in enumerate(run.members.seats) if one.tier == tiers - 1
+    )
     appoint(run, record, tiers)
     everybody = (1 << bitmap.MAX_MEMBERS) - 1
-    record["shown"][0][:-1], record["shown"][0][-1] = bitmap.to_bytes(everybody & ~passed), bitmap.to_bytes(passed)
+    record["shown"][0][:-1], record["shown"][0][-1] = (
+        bitmap.to_bytes(everybody & ~passed),
+        bitmap.to_bytes(passed),
+    )
     record["proven"][0] = bitmap.to_bytes(run.members.proven & passed)
     run.world.store("Members", run.run_id, record)
 
@@ -287,14 +332,16 @@ def appoint(run: Scenario, record: Any, tiers: int) -> None:
     """As if all who are in the epoch had begun it as established holders."""
     state = run.world.record("Run", run.run_id)
     state["levels_established"] = (1 << tiers) - 1
-    state["rounds"][0]["established"][state["head"][0]] = Alone.WITNESS  # later rounds are as the one before
+    # later rounds are as the one before
+    state["rounds"][0]["established"][state["head"][0]] = Alone.WITNESS
     run.world.store("Run", run.run_id, state)
     record["established"][0] = record["judges"][0] = record["healthy"][0]
 
 
 def level_drop(clients: int) -> int:
-    """What it costs to drop all whom the holders of level 0 did without, and a quorum of all has: those who hold it and
-    were not elected. As if all had shown before what they hold, and these had failed for long.
+    """What it costs to drop all whom the holders of level 0 did without, and a quorum of all has:
+    those who hold it and were not elected. As if all had shown before what they hold, and these had
+    failed for long.
     """
     run = begun(clients, 3)
     everyone_attests(run)
@@ -307,14 +354,17 @@ def level_drop(clients: int) -> int:
     owing = [seat for seat, share in shares.items() if share.len and seats[seat].tier == 0]
     hidden = bitmap.from_seats([seat for seat in owing if seat not in judges] or owing[:1])
     others = [seat for seat in judges if not bitmap.contains(hidden, seat)]
-    without = others[: committee.quorum(len(judges) + 1)]  # an accused one that was silent has its own word
+    # an accused one that was silent has its own word
+    without = others[: committee.quorum(len(judges) + 1)]
     everyone_attests(run, [judged.roster & ~(hidden if seat in without else 0) for seat in chosen])
     record = run.world.record("Members", run.run_id)
     appoint(run, record, 3)
     lately(run, record, conviction.OFTEN)
     for bit in range(7):
         everybody = (1 << bitmap.MAX_MEMBERS) - 1
-        record["shown"][0][bit] = bitmap.to_bytes(everybody if 64 - conviction.OFTEN >> bit & 1 else 0)
+        record["shown"][0][bit] = bitmap.to_bytes(
+            everybody if 64 - conviction.OFTEN >> bit & 1 else 0
+        )
     run.world.store("Members", run.run_id, record)
     sender = run.index_of(seats[without[0]].signer)
     return run.by(sender, "health_check", run.names(bitmap.seats(hidden))).units
@@ -333,7 +383,10 @@ def measure(clients: int) -> dict[str, Any]:
     """Everything about a run of `clients` members."""
     world = Recorder()
     run = prepare(world, clients)
-    accounts = {name: len(world.data(run.accounts[name])) for name in ("run", "model", "members", "witnesses")}
+    accounts = {
+        name: len(world.data(run.accounts[name]))
+        for name in ("run", "model", "members", "witnesses")
+    }
     membership = len(world.data(run.membership_key(member(0).pubkey())))
     train(run, world)
     finish(run, world)
@@ -343,7 +396,9 @@ def measure(clients: int) -> dict[str, Any]:
             world.units[what] = end_in_time(clients, tiers, half=half)
     what = "tick (ends a cooldown in which half attested, 8 levels, and most judges have failed)"
     world.units[what] = end_in_time(clients, 8, half=True, failed=True)
-    what = what.replace(" and most", " most").replace(")", ", and the run is done for which all wait)")
+    what = what.replace(" and most", " most").replace(
+        ")", ", and the run is done for which all wait)"
+    )
     world.units[what] = end_in_time(clients, 8, half=True, failed=True, last=True)
     world.units["health_check (for a level, by its holders)"] = level_drop(clients)
     attestations = min(clients, 32)
@@ -363,7 +418,8 @@ def report(sizes: Sequence[int]) -> dict[str, Any]:
     units = {name: [results[size]["units"].get(name) for size in sizes] for name in last["units"]}
     highest = max(max(result["units"].values()) for result in results.values())
     pushed = {
-        encoding: max(max(result["push"][encoding].values()) for result in results.values()) for encoding in ENCODINGS
+        encoding: max(max(result["push"][encoding].values()) for result in results.values())
+        for encoding in ENCODINGS
     }
     return {
         "members": list(sizes),
@@ -378,7 +434,9 @@ def report(sizes: Sequence[int]) -> dict[str, Any]:
         "rent_lamports": last["rent_lamports"],
         "membership": last["membership"],
         "rent_lamports_total": sum(last["rent_lamports"].values()),
-        "lamports_per_1000_rounds": {size: results[size]["lamports_per_1000_rounds"] for size in sizes},
+        "lamports_per_1000_rounds": {
+            size: results[size]["lamports_per_1000_rounds"] for size in sizes
+        },
         "all_positions_units": last["units"]["inspect (witnesses)"],
         "upstream_one_position_units": UPSTREAM_ONE_POSITION,
     }
@@ -388,10 +446,14 @@ def show(result: dict[str, Any]) -> None:
     sizes = result["members"]
     print("compute units".ljust(36), *(f"{size:>8}" for size in sizes))
     for name, units in result["compute_units"].items():
-        print(name.ljust(36), *(f"{unit:>8,}" if unit is not None else f"{'-':>8}" for unit in units))
+        print(
+            name.ljust(36), *(f"{unit:>8,}" if unit is not None else f"{'-':>8}" for unit in units)
+        )
     print(f"\nhighest {result['compute_units_max']:,} (goal {GOAL_UNITS:,}, limit {LIMIT_UNITS:,})")
     ours, theirs = result["all_positions_units"], result["upstream_one_position_units"]
-    print(f"all {sizes[-1]} positions of a committee: {ours:,}; upstream's draw of one position: {theirs:,}")
+    print(
+        f"all {sizes[-1]} positions of a committee: {ours:,}; upstream's draw of one position: {theirs:,}"
+    )
     for name, size in result["account_bytes"].items():
         print(f"{name:<10} {size:>7,} bytes, rent {result['rent_lamports'][name]:>12,} lamports")
     print("pushed to a subscriber, at most:", result["push_bytes_max"], f"(goal {GOAL_PUSH:,})")
@@ -399,9 +461,18 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--members", type=int, nargs="+", default=[3, 32, 256], metavar="N", help="default: 3 32 256")
+    parser.add_argument(
+        "--members",
+        type=int,
+        nargs="+",
+        default=[3, 32, 256],
+        metavar="N",
+        help="default: 3 32 256",
+    )
     arguments = parser.parse_args()
     result = report(arguments.members)
     if arguments.json:

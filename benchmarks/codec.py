@@ -1,24 +1,32 @@
-"""Bytes and speed of results against DeMo's published algorithm, restated here, in the same process.
+"""Bytes and speed of results against DeMo's published algorithm, restated here, in the same
+process.
 
 Usage: python benchmarks/codec.py [--json]
 
-DeMo (Peng et al., arXiv 2411.19870; its reference code): per tensor, in 64 x 64 chunks, delta <- delta * decay + lr
-grad, DCT, top-k by magnitude, int64 indices of 8 bytes and fp32 values; delta loses the inverse DCT of what is sent;
-apply is a scatter mean of all peers, an inverse DCT and the sign.
+DeMo (Peng et al., arXiv 2411.19870; its reference code): per tensor, in 64 x 64 chunks, delta <-
+delta * decay + lr grad, DCT, top-k by magnitude, int64 indices of 8 bytes and fp32 values; delta
+loses the inverse DCT of what is sent; apply is a scatter mean of all peers, an inverse DCT and the
+sign.
 
 Decided
-- `encode` is from a gradient to the bytes that travel, with everything that error feedback does; DeMo's to its tensors.
+- `encode` is from a gradient to the bytes that travel, with everything that error feedback does;
+  DeMo's to its tensors.
 - `apply` is from decoded results to changed weights. Ours is exact: the same bits on every replica.
-- Both of our kinds are measured as runs use them: DisTrO with one bit, SparseLoCo with two and the mean.
-- Seconds are the CPU's, with one thread on both sides, the best of five by turns: other work on the machine hardly
-  changes them. Ratios are DeMo's seconds over ours: above 1 ours is faster.
-- `two_threads` is the same on two threads, in seconds of the clock, since what waits for another thread takes no CPU.
-  Other work on the machine changes them: measure where there is none, or read them with `load_before`.
-- `bound` is log2 of how many different results there are: places, values and, with a power of two, its exponent.
-- Where numba is installed, encoding and applying are compiled kernels' (`kernels`); DeMo's are torch's.
+- Both of our kinds are measured as runs use them: DisTrO with one bit, SparseLoCo with two and the
+  mean.
+- Seconds are the CPU's, with one thread on both sides, the best of five by turns: other work on the
+  machine hardly changes them. Ratios are DeMo's seconds over ours: above 1 ours is faster.
+- `two_threads` is the same on two threads, in seconds of the clock, since what waits for another
+  thread takes no CPU. Other work on the machine changes them: measure where there is none, or read
+  them with `load_before`.
+- `bound` is log2 of how many different results there are: places, values and, with a power of two,
+  its exponent.
+- Where numba is installed, encoding and applying are compiled kernels' (`kernels`); DeMo's are
+  torch's.
 - `aggregate32_seconds` is the exact apply of 32 members' results to a model of 124 M parameters.
-- `all_numbers` is SparseLoCo as docs/experiments.md says to choose it, which sends 512 times as many numbers as DeMo;
-  `all_numbers_muon` has Muon at the apply too, whose exact polar factors DeMo has nothing like.
+- `all_numbers` is SparseLoCo as docs/experiments.md says to choose it, which sends 512 times as
+  many numbers as DeMo; `all_numbers_muon` has Muon at the apply too, whose exact polar factors DeMo
+  has nothing like.
 """
 
 from __future__ import annotations
@@ -66,11 +74,16 @@ class Demo:
     """DeMo's optimizer for one replica: no exactness, and no bytes."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        self.params, self.delta = params, {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        self.params, self.delta = (
+            params,
+            {name: torch.zeros_like(tensor) for name, tensor in params.items()},
+        )
         self.rows = dct_rows(EDGE).float()
 
     def chunks(self, tensor: Tensor) -> Tensor:
-        """[h, w] as [h / 64, w / 64, 64, 64], a vector as [w / 64, 64]; every edge here is a multiple of 64."""
+        """[h, w] as [h / 64, w / 64, 64, 64], a vector as [w / 64, 64]; every edge here is a
+        multiple of 64.
+        """
         if tensor.ndim == 1:
             return tensor.view(-1, EDGE)
         height, width = tensor.shape
@@ -93,7 +106,11 @@ class Demo:
         indices, values = (torch.cat(parts, 1) for parts in zip(*sent, strict=True))
         flat.scatter_reduce_(1, indices, values, "mean", include_self=False)
         out = self.inverse(flat.view(like.shape))
-        return out.reshape(tensor.shape) if tensor.ndim == 1 else out.transpose(1, 2).reshape(tensor.shape)
+        return (
+            out.reshape(tensor.shape)
+            if tensor.ndim == 1
+            else out.transpose(1, 2).reshape(tensor.shape)
+        )
 
     def size(self, tensor: Tensor) -> int:
         """Numbers of a chunk."""
@@ -127,7 +144,9 @@ def loco(model: Mapping[str, Any], topk: int, bits: int = 2) -> Schema:
 def everything(orthogonal_lr: float) -> Schema:
     """A run of SparseLoCo that sends all numbers in two bits."""
     size = EDGE * EDGE
-    agreed = SparseLoCo(topk=size, topk_embeddings=size, bits=2, divisor="all", orthogonal_lr=orthogonal_lr)
+    agreed = SparseLoCo(
+        topk=size, topk_embeddings=size, bits=2, divisor="all", orthogonal_lr=orthogonal_lr
+    )
     return build_schema(MODEL, 1, agreed)
 
 
@@ -137,16 +156,22 @@ def signs(model: Mapping[str, Any], topk: int) -> Schema:
 
 
 def least_bytes(results: ResultFormat) -> float:
-    """Of a result, if all that its blocks can say took equally many bits, and no whole number of them."""
+    """Of a result, if all that its blocks can say took equally many bits, and no whole number of
+    them.
+    """
     exponents, values = 1, 2
     if results.values.lattice_bits:
         exponents, values = MOST - LEAST + 1, 1 << results.values.lattice_bits
-    kinds = Counter((blocks.size, blocks.topk) for blocks in results.blocks for _ in range(blocks.count))
+    kinds = Counter(
+        (blocks.size, blocks.topk) for blocks in results.blocks for _ in range(blocks.count)
+    )
     return sum(count * log2_messages(*kind, values, exponents) for kind, count in kinds.items()) / 8
 
 
 def log2_messages(places: int, most: int, values: int, exponents: int) -> float:
-    """Of how many things a block can say: which numbers are kept, one of `values` for each, and an exponent."""
+    """Of how many things a block can say: which numbers are kept, one of `values` for each, and an
+    exponent.
+    """
     sets = 1
     some = 0
     for members in range(1, most + 1):
@@ -156,7 +181,9 @@ def log2_messages(places: int, most: int, values: int, exponents: int) -> float:
 
 
 def bytes_of(schemas: Callable[[int], Schema]) -> dict[str, dict[str, float]]:
-    """Bytes for 4,096 numbers, and the fewest there can be, by top-k; over a whole model, small vectors and all."""
+    """Bytes for 4,096 numbers, and the fewest there can be, by top-k; over a whole model, small
+    vectors and all.
+    """
     found = {}
     for topk in (8, 32, 64, 256, 4096):
         schema = schemas(topk)
@@ -178,15 +205,24 @@ def against_demo(schema: Schema, repeats: int = 5) -> dict[str, float]:
     """DeMo's seconds over ours, for a result and for applying those of 16 members."""
     params = noise(schema, 0)
     ours, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
-    demo, grads = Demo({name: tensor.clone() for name, tensor in params.items()}), noise(schema, 100)
+    demo, grads = (
+        Demo({name: tensor.clone() for name, tensor in params.items()}),
+        noise(schema, 100),
+    )
     step = PseudoGradient(grads, LR, 0.0)
-    encode, demos = seconds(partial(feedback.compress, step), partial(demo.encode, grads), repeats=repeats)
+    encode, demos = seconds(
+        partial(feedback.compress, step), partial(demo.encode, grads), repeats=repeats
+    )
     peers = [noise(schema, 1 + peer) for peer in range(PEERS)]
     fresh = (ErrorFeedback(schema.results, 0, params, DECAY) for _ in peers)
-    votes = [decode_all(schema, encoded(sender, each)) for sender, each in zip(fresh, peers, strict=True)]
+    votes = [
+        decode_all(schema, encoded(sender, each)) for sender, each in zip(fresh, peers, strict=True)
+    ]
     results = {level: [each[level] for each in votes] for level in votes[0]}
     sent = [Demo(params).encode(each) for each in peers]
-    apply, demo_apply = seconds(partial(ours.apply, results, LR), partial(demo.apply, sent), repeats=repeats)
+    apply, demo_apply = seconds(
+        partial(ours.apply, results, LR), partial(demo.apply, sent), repeats=repeats
+    )
     return {
         "encode_over_demo": demos / encode,
         f"apply{PEERS}_over_demo": demo_apply / apply,
@@ -237,11 +273,19 @@ def speeds(threads: int, big: Schema) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     as_json = parser.parse_args().json
     report = measure()
-    print(json.dumps(report, indent=1) if as_json else "\n".join(f"{name}: {value}" for name, value in report.items()))
+    print(
+        json.dumps(report, indent=1)
+        if as_json
+        else "\n".join(f"{name}: {value}" for name, value in report.items())
+    )
 
 
 if __name__ == "__main__":

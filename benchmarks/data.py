@@ -3,10 +3,12 @@
 Usage: python benchmarks/data.py [--json]
 
 Decided
-- Local: shuffled sequences of 2,048 tokens of 2 bytes, in shares of 256, from files in the page cache; `bytes` are
-  those of the files, and each sequence is checked and handed over as a member trains on it.
-- HTTP: a server on this machine whose answers take as long as at 100 Mb/s. A round is ROUND seconds, of which the first
-  APPLY apply results, while the share is read ahead as members do. What is waited for is the rest of the read.
+- Local: shuffled sequences of 2,048 tokens of 2 bytes, in shares of 256, from files in the page
+  cache; `bytes` are those of the files, and each sequence is checked and handed over as a member
+  trains on it.
+- HTTP: a server on this machine whose answers take as long as at 100 Mb/s. A round is ROUND
+  seconds, of which the first APPLY apply results, while the share is read ahead as members do. What
+  is waited for is the rest of the read.
 """
 
 from __future__ import annotations
@@ -88,11 +90,19 @@ def measure() -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     as_json = parser.parse_args().json
     report = measure()
-    print(json.dumps(report, indent=1) if as_json else "\n".join(f"{name}: {value}" for name, value in report.items()))
+    print(
+        json.dumps(report, indent=1)
+        if as_json
+        else "\n".join(f"{name}: {value}" for name, value in report.items())
+    )
 
 
 if __name__ == "__main__":

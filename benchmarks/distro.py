@@ -1,13 +1,14 @@
-"""How fast a result is encoded, decoded and applied exactly, against the float apply of DeMo in the same process.
+"""How fast a result is encoded, decoded and applied exactly, against the float apply of DeMo in the
+same process.
 
 Usage: python benchmarks/distro.py [--json]
 
-The model is a Llama of about 20 M parameters in three tiers, top-k 8 of 64 x 64 blocks, 1-bit. Gradients are
-independent noise per peer, so peers rarely agree on coefficients: the most entries an aggregate can get. Speeds are
-the best of five runs, in million parameters per second. The float reference is scatter-mean, one inverse DCT and sign
-in fp32 over the same blocks, batched like ours. Signs are compared with the same estimate in float64:
-`exact_differs` counts ours, `fp32_differs` the reference's, where the sum is beyond 1e-12 in float64 (below that, its
-own sign is noise).
+The model is a Llama of about 20 M parameters in three tiers, top-k 8 of 64 x 64 blocks, 1-bit.
+Gradients are independent noise per peer, so peers rarely agree on coefficients: the most entries an
+aggregate can get. Speeds are the best of five runs, in million parameters per second. The float
+reference is scatter-mean, one inverse DCT and sign in fp32 over the same blocks, batched like ours.
+Signs are compared with the same estimate in float64: `exact_differs` counts ours, `fp32_differs`
+the reference's, where the sum is beyond 1e-12 in float64 (below that, its own sign is noise).
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ MODEL = {
 
 def the_schema() -> Schema:
     """The benchmark's run."""
-    return build_schema(MODEL, 3, Distro(8, 8, chunk=64, quantize_1bit=True, decay=DECAY, weight_decay=0.0, clip=None))
+    return build_schema(
+        MODEL,
+        3,
+        Distro(8, 8, chunk=64, quantize_1bit=True, decay=DECAY, weight_decay=0.0, clip=None),
+    )
 
 
 def best(
@@ -81,7 +86,9 @@ def noise(schema: Schema, seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in sorted(shapes.items())}
 
 
-def float_estimate(votes: Sequence[Votes], schema: Schema, level: int, dtype: torch.dtype) -> list[Tensor]:
+def float_estimate(
+    votes: Sequence[Votes], schema: Schema, level: int, dtype: torch.dtype
+) -> list[Tensor]:
     """Scatter-mean and one inverse DCT in floating point, per segment of the level."""
     layout = level_layout(schema.results, level)
     positions = torch.cat([vote.positions for vote in votes])
@@ -90,7 +97,11 @@ def float_estimate(votes: Sequence[Votes], schema: Schema, level: int, dtype: to
     dense.scatter_reduce_(0, positions, values, "mean", include_self=False)
     transform = inverse_float64 if dtype == torch.float64 else inverse
     groups = [
-        transform(dense[group.base : group.base + group.blocks * group.block].view(-1, group.height, group.width))
+        transform(
+            dense[group.base : group.base + group.blocks * group.block].view(
+                -1, group.height, group.width
+            )
+        )
         for group in layout.groups
     ]
     return [part.of(groups[part.group]) for part in layout.parts]
@@ -99,7 +110,9 @@ def float_estimate(votes: Sequence[Votes], schema: Schema, level: int, dtype: to
 def dct_rows(edge: int) -> Tensor:
     """The orthonormal DCT-II, float64 [frequency, place], not made from our integers."""
     place = torch.arange(edge, dtype=torch.float64)
-    rows: Tensor = torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
+    rows: Tensor = (
+        torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
+    )
     rows[0] = edge**-0.5
     return rows
 
@@ -112,7 +125,9 @@ def inverse_float64(coefficients: Tensor) -> Tensor:
     return coefficients
 
 
-def float_apply(params: Mapping[str, Tensor], schema: Schema, results: Mapping[int, Sequence[Votes]]) -> None:
+def float_apply(
+    params: Mapping[str, Tensor], schema: Schema, results: Mapping[int, Sequence[Votes]]
+) -> None:
     """The reference's whole apply."""
     for level, votes in results.items():
         estimates = float_estimate(votes, schema, level, torch.float32)
@@ -122,7 +137,9 @@ def float_apply(params: Mapping[str, Tensor], schema: Schema, results: Mapping[i
 
 
 def compare_signs(schema: Schema, results: Mapping[int, Sequence[Votes]]) -> dict[str, float]:
-    """How often the exact and the fp32 signs differ from float64's, and the largest sum at which ours do."""
+    """How often the exact and the fp32 signs differ from float64's, and the largest sum at which
+    ours do.
+    """
     total = exact = single = 0
     largest = 0.0
     for level, votes in results.items():
@@ -138,7 +155,12 @@ def compare_signs(schema: Schema, results: Mapping[int, Sequence[Votes]]) -> dic
             total, exact = total + fp64.numel(), exact + int(differs.sum())
             single += int((decided & (fp32.sign() != fp64.sign())).sum())
             largest = max(largest, float(fp64[differs].abs().max()) if differs.any() else 0.0)
-    return {"signs": total, "exact_differs": exact, "fp32_differs": single, "largest_sum_that_differs": largest}
+    return {
+        "signs": total,
+        "exact_differs": exact,
+        "fp32_differs": single,
+        "largest_sum_that_differs": largest,
+    }
 
 
 def decode_all(schema: Schema, payloads: Mapping[int, bytes]) -> dict[int, Votes]:
@@ -188,7 +210,9 @@ def measure() -> dict[str, Any]:
             row[f"ratio_{peers}"] = float_seconds / ours
         speeds.append(row)
     compared = {
-        f"peers_{peers}": compare_signs(schema, {level: [v[level] for v in votes[:peers]] for level in payloads[0]})
+        f"peers_{peers}": compare_signs(
+            schema, {level: [v[level] for v in votes[:peers]] for level in payloads[0]}
+        )
         for peers in (1, 3, 16)
     }
     size = schema.results.result_bytes()
@@ -213,8 +237,12 @@ def table(report: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Speed and precision of DisTrO's encode, decode and exact apply.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser = argparse.ArgumentParser(
+        description="Speed and precision of DisTrO's encode, decode and exact apply."
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     as_json = parser.parse_args().json
     report = measure()
     print(json.dumps(report, indent=1) if as_json else table(report))

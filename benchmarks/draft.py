@@ -1,18 +1,23 @@
-"""What a small tier as draft gains where a large one writes: `generate --draft-tier` against the same without it.
+"""What a small tier as draft gains where a large one writes: `generate --draft-tier` against the
+same without it.
 
 Usage: python benchmarks/draft.py [--json]
 
 Decided
-- Who writes was trained: the arm `mixed` of unequal-kinds.toml, seed 0, whose tiers are cut by width or by layers. It
-  is trained anew here, which takes a minute of a core for each; weights are not kept beside the figures.
-- Prompts are the beginnings of held-out text, and all of what is written fits into the window, where a draft guesses.
+- Who writes was trained: the arm `mixed` of unequal-kinds.toml, seed 0, whose tiers are cut by
+  width or by layers. It is trained anew here, which takes a minute of a core for each; weights are
+  not kept beside the figures.
+- Prompts are the beginnings of held-out text, and all of what is written fits into the window,
+  where a draft guesses.
 - The text with a draft has to be the one without, token by token, or there is no figure.
-- Seconds are the CPU's, with one thread, the best of three by turns, as in codec.py: `over_alone` is tokens per second
-  with the draft over those without, so above 1 the draft pays. `taken` is the part of its guesses that were right.
-- `fewer_passes` is by how much the large tier itself is asked less often, what `over_alone` would be if a draft cost
-  nothing and several tokens took no longer than one.
-- `at_most` is the same for a model of GPT-2's size whose draft is right: hidden units beyond tier 2 add nothing there,
-  so all tiers say the same and each costs what it does. It is what size could give, not what a trained model gives.
+- Seconds are the CPU's, with one thread, the best of three by turns, as in codec.py: `over_alone`
+  is tokens per second with the draft over those without, so above 1 the draft pays. `taken` is the
+  part of its guesses that were right.
+- `fewer_passes` is by how much the large tier itself is asked less often, what `over_alone` would
+  be if a draft cost nothing and several tokens took no longer than one.
+- `at_most` is the same for a model of GPT-2's size whose draft is right: hidden units beyond tier 2
+  add nothing there, so all tiers say the same and each costs what it does. It is what size could
+  give, not what a trained model gives.
 """
 
 from __future__ import annotations
@@ -69,7 +74,9 @@ def trained(one: Training, root: Path) -> tuple[Models, list[list[int]]]:
 
 
 def agreeing(model: Mapping[str, object]) -> Models:
-    """Tiers of an untrained model, cut by width, that all say the same: what the smallest lacks adds nothing."""
+    """Tiers of an untrained model, cut by width, that all say the same: what the smallest lacks
+    adds nothing.
+    """
     config = config_of(model)
     small = init_weights(config, SEED, max(TIERS))
 
@@ -79,7 +86,10 @@ def agreeing(model: Mapping[str, object]) -> Models:
         return tensor
 
     return {
-        tier: config.build(tier, {name: filled(name, shape) for name, shape in config.parameter_shapes(tier).items()})
+        tier: config.build(
+            tier,
+            {name: filled(name, shape) for name, shape in config.parameter_shapes(tier).items()},
+        )
         for tier in TIERS
     }
 
@@ -89,12 +99,21 @@ def written(
 ) -> list[Continuation]:
     """What tier 0 writes after every prompt."""
     return [
-        generate(models[0], prompt, new_tokens=NEW_TOKENS, temperature=temperature, seed=seed, draft=draft)
+        generate(
+            models[0],
+            prompt,
+            new_tokens=NEW_TOKENS,
+            temperature=temperature,
+            seed=seed,
+            draft=draft,
+        )
         for seed, prompt in enumerate(prompts)
     ]
 
 
-def compared(models: Models, prompts: Sequence[Sequence[int]], temperature: float) -> dict[str, Any]:
+def compared(
+    models: Models, prompts: Sequence[Sequence[int]], temperature: float
+) -> dict[str, Any]:
     """Tokens a second of tier 0 alone, and with every smaller tier as its draft.
 
     Raises AssertionError if a draft changes the text.
@@ -104,10 +123,14 @@ def compared(models: Models, prompts: Sequence[Sequence[int]], temperature: floa
     alone = write(None)
     found: dict[int, list[Continuation]] = {tier: write(draft) for tier, draft in drafts.items()}
     for tier, texts in found.items():
-        assert [text.ids for text in texts] == [text.ids for text in alone], f"tier {tier} changes what is written"
+        assert [text.ids for text in texts] == [text.ids for text in alone], (
+            f"tier {tier} changes what is written"
+        )
     tokens = sum(len(text.ids) for text in alone)
     first, *others = best(
-        *(partial(write, draft) for draft in (None, *drafts.values())), repeats=3, clock=time.process_time
+        *(partial(write, draft) for draft in (None, *drafts.values())),
+        repeats=3,
+        clock=time.process_time,
     )
     return {
         "tokens": tokens,
@@ -120,7 +143,10 @@ def compared(models: Models, prompts: Sequence[Sequence[int]], temperature: floa
 
 
 def _against(
-    alone: Sequence[Continuation], drafted: Sequence[Continuation], alone_seconds: float, seconds: float
+    alone: Sequence[Continuation],
+    drafted: Sequence[Continuation],
+    alone_seconds: float,
+    seconds: float,
 ) -> dict[str, float]:
     """What a draft gains, and how often it is right."""
     guessed = sum(text.guessed for text in drafted)
@@ -128,14 +154,20 @@ def _against(
         "tokens_per_s": round(sum(len(text.ids) for text in drafted) / seconds, 1),
         "over_alone": round(alone_seconds / seconds, 3),
         "taken": round(sum(text.taken for text in drafted) / guessed, 4) if guessed else 0.0,
-        "fewer_passes": round(sum(text.passes for text in alone) / sum(text.passes for text in drafted), 3),
+        "fewer_passes": round(
+            sum(text.passes for text in alone) / sum(text.passes for text in drafted), 3
+        ),
     }
 
 
 def measure() -> dict[str, Any]:
     """Everything this benchmark reports."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"guesses_at_a_time": GUESSES, "prompts": PROMPTS, "new_tokens": NEW_TOKENS}
+    found: dict[str, Any] = {
+        "guesses_at_a_time": GUESSES,
+        "prompts": PROMPTS,
+        "new_tokens": NEW_TOKENS,
+    }
     with tempfile.TemporaryDirectory() as root:
         for cut, size in CUTS.items():
             models, prompts = trained(training(size), Path(root))
@@ -143,20 +175,33 @@ def measure() -> dict[str, Any]:
                 how: compared(models, prompts, temperature) for how, temperature in DRAWN.items()
             }
     models = agreeing(GPT2)
-    return found | {"at_most": {"parameters": _parameters(models)} | compared(models, prompts[:1], 0.0)}
+    return found | {
+        "at_most": {"parameters": _parameters(models)} | compared(models, prompts[:1], 0.0)
+    }
 
 
 def _parameters(models: Models) -> dict[str, int]:
-    return {str(tier): sum(tensor.numel() for tensor in model.parameters()) for tier, model in models.items()}
+    return {
+        str(tier): sum(tensor.numel() for tensor in model.parameters())
+        for tier, model in models.items()
+    }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     as_json = parser.parse_args().json
     report = measure()
-    print(json.dumps(report, indent=1) if as_json else "\n".join(f"{name}: {value}" for name, value in report.items()))
+    print(
+        json.dumps(report, indent=1)
+        if as_json
+        else "\n".join(f"{name}: {value}" for name, value in report.items())
+    )
 
 
 if __name__ == "__main__":

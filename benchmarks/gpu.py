@@ -14,9 +14,9 @@ On the first CUDA device, part by part, all of them if none is named:
     memory   the most bytes that a member of each tier of both recipes held at once, in fp32 and in bf16, training one
              sequence at a time
 
-What a part found is kept in `benchmarks/measured/gpu.json` as soon as it is there, beside what others found on the same
-kind of GPU with the same PyTorch: a GPU may be at hand for minutes. It ends with 1 without a GPU, and after the first
-part that fails, of which nothing is kept.
+What a part found is kept in `benchmarks/measured/gpu.json` as soon as it is there, beside what
+others found on the same kind of GPU with the same PyTorch: a GPU may be at hand for minutes. It
+ends with 1 without a GPU, and after the first part that fails, of which nothing is kept.
 """
 
 from __future__ import annotations
@@ -56,31 +56,44 @@ from memory import document_of
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
 MODELS = {
-    name: document_of(name) | {"max_position_embeddings": tokens} for name, tokens in (("light", 512), ("test", 2048))
+    name: document_of(name) | {"max_position_embeddings": tokens}
+    for name, tokens in (("light", 512), ("test", 2048))
 }
 """The recipes' models, and how long their sequences are."""
 DISTRO = Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.01, clip=1.0)
 OPTIMIZERS: dict[str, Settings] = {
     "distro": DISTRO,
-    "distro_float": Distro(8, 64, chunk=64, quantize_1bit=False, decay=0.999, weight_decay=0.01, clip=1.0),
+    "distro_float": Distro(
+        8, 64, chunk=64, quantize_1bit=False, decay=0.999, weight_decay=0.01, clip=1.0
+    ),
     "sparseloco": SparseLoCo(inner_steps=2),
     "sparseloco_polar": SparseLoCo(inner_steps=2, orthogonal_lr=12.0),
     "sparseloco_whole": SparseLoCo(inner_steps=2, topk=4096, outer_lr=0.7),
-    "outer_muon": SparseLoCo(inner_steps=2, inner_optimizer="muon", topk=4096, divisor="all", orthogonal_lr=1.5),
+    "outer_muon": SparseLoCo(
+        inner_steps=2, inner_optimizer="muon", topk=4096, divisor="all", orthogonal_lr=1.5
+    ),
 }
-TESTS = ("tests/replica/test_on_cuda.py", "tests/kernels/test_kernels_gpu.py", "tests/ranks/test_ranks_nccl.py")
+TESTS = (
+    "tests/replica/test_on_cuda.py",
+    "tests/kernels/test_kernels_gpu.py",
+    "tests/ranks/test_ranks_nccl.py",
+)
 TIERS, ROUNDS, RATE = 3, 2, 1e-3
 
 
 def main() -> int:
     """Check and measure; 1 without a GPU, or if something is not as it must be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(PARTS)}")
     names = parser.parse_args().parts or list(PARTS)
     if unknown := sorted(set(names) - PARTS.keys()):
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
     if not torch.cuda.is_available():
-        print("error: this machine has no CUDA device, so there is nothing to check", file=sys.stderr)
+        print(
+            "error: this machine has no CUDA device, so there is nothing to check", file=sys.stderr
+        )
         return 1
     device = exact_device("cuda:0")
     for name in names:
@@ -110,7 +123,9 @@ def tests(device: torch.device) -> Any:
     command = [sys.executable, "-m", "pytest", "-n", "4", "-m", "not slow and not nightly", *TESTS]
     done = subprocess.run(command, cwd=ROOT, stdout=PIPE, text=True)
     print(done.stdout, file=sys.stderr, flush=True)
-    return None if done.returncode else {"passed": int(re.findall(r"(\d+) passed", done.stdout)[-1])}
+    return (
+        None if done.returncode else {"passed": int(re.findall(r"(\d+) passed", done.stdout)[-1])}
+    )
 
 
 def hashes(device: torch.device) -> Any:
@@ -121,13 +136,18 @@ def hashes(device: torch.device) -> Any:
 
 
 def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) -> bool:
-    """Whether rounds of results that both apply leave the same hashes of every level on a device and on the CPU."""
+    """Whether rounds of results that both apply leave the same hashes of every level on a device
+    and on the CPU.
+    """
     config = config_of(model)
     schema = build_schema(config.to_hf(), TIERS, OPTIMIZERS[optimizer])
     here, there = (_replica(config, 0, OPTIMIZERS[optimizer], place) for place in (device, CPU))
     peers = [_replica(config, tier, OPTIMIZERS[optimizer], CPU) for tier in range(TIERS)]
     for number in range(ROUNDS):
-        trained = [peer.train(_tokens(config, number * TIERS + peer.tier, 64), RATE, RATE, _never()) for peer in peers]
+        trained = [
+            peer.train(_tokens(config, number * TIERS + peer.tier, 64), RATE, RATE, _never())
+            for peer in peers
+        ]
         for replica in (here, there, *peers):
             votes = {
                 level: [
@@ -142,13 +162,17 @@ def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) ->
 
 
 def kernels(device: torch.device) -> Mapping[str, bool]:
-    """By optimizer whether its results are chosen and counted by kernels there, where there are kernels for it."""
+    """By optimizer whether its results are chosen and counted by kernels there, where there are
+    kernels for it.
+    """
     found = {}
     for name, settings in OPTIMIZERS.items():
         results = build_schema(MODELS["light"] | {"model_type": "llama"}, TIERS, settings).results
         layouts = [level_layout(results, level) for level in range(TIERS)]
         groups = {(group.block, group.topk) for layout in layouts for group in layout.groups}
-        chosen = [chooses(device, block, topk, results.values.lattice_bits) for block, topk in groups]
+        chosen = [
+            chooses(device, block, topk, results.values.lattice_bits) for block, topk in groups
+        ]
         found[name] = all(chosen) and counts(device, layouts)
     return found
 
@@ -167,7 +191,9 @@ def step(device: torch.device) -> Any:
 
 
 def large(device: torch.device) -> Any:
-    """What `benchmarks/large.py` finds, a process for each part: each takes about a minute, and is kept at once."""
+    """What `benchmarks/large.py` finds, a process for each part: each takes about a minute, and is
+    kept at once.
+    """
     found: dict[str, Any] = {}
     load = os.getloadavg()[0]
     for part in ("plain", "distro", "sparseloco", "outer_muon"):
@@ -180,13 +206,24 @@ def large(device: torch.device) -> Any:
 
 
 def _step(device: torch.device, *options: str) -> Any:
-    line = ["python", "benchmarks/step.py", "--json", "--device", str(device), "--precision", "bf16", *options]
+    line = [
+        "python",
+        "benchmarks/step.py",
+        "--json",
+        "--device",
+        str(device),
+        "--precision",
+        "bf16",
+        *options,
+    ]
     return printed_by(shlex.join(line))
 
 
 def memory(device: torch.device) -> Any:
     """Of every model, by precision and tier."""
-    return {model: {kind: peaks(model, kind, device) for kind in ("fp32", "bf16")} for model in MODELS}
+    return {
+        model: {kind: peaks(model, kind, device) for kind in ("fp32", "bf16")} for model in MODELS
+    }
 
 
 def peaks(model: str, precision: str, device: torch.device) -> Sequence[int | None]:
@@ -201,7 +238,10 @@ def peaks(model: str, precision: str, device: torch.device) -> Sequence[int | No
             share = _tokens(config, tier, config.max_position_embeddings)
             trained = replica.train(share, RATE, RATE, _never())
             results = replica.schema.results
-            votes = {level: [decode_level(data, results, level)] for level, data in trained.payloads.items()}
+            votes = {
+                level: [decode_level(data, results, level)]
+                for level, data in trained.payloads.items()
+            }
             replica.apply(votes, RATE)
             found.append(torch.cuda.max_memory_allocated(device))
         except (OutOfMemory, torch.OutOfMemoryError):
@@ -210,11 +250,18 @@ def peaks(model: str, precision: str, device: torch.device) -> Sequence[int | No
 
 
 def _replica(
-    config: ModelConfig, tier: int, settings: Settings, device: torch.device, arithmetic: Arithmetic | None = None
+    config: ModelConfig,
+    tier: int,
+    settings: Settings,
+    device: torch.device,
+    arithmetic: Arithmetic | None = None,
 ) -> Replica:
     """With weights that all tiers share."""
     whole = _weights(json.dumps(config.to_hf()))
-    weights = {name: whole[name][tuple(map(slice, own))].clone() for name, own in config.parameter_shapes(tier).items()}
+    weights = {
+        name: whole[name][tuple(map(slice, own))].clone()
+        for name, own in config.parameter_shapes(tier).items()
+    }
     return Replica(
         build_schema(config.to_hf(), TIERS, settings),
         config,
@@ -240,7 +287,9 @@ def _weights(document: str) -> Mapping[str, Tensor]:
 
 def _tokens(config: ModelConfig, seed: int, length: int) -> Tensor:
     """Two sequences."""
-    return torch.randint(config.vocab_size, (2, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        config.vocab_size, (2, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def _never() -> threading.Event:

@@ -1,10 +1,12 @@
-"""How long `--help` takes: of the index and of every command, in milliseconds over an interpreter that does nothing.
+"""How long `--help` takes: of the index and of every command, in milliseconds over an interpreter
+that does nothing.
 
     python benchmarks/help.py                      # all commands
     python benchmarks/help.py train tick --json
 
-Commands take turns, so that what else the machine does meets all of them; the least of several times counts, since
-nothing makes a process faster than it is. It is processor time, which a busy machine stretches least.
+Commands take turns, so that what else the machine does meets all of them; the least of several
+times counts, since nothing makes a process faster than it is. It is processor time, which a busy
+machine stretches least.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ INDEX_PAGE = "(index)"
 def lines(names: list[str]) -> dict[str, list[str]]:
     """The command lines by name; that of the bare interpreter has none."""
     module = [sys.executable, "-m", "aftermath"]
-    asked = {name: [*module, *([] if name == INDEX_PAGE else name.split()), "--help"] for name in names}
+    asked = {
+        name: [*module, *([] if name == INDEX_PAGE else name.split()), "--help"] for name in names
+    }
     return {"": [sys.executable, "-c", "pass"], **asked}
 
 
@@ -48,14 +52,27 @@ def measure(names: list[str], times: int) -> dict[str, float]:
 
 def main() -> None:
     """Print the table, slowest first."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commands", nargs="*", metavar="COMMAND", help="only these; one of two words in quotes")
-    parser.add_argument("--times", type=int, default=TIMES, help=f"processes of each (default {TIMES})")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "commands", nargs="*", metavar="COMMAND", help="only these; one of two words in quotes"
+    )
+    parser.add_argument(
+        "--times", type=int, default=TIMES, help=f"processes of each (default {TIMES})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args()
     found = measure(given.commands or [INDEX_PAGE, *INDEX], given.times)
     if given.json:
-        print(json.dumps({"goal_ms": GOAL_MS, "ms_over_interpreter": {k: round(v, 1) for k, v in found.items()}}))
+        print(
+            json.dumps(
+                {
+                    "goal_ms": GOAL_MS,
+                    "ms_over_interpreter": {k: round(v, 1) for k, v in found.items()},
+                }
+            )
+        )
         return
     for name, took in sorted(found.items(), key=lambda row: -row[1]):
         print(f"{took:7.0f} ms  {name}{'' if took <= GOAL_MS else f'   over {GOAL_MS:.0f}'}")

@@ -1,13 +1,16 @@
-"""What unequal members are worth to each other: does the large one learn more with small ones, and they with it?
+"""What unequal members are worth to each other: does the large one learn more with small ones, and
+they with it?
 
     python benchmarks/heterogeneity.py [--json] [--kind KIND]    the figures, from what is kept in measured/runs
     python benchmarks/heterogeneity.py --run SIZE [--kind KIND]  train what is named and nobody measured
 
 Decided
-- A kind is how the tiers are cut from the model and what trains them. Each has a file of arms of its own.
+- A kind is how the tiers are cut from the model and what trains them. Each has a file of arms of
+  its own.
 - An arm is taken at the rate that is best for its largest tier on the mean over seeds.
-- Gains are in nats per byte held out, of the same tier and seed with and without the others; an interval holds the
-  mean with 95 % by Student's t over the seeds. A gain is clear when its interval does not hold 0.
+- Gains are in nats per byte held out, of the same tier and seed with and without the others; an
+  interval holds the mean with 95 % by Student's t over the seeds. A gain is clear when its interval
+  does not hold 0.
 - Computing is counted in parameters times sequences: what a member of a tier does for a step.
 """
 
@@ -44,7 +47,9 @@ KINDS = {
 """The arms of each."""
 
 SMALL, ENOUGH = "small-only", 0.8
-"""The arm without a large member, and the part of a large member's gain that small ones are to give."""
+"""The arm without a large member, and the part of a large member's gain that small ones are to
+give.
+"""
 QUESTIONS = (
     ("tier 0 with tiers 1 and 2, against alone", 0, "mixed", "alone"),
     ("tier 0 with tiers 1 and 2, against alone with AdamW", 0, "mixed", "alone-adamw"),
@@ -84,8 +89,12 @@ def best(rates: Mapping[float, Losses]) -> float:
     return min(rates, key=lambda lr: fmean(rates[lr][min(rates[lr])].values()))
 
 
-def gain(question: str, tier: int, names: tuple[str, str], losses: Mapping[str, Losses]) -> dict[str, Any] | None:
-    """What is gained with the first arm against the second; None unless both have that tier for two seeds."""
+def gain(
+    question: str, tier: int, names: tuple[str, str], losses: Mapping[str, Losses]
+) -> dict[str, Any] | None:
+    """What is gained with the first arm against the second; None unless both have that tier for two
+    seeds.
+    """
     first, second = (losses.get(name, {}).get(tier, {}) for name in names)
     seeds = sorted(first.keys() & second.keys())
     if len(seeds) < 2:
@@ -109,32 +118,43 @@ def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
     if not {"mixed", "three-large"} <= by_arm.keys() or by_arm["three-large"] <= 0:
         return None
     config = config_of(model_of(size))
-    large, *small = (sum(map(math.prod, config.parameter_shapes(tier).values())) for tier in (0, 1, 2))
+    large, *small = (
+        sum(map(math.prod, config.parameter_shapes(tier).values())) for tier in (0, 1, 2)
+    )
     part: float = round(by_arm["mixed"] / sum(small) / (by_arm["three-large"] / (2 * large)), 3)
     return part
 
 
 def goals(gains: Sequence[Mapping[str, Any]], recovered: float | None) -> list[dict[str, Any]]:
-    """What unequal members are meant to be worth to each other, and whether they are; nothing where it is not known.
+    """What unequal members are meant to be worth to each other, and whether they are; nothing where
+    it is not known.
 
     A gain has to be clear, and above 0.
     """
     known = {(one["tier"], one["without"]): one for one in gains if one["with"] == "mixed"}
     asked = [
         ("the large one learns more with small ones than alone", [(0, "alone")]),
-        ("small ones learn more with a large one than without it, from as many tokens", [(1, SMALL), (2, SMALL)]),
+        (
+            "small ones learn more with a large one than without it, from as many tokens",
+            [(1, SMALL), (2, SMALL)],
+        ),
     ]
     found = [
         {
             "goal": goal,
             "met": all(known[one]["clear"] and known[one]["gain"] > 0 for one in about),
-            "measured": {str(tier): [known[tier, arm]["gain"], known[tier, arm]["interval"]] for tier, arm in about},
+            "measured": {
+                str(tier): [known[tier, arm]["gain"], known[tier, arm]["interval"]]
+                for tier, arm in about
+            },
         }
         for goal, about in asked
         if set(about) <= known.keys()
     ]
     if recovered is not None:
-        goal = f"for the same computing, small ones give at least {ENOUGH:.0%} of what large ones give"
+        goal = (
+            f"for the same computing, small ones give at least {ENOUGH:.0%} of what large ones give"
+        )
         found.append({"goal": goal, "met": recovered >= ENOUGH, "measured": recovered})
     return found
 
@@ -151,16 +171,26 @@ def of_size(size: str, kind: str) -> dict[str, Any]:
         shown[arm.name] = {
             "expected": arm.expected[size],
             "lr": lr,
-            "by_rate": {f"{rate:g}": round(fmean(of[min(of)].values()), 6) for rate, of in rates.items()},
+            "by_rate": {
+                f"{rate:g}": round(fmean(of[min(of)].values()), 6) for rate, of in rates.items()
+            },
             "held_out": {
                 str(tier): dict(
-                    zip(("mean", "interval"), (round(x, 6) for x in interval([*seeds.values()])), strict=True)
+                    zip(
+                        ("mean", "interval"),
+                        (round(x, 6) for x in interval([*seeds.values()])),
+                        strict=True,
+                    )
                 )
                 for tier, seeds in sorted(rates[lr].items())
                 if len(seeds) > 1
             },
         }
-    gains = [found for what, tier, *names in QUESTIONS if (found := gain(what, tier, (names[0], names[1]), losses))]
+    gains = [
+        found
+        for what, tier, *names in QUESTIONS
+        if (found := gain(what, tier, (names[0], names[1]), losses))
+    ]
     part = recovered(gains, size)
     return {
         "missing": len(_missing(size, kind)),
@@ -172,7 +202,8 @@ def of_size(size: str, kind: str) -> dict[str, Any]:
 
 
 def _missing(size: str, kind: str) -> list[Training]:
-    return sorted(missing(size, source=KINDS[kind]), key=lambda one: one.seed)  # all arms of a seed before the next
+    # all arms of a seed before the next
+    return sorted(missing(size, source=KINDS[kind]), key=lambda one: one.seed)
 
 
 def _of_kind(kind: str) -> dict[str, Any]:
@@ -185,16 +216,27 @@ def table(report: Mapping[str, Any]) -> str:
     for kind, sizes in report.items():
         for size, found in sizes.items():
             lines.append(f"{size}, {kind}: {found['missing']} trainings not done yet")
-            lines += [f"  {one['question']:62} {one['gain']:+.3f} ± {one['interval']:.3f}" for one in found["gains"]]
+            lines += [
+                f"  {one['question']:62} {one['gain']:+.3f} ± {one['interval']:.3f}"
+                for one in found["gains"]
+            ]
     return "\n".join(lines)
 
 
 def main() -> None:
     """Read the options, train if asked to, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", choices=SIZES, help="train what is named and not measured yet, and keep it")
-    parser.add_argument("--kind", choices=KINDS, help="how the tiers are cut, and what trains them; else all")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--run", choices=SIZES, help="train what is named and not measured yet, and keep it"
+    )
+    parser.add_argument(
+        "--kind", choices=KINDS, help="how the tiers are cut, and what trains them; else all"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     kinds = [given.kind] if given.kind else [*KINDS]

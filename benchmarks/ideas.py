@@ -4,12 +4,14 @@
     python benchmarks/ideas.py --run [--only ARM ...]  train what ideas.toml names and nobody measured, and keep it
 
 Decided
-- The arms are named in ideas.toml before they run. An arm's table `idea` says what is put in the place of the members'
-  own code, for this training alone; all else is said to the laboratory as in arms.toml.
-- `against` are the arms that an idea is held against: of ideas.toml, or FILE/ARM of another file of arms. A gain is
-  the loss of such an arm minus the idea's, of the same tier and seed, with the interval of heterogeneity.py.
-- Replicas are equal bit by bit after an apply, which tests show. So here one applies and the others copy it: it saves a
-  quarter of the time, which is why no seconds are shown.
+- The arms are named in ideas.toml before they run. An arm's table `idea` says what is put in the
+  place of the members' own code, for this training alone; all else is said to the laboratory as in
+  arms.toml.
+- `against` are the arms that an idea is held against: of ideas.toml, or FILE/ARM of another file of
+  arms. A gain is the loss of such an arm minus the idea's, of the same tier and seed, with the
+  interval of heterogeneity.py.
+- Replicas are equal bit by bit after an apply, which tests show. So here one applies and the others
+  copy it: it saves a quarter of the time, which is why no seconds are shown.
 - Floating point does here; what wins has to be built exactly.
 """
 
@@ -60,7 +62,8 @@ _ALTERNATIONS = 3
 """Of finding a matrix's strongest directions; more change hardly anything."""
 
 
-# --- what is put in place -------------------------------------------------------------------------------------------
+# --- what is put in place
+#  -------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -76,9 +79,13 @@ def instead(owner: object, name: str, new: object) -> Iterator[None]:
 
 @contextmanager
 def with_idea(idea: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, members compute as `idea` says. Raises KeyError for an idea that nobody wrote down here."""
+    """Inside, members compute as `idea` says. Raises KeyError for an idea that nobody wrote down
+    here.
+    """
     with ExitStack() as stack:
-        stack.enter_context(instead(proof, "unfit", lambda: "ideas take the place of torch's parts"))
+        stack.enter_context(
+            instead(proof, "unfit", lambda: "ideas take the place of torch's parts")
+        )
         stack.enter_context(instead(Together, "_apply", _applied_once))
         for name, value in idea.items():
             for place in IDEAS[name](value, settings):
@@ -116,7 +123,9 @@ Move = Callable[[MeanApply, Tensor, Part, Tensor, float], None]
 
 
 def momentum(beta: float, settings: Mapping[str, Any]) -> list[Place]:
-    """Nesterov's momentum of the mean u: m <- beta m + (1 - beta) u, and (1 - beta) u + beta m is applied instead."""
+    """Nesterov's momentum of the mean u: m <- beta m + (1 - beta) u, and (1 - beta) u + beta m is
+    applied instead.
+    """
     owner = _apply_of(settings)
     plain: Move = owner._move
 
@@ -136,7 +145,9 @@ def level_rates(rates: Sequence[float], settings: Mapping[str, Any]) -> list[Pla
     def move(self: MeanApply, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
         factor = rates[part.segment.level]
         plain(self, tensor, part, blocks * factor, lr * factor)
-        if isinstance(self, OuterMuon):  # what waits for others of its shape would go by their factor
+        if isinstance(
+            self, OuterMuon
+        ):  # what waits for others of its shape would go by their factor
             self._turn(lr * factor)
 
     return [(owner, "_move", move)]
@@ -147,7 +158,9 @@ def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
     tiers = [int(tier) for tier in settings["tiers"].split(",")]
     plain = mean.changes
 
-    def changes(votes: Sequence[Votes], level: int, agreed: SparseLoCo, most: int) -> tuple[Tensor, Tensor]:
+    def changes(
+        votes: Sequence[Votes], level: int, agreed: SparseLoCo, most: int
+    ) -> tuple[Tensor, Tensor]:
         holders = [weight for weight, tier in zip(of_members, tiers, strict=True) if tier <= level]
         counted = [vote for vote, weight in zip(votes, holders, strict=True) for _ in range(weight)]
         return plain(counted, level, agreed, most)
@@ -161,15 +174,20 @@ def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
     plain = vars(sparseloco)["cut"]
 
     def cut(segments: Sequence[Segment], **said: Any) -> tuple[Blocks, ...]:
-        return tuple(replace(one, topk=min(kept[one.segment.level], one.size)) for one in plain(segments, **said))
+        return tuple(
+            replace(one, topk=min(kept[one.segment.level], one.size))
+            for one in plain(segments, **said)
+        )
 
     return [(sparseloco, "cut", cut)]
 
 
 def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
-    """Members of small tiers run the whole model and learn their prefix of it alone (backward masking).
+    """Members of small tiers run the whole model and learn their prefix of it alone (backward
+    masking).
 
-    Where hidden units are left out is only in the gradient: a small member sees what the large ones add.
+    Where hidden units are left out is only in the gradient: a small member sees what the large ones
+    add.
     """
     del wanted, settings
     plain = Replica._backward
@@ -179,7 +197,8 @@ def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
         if self.tier == 0:
             wholes[id(self.schema)] = self
             return float(plain(self, passes, sequences, cancelled))
-        whole = wholes[id(self.schema)]  # the first member is of tier 0, and has its shared weights back by now
+        # the first member is of tier 0, and has its shared weights back by now
+        whole = wholes[id(self.schema)]
         shared = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
         with torch.no_grad():
             for name, tensor in self.params.items():
@@ -198,7 +217,9 @@ def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
 
 
 def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
-    """The tier that a large member trains as, by inner step: of a smaller one it runs the prefix alone."""
+    """The tier that a large member trains as, by inner step: of a smaller one it runs the prefix
+    alone.
+    """
     del settings
     plain = Replica._backward
     members: dict[int, Replica] = {}
@@ -242,14 +263,19 @@ def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
 
     def make(self: GradientStep, *given: Any) -> PseudoGradient:
         made = plain(self, *given)
-        even = {name: tensor / tensor.square().mean().sqrt().clamp(min=1e-12) for name, tensor in made.tensors.items()}
+        even = {
+            name: tensor / tensor.square().mean().sqrt().clamp(min=1e-12)
+            for name, tensor in made.tensors.items()
+        }
         return PseudoGradient(even, made.factor, made.loss)
 
     return [(GradientStep, "make", make)]
 
 
 def dct(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
-    """SparseLoCo's results are the strongest DCT coefficients of a block, as DisTrO's are, in place of numbers."""
+    """SparseLoCo's results are the strongest DCT coefficients of a block, as DisTrO's are, in place
+    of numbers.
+    """
     del wanted
     owner = _apply_of(settings)
     begin, plain = vars(ErrorFeedback)["__init__"], owner._move
@@ -311,13 +337,16 @@ def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
     return [(InnerSteps, "make", make), (ErrorFeedback, "compress", compress)]
 
 
-# --- results of low rank --------------------------------------------------------------------------------------------
+# --- results of low rank
+#  --------------------------------------------------------------------------------------------
 
 
 def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
-    """Two matrices in two bits a number, whose product is what is sent of a block of a hidden matrix.
+    """Two matrices in two bits a number, whose product is what is sent of a block of a hidden
+    matrix.
 
-    Tables and vectors are sent as ever. Members hand over the product, since no format has room for the two.
+    Tables and vectors are sent as ever. Members hand over the product, since no format has room for
+    the two.
     """
     bits = int(settings.get("value_bits", "2"))
 
@@ -334,8 +363,12 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
                     place.add_(number, alpha=made.factor)
             for level, layout in self._layouts.items():
                 sent[level] = [
-                    _of_rank(residual, rank, bits) if _is_hidden(layout, index) else _dense(self, group, residual)
-                    for index, (group, residual) in enumerate(zip(layout.groups, self._residuals[level], strict=True))
+                    _of_rank(residual, rank, bits)
+                    if _is_hidden(layout, index)
+                    else _dense(self, group, residual)
+                    for index, (group, residual) in enumerate(
+                        zip(layout.groups, self._residuals[level], strict=True)
+                    )
                 ]
         return sent
 
@@ -347,9 +380,16 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
         with torch.no_grad():
             for level, members in results.items():
                 for part in level_layout(self._schema.results, level).parts:
-                    moved = sum(own[part.group].clamp(-most, most) for own in members) / len(members)
+                    moved = sum(own[part.group].clamp(-most, most) for own in members) / len(
+                        members
+                    )
                     assert isinstance(moved, Tensor)
-                    made._move(view(whole.params, part.segment), part, part.of(moved * made._settings.outer_lr), rate)
+                    made._move(
+                        view(whole.params, part.segment),
+                        part,
+                        part.of(moved * made._settings.outer_lr),
+                        rate,
+                    )
             if isinstance(made, OuterMuon):
                 made._turn(rate)
         _copy(self, whole)
@@ -358,7 +398,9 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
 
 
 def _is_hidden(layout: LevelLayout, group: int) -> bool:
-    """Whether a group's blocks are of hidden matrices, none of which shares a group with a table here."""
+    """Whether a group's blocks are of hidden matrices, none of which shares a group with a table
+    here.
+    """
     return layout.groups[group].height > 1 and not any(
         is_table(part.segment.name) for part in layout.parts if part.group == group
     )
@@ -372,8 +414,12 @@ def _dense(feedback: ErrorFeedback, group: Group, residual: Tensor) -> Tensor:
 
 
 def _of_rank(blocks: Tensor, rank: int, bits: int) -> Tensor:
-    """The nearest product [n, h, w] of matrices of so many columns, each on the lattice, that alternation finds."""
-    right = torch.randn(blocks.shape[0], blocks.shape[2], rank, generator=torch.Generator().manual_seed(0))
+    """The nearest product [n, h, w] of matrices of so many columns, each on the lattice, that
+    alternation finds.
+    """
+    right = torch.randn(
+        blocks.shape[0], blocks.shape[2], rank, generator=torch.Generator().manual_seed(0)
+    )
     for _ in range(_ALTERNATIONS):
         left = torch.linalg.qr(blocks @ right).Q
         right = blocks.mT @ left
@@ -404,7 +450,8 @@ IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
 """By the name in an arm's table, from its value and what else is said to the laboratory."""
 
 
-# --- trainings and figures ------------------------------------------------------------------------------------------
+# --- trainings and figures
+#  ------------------------------------------------------------------------------------------
 
 
 def plain_of(one: Training) -> Training:
@@ -423,20 +470,32 @@ def bytes_of(one: Training) -> float:
     """Bytes of a tier-0 member's result, for each parameter and step of a machine."""
     plain, idea = plain_of(one), one.said.get(IDEA, {})
     with with_idea(idea, plain.said):
-        recipe = recipe_of(settings_of(plain, {name: Path(name) for name in ("model", "data_path")}))
+        recipe = recipe_of(
+            settings_of(plain, {name: Path(name) for name in ("model", "data_path")})
+        )
         assert recipe.agreed is not None
         schema = build_schema(model_of(one.size), recipe.levels, recipe.agreed)
     results = schema.results
     rank = int(idea.get("low_rank", 0))
-    narrow = [own for own in results.blocks if rank and is_hidden_matrix(own.segment.name, own.segment.shape)]
+    narrow = [
+        own
+        for own in results.blocks
+        if rank and is_hidden_matrix(own.segment.name, own.segment.shape)
+    ]
     others = replace(results, blocks=tuple(own for own in results.blocks if own not in narrow))
     # a column of a narrow matrix has a byte for its exponent, and two bits for each number
-    sent = others.result_bytes() + sum(own.count * rank * (2 + sum(own.edges) * 2 // 8) for own in narrow)
-    return round(sent / sum(segment.numel for segment in schema.state.segments) / one.inner_steps, 6)
+    sent = others.result_bytes() + sum(
+        own.count * rank * (2 + sum(own.edges) * 2 // 8) for own in narrow
+    )
+    return round(
+        sent / sum(segment.numel for segment in schema.state.segments) / one.inner_steps, 6
+    )
 
 
 def losses(name: str) -> Losses:
-    """What is kept of an arm at its best rate; of another file's, if that is named before it: FILE/ARM."""
+    """What is kept of an arm at its best rate; of another file's, if that is named before it:
+    FILE/ARM.
+    """
     stem, _, own = name.rpartition("/")
     source = FILE.with_name(f"{stem}.toml") if stem else FILE
     (arm,) = (arm for arm in arms(source) if arm.name == own)
@@ -445,7 +504,9 @@ def losses(name: str) -> Losses:
 
 
 def gains(idea: Losses, against: Losses) -> dict[str, dict[str, Any]]:
-    """By tier what the idea's arm gains, in nats per byte; without an interval where there is one seed."""
+    """By tier what the idea's arm gains, in nats per byte; without an interval where there is one
+    seed.
+    """
     found = {}
     for tier in sorted(idea.keys() & against.keys()):
         seeds = sorted(idea[tier].keys() & against[tier].keys())
@@ -468,8 +529,14 @@ def _missing(names: Sequence[str] | None) -> list[Training]:
 
 
 def report() -> dict[str, Any]:
-    """Every arm that was trained, in the order of the file, and how many trainings are named and not done."""
-    against = {arm["name"]: arm["against"] for arm in tomllib.loads(FILE.read_text())["arm"] if "against" in arm}
+    """Every arm that was trained, in the order of the file, and how many trainings are named and
+    not done.
+    """
+    against = {
+        arm["name"]: arm["against"]
+        for arm in tomllib.loads(FILE.read_text())["arm"]
+        if "against" in arm
+    }
     shown = {}
     for arm in arms(FILE):
         if not (found := losses(arm.name)):
@@ -480,7 +547,9 @@ def report() -> dict[str, Any]:
             "expected": arm.expected[SIZE],
             "members": one.members,
             "steps": one.steps,
-            "held_out": {str(tier): round(fmean(seeds.values()), 6) for tier, seeds in sorted(found.items())},
+            "held_out": {
+                str(tier): round(fmean(seeds.values()), 6) for tier, seeds in sorted(found.items())
+            },
             "seeds": len(found[min(found)]),
             "bytes_per_parameter_step": bytes_of(one),
             "gains": {name: gained for name in names if (gained := gains(found, losses(name)))},
@@ -496,7 +565,8 @@ def table(found: Mapping[str, Any]) -> str:
         lines.append(f"  {name:22} {ends}")
         for other, of_tiers in arm["gains"].items():
             gained = "  ".join(
-                f"{one['gain']:+.3f}" + (f" ± {one['interval']:.3f}" if one["interval"] is not None else "")
+                f"{one['gain']:+.3f}"
+                + (f" ± {one['interval']:.3f}" if one["interval"] is not None else "")
                 for one in of_tiers.values()
             )
             lines.append(f"    against {other}: {gained}")
@@ -505,10 +575,16 @@ def table(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Read the options, train if asked to, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", action="store_true", help="train what is named and not measured yet, and keep it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--run", action="store_true", help="train what is named and not measured yet, and keep it"
+    )
     parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     for one in _missing(given.only) if given.run else ():

@@ -1,18 +1,20 @@
-"""A member of 124 million parameters on a GPU, against a good plain loop: how fast it trains, and what a round costs.
+"""A member of 124 million parameters on a GPU, against a good plain loop: how fast it trains, and
+what a round costs.
 
 Usage: python benchmarks/large.py [--json] [--small] [PART ...]
 
-The model has GPT-2's vocabulary of 50,304; sequences have 1,024 tokens, and 32 of them are passed at once, in bf16,
-compiled. Parts:
+The model has GPT-2's vocabulary of 50,304; sequences have 1,024 tokens, and 32 of them are passed
+at once, in bf16, compiled. Parts:
 
     plain           the plain loop (`benchmarks/plain.py`), tokens per second
     distro          a member with a share of 64 sequences
     sparseloco      30 inner steps of AdamW, 64 of 4,096 numbers sent
     outer_muon      30 inner steps of Muon, all numbers sent, applied along the polar factor and as a mean
 
-Of a member: tokens per second while it trains; milliseconds to encode its result, to decode and apply those of eight,
-and to hash its replica; and the most bytes there were on the GPU. Every part prints a line as soon as it is done.
-`--small` takes a small model and no compiler, to try it on a CPU.
+Of a member: tokens per second while it trains; milliseconds to encode its result, to decode and
+apply those of eight, and to hash its replica; and the most bytes there were on the GPU. Every part
+prints a line as soon as it is done. `--small` takes a small model and no compiler, to try it on a
+CPU.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ LARGE: dict[str, Any] = MODEL | {
     "num_key_value_heads": 12,
     "max_position_embeddings": 1024,
 }
-SMALL: dict[str, Any] = MODEL | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+SMALL: dict[str, Any] = MODEL | {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32}
 MEMBERS, RATE = 8, 4e-4
 OPTIMIZERS: dict[str, Settings] = {
@@ -111,14 +117,20 @@ class Bench:
 
     def plain(self) -> dict[str, float]:
         model = of_llama(self.weights, heads=self.document["num_attention_heads"]).to(self.device)
-        loop = Loop(model, micro_batch=self.micro, steps=self.steps, bf16=self.fast, compiled=self.fast)
+        loop = Loop(
+            model, micro_batch=self.micro, steps=self.steps, bf16=self.fast, compiled=self.fast
+        )
         share = self.share(self.micro * self.steps, 1)
         began = self.now()
         loop.step(share)
         first = self.now() - began
         print(f"the plain loop's first share: {first:.1f} s", file=sys.stderr, flush=True)
         took = self.timed(lambda: loop.step(share), 2)
-        return {"tokens_per_s": round(1000 * share.numel() / took), "peak_gb": self.peak(), "first_s": round(first, 1)}
+        return {
+            "tokens_per_s": round(1000 * share.numel() / took),
+            "peak_gb": self.peak(),
+            "first_s": round(first, 1),
+        }
 
     @property
     def fast(self) -> bool:
@@ -138,9 +150,13 @@ class Bench:
         share = self.share(self.micro * (self.steps if settings.inner_steps else 2), 2)
         rounds = [replica.train(share, RATE, RATE, threading.Event()) for _ in range(3)]
         train, encode = (
-            statistics.median(s) for s in zip(*((r.seconds, r.encode_seconds) for r in rounds[1:]), strict=True)
+            statistics.median(s)
+            for s in zip(*((r.seconds, r.encode_seconds) for r in rounds[1:]), strict=True)
         )
-        found |= {"tokens_per_s": round(share.numel() / train), "encode_ms": round(1000 * encode, 2)}
+        found |= {
+            "tokens_per_s": round(share.numel() / train),
+            "encode_ms": round(1000 * encode, 2),
+        }
         if os.environ.get("PROFILE"):
             profiled(lambda: replica.train(share[: 3 * self.micro], RATE, RATE, threading.Event()))
         payloads, votes = rounds[-1].payloads, dict[int, list[Votes]]()
@@ -148,7 +164,9 @@ class Bench:
 
         def decode() -> None:
             for level, data in payloads.items():
-                votes[level] = [decode_level(data, schema.results, level, self.device) for _ in range(MEMBERS)]
+                votes[level] = [
+                    decode_level(data, schema.results, level, self.device) for _ in range(MEMBERS)
+                ]
 
         found["decode_ms"] = self.timed(decode)
         found["apply_ms"] = self.timed(lambda: replica.apply(votes, RATE))
@@ -167,21 +185,35 @@ def profiled(work: Callable[[], object]) -> None:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         work()
     for by in ("self_cuda_time_total", "self_cpu_time_total"):
-        for line in found.key_averages().table(sort_by=by, row_limit=22, max_name_column_width=70).splitlines():
+        for line in (
+            found.key_averages()
+            .table(sort_by=by, row_limit=22, max_name_column_width=70)
+            .splitlines()
+        ):
             print(" ".join(line.split())[:200], file=sys.stderr)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: plain {' '.join(OPTIMIZERS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"default: plain {' '.join(OPTIMIZERS)}"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--small", action="store_true", help="a small model, on the CPU where there is no GPU")
+    parser.add_argument(
+        "--small", action="store_true", help="a small model, on the CPU where there is no GPU"
+    )
     chosen = parser.parse_args()
     device = exact_device("cpu" if chosen.small and not torch.cuda.is_available() else "cuda:0")
     bench, found = Bench(device, chosen.small), dict[str, Any]()
     for name in chosen.parts or ["plain", *OPTIMIZERS]:
         found[name] = bench.plain() if name == "plain" else bench.member(name)
-        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr if chosen.json else sys.stdout, flush=True)
+        print(
+            f"{name}: {json.dumps(found[name])}",
+            file=sys.stderr if chosen.json else sys.stdout,
+            flush=True,
+        )
     if chosen.json:
         print(json.dumps(found))
     return 0

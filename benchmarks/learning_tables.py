@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-WINNER = "outer-4-muon"  # the arm of eight members that learns most, as benchmarks/arms.toml names it
+# the arm of eight members that learns most, as benchmarks/arms.toml names it
+WINNER = "outer-4-muon"
 UNKNOWN = "–"  # a figure that was not measured
 
 
@@ -199,9 +200,17 @@ def tables_of_unequal(measured: Mapping[str, Any], strips: Mapping[str, Any]) ->
     for kind, sizes in measured.items():
         share = next(iter(sizes.values()))["recovered_per_compute"]
         if share is not None:
-            parts.append(f"`{kind}`: per compute, two small members give {share:.2f} times as much as two large ones.")
-    labels = {"stays": "always the prefix", "every_40": "drawn every 40 rounds", "every_10": "every 10"}
-    drawn = [(label, *(f"{strips[key][tier]:.3f}" for tier in "012")) for key, label in labels.items()]
+            parts.append(
+                f"`{kind}`: per compute, two small members give {share:.2f} times as much as two large ones."
+            )
+    labels = {
+        "stays": "always the prefix",
+        "every_40": "drawn every 40 rounds",
+        "every_10": "every 10",
+    }
+    drawn = [
+        (label, *(f"{strips[key][tier]:.3f}" for tier in "012")) for key, label in labels.items()
+    ]
     parts.append(table(("strips of small tiers", "tier 0", "tier 1", "tier 2"), drawn))
     return "\n\n".join(parts)
 

@@ -1,11 +1,12 @@
-"""Signed transfers per second through the HTTP API of the embedded localnet, compared with LiteSVM called directly.
+"""Signed transfers per second through the HTTP API of the embedded localnet, compared with LiteSVM
+called directly.
 
     python benchmarks/localnet.py [--transactions 20000] [--connections 32] [--json]
 
-The server is a process of its own; the transactions are signed before the clock starts, one request each (with
-preflight, as clients send by default), over keep-alive connections. Two runs: in memory, and with a ledger (every
-answer synced to the disk). `ratio` is HTTP against LiteSVM verifying and executing the same transfers in one loop,
-in this run on this machine.
+The server is a process of its own; the transactions are signed before the clock starts, one request
+each (with preflight, as clients send by default), over keep-alive connections. Two runs: in memory,
+and with a ledger (every answer synced to the disk). `ratio` is HTTP against LiteSVM verifying and
+executing the same transfers in one loop, in this run on this machine.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def signed(payers: list[Keypair], blockhash: Hash, count: int) -> list[bytes]:
     wires = []
     for number in range(count):
         payer = payers[number % len(payers)]
-        move = transfer(TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to, lamports=FIRST_AMOUNT + number))
+        move = transfer(
+            TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to, lamports=FIRST_AMOUNT + number)
+        )
         message = Message.new_with_blockhash([move], payer.pubkey(), blockhash)
         wires.append(bytes(VersionedTransaction(message, [payer])))
     return wires
@@ -57,7 +60,10 @@ def direct(count: int) -> float:
     svm = LiteSVM().with_transaction_history(0)
     for payer in payers:
         svm.airdrop(payer.pubkey(), LAMPORTS)
-    transactions = [VersionedTransaction.from_bytes(wire) for wire in signed(payers, svm.latest_blockhash(), count)]
+    transactions = [
+        VersionedTransaction.from_bytes(wire)
+        for wire in signed(payers, svm.latest_blockhash(), count)
+    ]
     start = time.perf_counter()
     for transaction in transactions:
         svm.send_transaction(transaction)
@@ -68,12 +74,16 @@ def direct(count: int) -> float:
 def server(*arguments: str) -> Iterator[str]:
     """A localnet process; yields its RPC URL."""
     command = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             ready = re.search(r"rpc=(\S+)", process.stdout.readline())
             if ready is None:
-                raise SystemExit("the localnet did not start; run `python -m aftermath.localnet` to see why")
+                raise SystemExit(
+                    "the localnet did not start; run `python -m aftermath.localnet` to see why"
+                )
             yield ready.group(1)
         finally:
             process.terminate()
@@ -92,15 +102,25 @@ async def flood(url: str, wires: list[bytes], connections: int) -> float:
     requests = [_request(place.netloc, wire) for wire in wires]
     start = time.perf_counter()
     await asyncio.gather(
-        *(_connection(place.hostname, place.port, requests[first::connections]) for first in range(connections))
+        *(
+            _connection(place.hostname, place.port, requests[first::connections])
+            for first in range(connections)
+        )
     )
     return time.perf_counter() - start
 
 
 def _request(host: str, wire: bytes) -> bytes:
     params = [base64.b64encode(wire).decode(), {"encoding": "base64"}]
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "sendTransaction", "params": params}).encode()
-    head = ("POST / HTTP/1.1", f"Host: {host}", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    body = json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": "sendTransaction", "params": params}
+    ).encode()
+    head = (
+        "POST / HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
     return "\r\n".join((*head, "", "")).encode() + body
 
 
@@ -124,7 +144,9 @@ def through_http(count: int, connections: int, *arguments: str) -> float:
         for payer in payers:
             call(url, "requestAirdrop", str(payer.pubkey()), LAMPORTS)
         before = call(url, "getTransactionCount")
-        wires = signed(payers, Hash.from_string(call(url, "getLatestBlockhash")["value"]["blockhash"]), count)
+        wires = signed(
+            payers, Hash.from_string(call(url, "getLatestBlockhash")["value"]["blockhash"]), count
+        )
         seconds = asyncio.run(flood(url, wires, connections))
         landed = call(url, "getTransactionCount") - before
         if landed != count:
@@ -141,7 +163,9 @@ def main() -> None:
     alone = direct(given.transactions)
     memory = through_http(given.transactions, given.connections)
     with tempfile.TemporaryDirectory() as folder:
-        durable = through_http(given.transactions, given.connections, "--ledger", str(Path(folder) / "ledger"))
+        durable = through_http(
+            given.transactions, given.connections, "--ledger", str(Path(folder) / "ledger")
+        )
     report = {
         "transactions": given.transactions,
         "connections": given.connections,

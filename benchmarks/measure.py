@@ -4,8 +4,8 @@
     python benchmarks/measure.py demo p2p   only these
     make docs                               afterwards: the pages then quote the new figures
 
-`benchmarks/measured/NAME.json` holds the command that measured, the machine, and the benchmark's own JSON. A benchmark
-that fails leaves its file as it was.
+`benchmarks/measured/NAME.json` holds the command that measured, the machine, and the benchmark's
+own JSON. A benchmark that fails leaves its file as it was.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ COMMANDS = {
     "hostile": "python -m pytest -m nightly tests/hostile",
     "demo": "python -m aftermath.demo --engine embedded",
 }
-"""What is run for each file. Every one prints one JSON object, but for the last two, which leave a report."""
+"""What is run for each file. Every one prints one JSON object, but for the last two, which leave a
+report.
+"""
 ON_A_GPU = {
     "gpu": "python benchmarks/gpu.py",
     "spread": "python benchmarks/spread.py --device cuda --moments kept --keep",
@@ -55,7 +57,9 @@ ON_A_GPU = {
 
 def main() -> int:
     """Measure what was asked for; 1 if any of it failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(COMMANDS)}")
     names = parser.parse_args().names or list(COMMANDS)
     if unknown := sorted(set(names) - set(COMMANDS)):
@@ -91,7 +95,9 @@ def write(name: str, command: str, load: float, figures: Any) -> None:
 
 def printed_by(line: str) -> Any:
     """The JSON that a benchmark prints, None if it fails."""
-    done = subprocess.run([sys.executable, *shlex.split(line)[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, *shlex.split(line)[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
@@ -101,13 +107,19 @@ def report_of_demo(*options: str) -> Any:
         place = Path(folder) / "demo"
         line = [sys.executable, *shlex.split(COMMANDS["demo"])[1:], *options, "--dir", str(place)]
         done = subprocess.run(line, cwd=ROOT, stdout=sys.stderr)
-        return json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
+        return (
+            json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
+        )
 
 
 def table_of_hostile() -> Any:
     """What every attack did, None if a bar is not met that was."""
-    done = subprocess.run([sys.executable, *shlex.split(COMMANDS["hostile"])[1:]], cwd=ROOT, stdout=sys.stderr)
-    return json.loads((ROOT / "runs" / "hostile.json").read_text()) if done.returncode == 0 else None
+    done = subprocess.run(
+        [sys.executable, *shlex.split(COMMANDS["hostile"])[1:]], cwd=ROOT, stdout=sys.stderr
+    )
+    return (
+        json.loads((ROOT / "runs" / "hostile.json").read_text()) if done.returncode == 0 else None
+    )
 
 
 if __name__ == "__main__":

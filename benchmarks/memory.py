@@ -2,15 +2,17 @@
 
 Usage: python benchmarks/memory.py [--json] [--only MODEL ...]
 
-A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`) trains on two sequences and
-applies a round, of eight members' results where every number is sent; every tensor that PyTorch makes and drops on the
-way is counted. It runs on the CPU: a GPU holds the same tensors, and some hundred MB of its own (its context, the
-libraries' workspaces, fragments) that are not counted here. `state` is 16 bytes for each parameter the tier holds, 24
-with SparseLoCo; what the peak has beyond it are activations and results. `recomputed` is the peak with
-`--activation-checkpointing on`. `preset` is the model of 20 million parameters that `model init` has, trained as the
-recipe `test` has it, on sequences of 512. Models are measured whole but for that of `test`. Of it one and two layers
-are, and the peak of all of them lies on the straight line through both, since every layer holds the same. `laptop` is
-what its tier 2 holds at most with layers computed twice and passes in bf16. All else is fp32.
+A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`) trains
+on two sequences and applies a round, of eight members' results where every number is sent; every
+tensor that PyTorch makes and drops on the way is counted. It runs on the CPU: a GPU holds the same
+tensors, and some hundred MB of its own (its context, the libraries' workspaces, fragments) that are
+not counted here. `state` is 16 bytes for each parameter the tier holds, 24 with SparseLoCo; what
+the peak has beyond it are activations and results. `recomputed` is the peak with
+`--activation-checkpointing on`. `preset` is the model of 20 million parameters that `model init`
+has, trained as the recipe `test` has it, on sequences of 512. Models are measured whole but for
+that of `test`. Of it one and two layers are, and the peak of all of them lies on the straight line
+through both, since every layer holds the same. `laptop` is what its tier 2 holds at most with
+layers computed twice and passes in bf16. All else is fp32.
 """
 
 from __future__ import annotations
@@ -48,11 +50,13 @@ LAPTOP_MODEL, LAPTOP_TIER = "test", 2
 WHOLE = ("light", "preset")
 """Measured with all layers: what results of several members hold does not grow evenly with them."""
 STATE_BYTES = {"light": 24, "test": 16, "preset": 16}
-"""For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with Muon's inner steps the
-moment and its copy as well.
+"""For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with
+Muon's inner steps the moment and its copy as well.
 """
 MEMBERS = {"light": 8, "test": 1, "preset": 1}
-"""Whose results are applied together: with every number sent, a byte of a number for each is a good part of it."""
+"""Whose results are applied together: with every number sent, a byte of a number for each is a good
+part of it.
+"""
 
 
 def shape_of_recipe(model: str) -> dict[str, int]:
@@ -91,10 +95,14 @@ def peak(
         schema = shape_of(parse_as(text, CONFIGS[model], RunConfig)).schema
         length = parse_as(text, CONFIGS[model], RunConfig).llm.max_seq_len
     config = config_of(document)
-    tokens = torch.randint(config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0)
+    )
     live = LiveBytes()
     with live:
-        weights = {name: torch.randn(shape) * 0.02 for name, shape in config.parameter_shapes(tier).items()}
+        weights = {
+            name: torch.randn(shape) * 0.02 for name, shape in config.parameter_shapes(tier).items()
+        }
         replica = Replica(
             schema,
             config,
@@ -126,13 +134,22 @@ def of_tier(model: str, tier: int) -> dict[str, int]:
         parameters += (layers - 1) * (more - parameters)
         most += (layers - 1) * (higher - most)
         least += (layers - 2) * (twice - least)
-    return {"parameters": parameters, "state": STATE_BYTES[model] * parameters, "peak": most, "recomputed": least}
+    return {
+        "parameters": parameters,
+        "state": STATE_BYTES[model] * parameters,
+        "peak": most,
+        "recomputed": least,
+    }
 
 
 def of_laptop() -> int:
-    """What a member of the tier that is said to fit a laptop holds at most, with all that makes it smaller."""
+    """What a member of the tier that is said to fit a laptop holds at most, with all that makes it
+    smaller.
+    """
     layers = int(document_of(LAPTOP_MODEL)["num_hidden_layers"])
-    (_, two), (_, three) = (peak(LAPTOP_MODEL, LAPTOP_TIER, count, "on", bf16=True) for count in (2, 3))
+    (_, two), (_, three) = (
+        peak(LAPTOP_MODEL, LAPTOP_TIER, count, "on", bf16=True) for count in (2, 3)
+    )
     return two + (layers - 2) * (three - two)
 
 
@@ -150,9 +167,13 @@ def measure(models: Sequence[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--only", nargs="+", choices=(*CONFIGS, LAPTOP), metavar="MODEL", help="these, not all")
+    parser.add_argument(
+        "--only", nargs="+", choices=(*CONFIGS, LAPTOP), metavar="MODEL", help="these, not all"
+    )
     given = parser.parse_args()
     found = measure(given.only or (*CONFIGS, LAPTOP))
     if given.json:
@@ -163,7 +184,9 @@ def main() -> None:
             print(f"{model:6} at most {figures['peak'] / 1e9:6.2f} GB")
             continue
         for tier in range(TIERS):
-            state, most, least = (figures[name][tier] / 1e9 for name in ("state", "peak", "recomputed"))
+            state, most, least = (
+                figures[name][tier] / 1e9 for name in ("state", "peak", "recomputed")
+            )
             print(
                 f"{model:6} tier {tier}: state {state:6.2f} GB, at most {most:6.2f} GB; "
                 f"with layers computed twice {least:6.2f} GB"

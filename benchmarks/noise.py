@@ -1,10 +1,13 @@
-"""How far a training ends from the same one with another seed: what a difference has to exceed before it says anything.
+"""How far a training ends from the same one with another seed: what a difference has to exceed
+before it says anything.
 
 Decided
-- All that is kept with several seeds is pooled, of every size and file, in three kinds: one machine with AdamW or Muon,
-  members with Muon at the apply, and members that go by the mean (DisTrO, of which no seeds are kept, counts as these).
+- All that is kept with several seeds is pooled, of every size and file, in three kinds: one machine
+  with AdamW or Muon, members with Muon at the apply, and members that go by the mean (DisTrO, of
+  which no seeds are kept, counts as these).
 - A training that is kept in several files under one name counts once.
-- Beyond nine degrees of freedom Student's t is taken from the normal distribution by the first term of its expansion.
+- Beyond nine degrees of freedom Student's t is taken from the normal distribution by the first term
+  of its expansion.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from typing import Any
 from arms import RUNS, STUDENT
 
 Noise = Mapping[str, float]
-"""`deviation`: of one training's loss, in nats per byte; `freedom`: of that figure; `reach`: the 95 % of one training;
-`apart`: the 95 % of the difference of two trainings of one seed each."""
+"""`deviation`: of one training's loss, in nats per byte; `freedom`: of that figure; `reach`: the 95
+% of one training; `apart`: the 95 % of the difference of two trainings of one seed each.
+"""
 
 
 def kind_of(said: Mapping[str, Any]) -> str:
@@ -60,7 +64,9 @@ def noise() -> dict[str, Noise]:
     for path in sorted(RUNS.glob("*.jsonl")):
         for line in map(json.loads, path.read_text().splitlines()):
             if "said" in line:
-                told = json.dumps([line["arm"], line["steps"], line["lr"], line["said"]], sort_keys=True)
+                told = json.dumps(
+                    [line["arm"], line["steps"], line["lr"], line["said"]], sort_keys=True
+                )
                 by_seed[path.stem, kind_of(line["said"]), told][line["seed"]] = line["held_out"]
     losses: dict[str, set[tuple[float, ...]]] = defaultdict(set)
     for (_, kind, _), held_out in by_seed.items():

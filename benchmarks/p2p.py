@@ -1,10 +1,12 @@
-"""Measures the peer-to-peer room on loopback: blob throughput against plain TCP, and announcement round trips.
+"""Measures the peer-to-peer room on loopback: blob throughput against plain TCP, and announcement
+round trips.
 
     python benchmarks/p2p.py [--json]
 
-Every holder is a process of its own; it serves the same bytes through our transport and through asyncio TCP, so both
-are measured in one run on one machine. Our figure includes encryption, authentication and the BLAKE3 check; TCP's is
-the bare copy. A round trip is: one peer announces, every other peer answers with an announcement, the first has all.
+Every holder is a process of its own; it serves the same bytes through our transport and through
+asyncio TCP, so both are measured in one run on one machine. Our figure includes encryption,
+authentication and the BLAKE3 check; TCP's is the bare copy. A round trip is: one peer announces,
+every other peer answers with an announcement, the first has all.
 """
 
 import argparse
@@ -47,7 +49,11 @@ def content() -> bytes:
 async def open_peer(number: int, directory: Path) -> IrohTransport:
     """A transport on loopback."""
     return await open_iroh(
-        secret(number), bind_host="127.0.0.1", relay="disabled", discovery="local", discovery_dir=directory
+        secret(number),
+        bind_host="127.0.0.1",
+        relay="disabled",
+        discovery="local",
+        discovery_dir=directory,
     )
 
 
@@ -74,7 +80,12 @@ async def hold(number: int, directory: Path) -> None:
 async def holder(number: int, directory: Path) -> AsyncIterator[int]:
     """A holder as a process; gives its TCP port."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--hold", str(number), str(directory), stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        __file__,
+        "--hold",
+        str(number),
+        str(directory),
+        stdout=asyncio.subprocess.PIPE,
     )
     assert child.stdout is not None
     try:
@@ -111,7 +122,9 @@ async def measure_blobs() -> dict[str, float]:
         async with AsyncExitStack() as stack:
             transport = await open_peer(0, directory)
             stack.push_async_callback(transport.close)
-            ports = [await stack.enter_async_context(holder(number, directory)) for number in (1, 2, 3)]
+            ports = [
+                await stack.enter_async_context(holder(number, directory)) for number in (1, 2, 3)
+            ]
             ids = [identity(number) for number in (1, 2, 3)]
             transport.set_members(ids)
             while len(transport.reachable()) < 3:
@@ -171,9 +184,14 @@ async def measure() -> dict[str, object]:
     return {
         "blob_bytes": SIZE,
         "blob_mb_per_s": {name: round(speed, 1) for name, speed in blobs.items()},
-        "ratio_to_tcp": {name: round(blobs[name] / blobs["tcp"], 3) for name in ("holders_1", "holders_3")},
+        "ratio_to_tcp": {
+            name: round(blobs[name] / blobs["tcp"], 3) for name in ("holders_1", "holders_3")
+        },
         "announcement_round_trip_ms": {
-            str(peers): {name: round(value, 2) for name, value in (await measure_announcements(peers)).items()}
+            str(peers): {
+                name: round(value, 2)
+                for name, value in (await measure_announcements(peers)).items()
+            }
             for peers in (3, 8)
         },
     }
@@ -181,7 +199,9 @@ async def measure() -> dict[str, object]:
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--hold", nargs=2, metavar=("NUMBER", "DIR"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

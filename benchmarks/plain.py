@@ -1,7 +1,8 @@
-"""A training loop as anybody would write it with PyTorch alone: what a member's step is measured against.
+"""A training loop as anybody would write it with PyTorch alone: what a member's step is measured
+against.
 
-It has nothing of ours: a Llama of torch's own modules, compiled with its loss, clipping, fused AdamW, and nothing that
-waits for a GPU before the end of a share.
+It has nothing of ours: a Llama of torch's own modules, compiled with its loss, clipping, fused
+AdamW, and nothing that waits for a GPU before the end of a share.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from torch import Tensor, nn
 
 
 class Plain(nn.Module):
-    """A Llama: token ids [B, T] -> logits [B, T, V]. As many key/value heads as heads, embeddings tied."""
+    """A Llama: token ids [B, T] -> logits [B, T, V]. As many key/value heads as heads, embeddings
+    tied.
+    """
 
-    def __init__(self, *, vocabulary: int, hidden: int, layers: int, heads: int, width: int) -> None:
+    def __init__(
+        self, *, vocabulary: int, hidden: int, layers: int, heads: int, width: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden)
         self.blocks = nn.ModuleList(Block(hidden, heads, width) for _ in range(layers))
@@ -27,7 +32,9 @@ class Plain(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
         powers = torch.arange(0, self.head_dim, 2, device=ids.device) / self.head_dim
-        angles = torch.outer(torch.arange(ids.shape[1], device=ids.device), 10000.0**-powers).repeat(1, 2)
+        angles = torch.outer(
+            torch.arange(ids.shape[1], device=ids.device), 10000.0**-powers
+        ).repeat(1, 2)
         cosine, sine = angles.cos(), angles.sin()
         for block in self.blocks:
             x = block(x, cosine, sine)
@@ -47,9 +54,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         normed = self.before(x)
-        q, k, v = (each(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (
+            each(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.q, self.k, self.v)
+        )
         q, k = (turned * cosine + _half_turn(turned) * sine for turned in (q, k))
-        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.o(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         normed = self.between(x)
         out: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
         return out
@@ -70,7 +82,10 @@ def of_llama(weights: Mapping[str, Tensor], *, heads: int) -> Plain:
     names |= {"post_attention_layernorm": "between", "self_attn": "", "mlp": ""}
 
     def renamed(name: str) -> str:
-        parts = (names.get(part, part).removesuffix("_proj") for part in name.removeprefix("model.").split("."))
+        parts = (
+            names.get(part, part).removesuffix("_proj")
+            for part in name.removeprefix("model.").split(".")
+        )
         return ".".join(part for part in parts if part)
 
     model.load_state_dict({renamed(name): tensor for name, tensor in weights.items()})
@@ -81,11 +96,19 @@ class Loop:
     """Steps of AdamW on shares of tokens; `steps` of them on parts of a share."""
 
     def __init__(
-        self, model: Plain, *, micro_batch: int, steps: int, bf16: bool = False, compiled: bool = False
+        self,
+        model: Plain,
+        *,
+        micro_batch: int,
+        steps: int,
+        bf16: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.model, self._micro, self._steps, self._bf16 = model, micro_batch, steps, bf16
         own = list(model.parameters())
-        self._optimizer = torch.optim.AdamW(own, lr=4e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        self._optimizer = torch.optim.AdamW(
+            own, lr=4e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
         self._loss = torch.compile(self.loss, dynamic=False) if compiled else self.loss
         self._device = own[0].device
 
@@ -105,7 +128,11 @@ class Loop:
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean cross-entropy of the next token."""
-        cast = torch.autocast(ids.device.type, dtype=torch.bfloat16) if self._bf16 else contextlib.nullcontext()
+        cast = (
+            torch.autocast(ids.device.type, dtype=torch.bfloat16)
+            if self._bf16
+            else contextlib.nullcontext()
+        )
         with cast:
             logits = self.model(ids[:, :-1])
         return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())

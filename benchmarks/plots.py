@@ -2,7 +2,8 @@
 
     python benchmarks/plots.py docs/assets
 
-A picture says in its description from which figures it was drawn, so that a test sees when it is out of date.
+A picture says in its description from which figures it was drawn, so that a test sees when it is
+out of date.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BYTES_BAR = 0.0009
-"""Bytes for each parameter and step that issue and field aim at: Covenant-72B (arXiv 2603.08163) has 0.00091."""
+"""Bytes for each parameter and step that issue and field aim at: Covenant-72B (arXiv 2603.08163)
+has 0.00091.
+"""
 COMPANIES = {
     "alone": "(a) tier 0 alone",
     "mixed": "(b) tiers 0, 1, 2",
@@ -38,7 +41,10 @@ TRAINED = {
 }
 KINDS, KIND = "kinds", "0.2M-"
 """The arms whose tiers are cut in different ways, and what their sizes begin with."""
-STRIPS = {"every_40": "width, drawn anew\nevery 40 rounds", "every_10": "width, drawn anew\nevery 10 rounds"}
+STRIPS = {
+    "every_40": "width, drawn anew\nevery 40 rounds",
+    "every_10": "width, drawn anew\nevery 10 rounds",
+}
 TIERS = {"0": "o", "1": "s", "2": "^"}
 """A mark for each."""
 
@@ -57,7 +63,9 @@ def picture(path: Path, found: Any, panels: int = 1) -> Iterator[Sequence[Axes]]
     matplotlib.rcParams["svg.hashsalt"] = "aftermath"  # the same figures give the same file
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, panels, figsize=(9 if panels == 1 else 6.5 * panels, 5.5), squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, panels, figsize=(9 if panels == 1 else 6.5 * panels, 5.5), squeeze=False
+    )
     yield axes[0]
     for each in axes[0]:
         each.grid(alpha=0.3)
@@ -67,13 +75,20 @@ def picture(path: Path, found: Any, panels: int = 1) -> Iterator[Sequence[Axes]]
 
 
 def draw(size: str, found: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss by the steps of a machine: curves alone, and a mark for every arm of several members."""
+    """Held-out loss by the steps of a machine: curves alone, and a mark for every arm of several
+    members.
+    """
     with picture(path, found) as (axes,):
         for name, arm in found["arms"].items():
             points = [(end["steps"], end["held_out"]) for end in arm["ends"]]
             alone, marker = arm["members"] == 1, "o" if arm["members"] == 1 else "x"
             label = name if alone else f"{name}, {arm['members']} members"
-            axes.plot(*zip(*points, strict=True), marker=marker, linestyle="-" if alone else ":", label=label)
+            axes.plot(
+                *zip(*points, strict=True),
+                marker=marker,
+                linestyle="-" if alone else ":",
+                label=label,
+            )
         axes.set(
             xscale="log",
             xlabel="steps of a machine",
@@ -84,16 +99,23 @@ def draw(size: str, found: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss by the bytes that eight members send, for every length of a run, with the bars they are held to."""
+    """Held-out loss by the bytes that eight members send, for every length of a run, with the bars
+    they are held to.
+    """
     with picture(path, found) as (axes,):
         for steps, own in found["bytes_at_loss"].items():
             points, curve = own["points"], [point for point in own["points"] if point["on_curve"]]
             (line,) = axes.plot(
-                *_of(curve), marker="o", label=f"{int(steps):,} steps: the least loss for so many bytes"
+                *_of(curve),
+                marker="o",
+                label=f"{int(steps):,} steps: the least loss for so many bytes",
             )
             axes.plot(*_of(points), marker="x", linestyle="", color=line.get_color(), alpha=0.5)
             axes.axhline(
-                own["bar"], linestyle=":", color=line.get_color(), label=f"{int(steps):,} steps: adamw-8x and 1 %"
+                own["bar"],
+                linestyle=":",
+                color=line.get_color(),
+                label=f"{int(steps):,} steps: adamw-8x and 1 %",
             )
             for point in curve:
                 axes.annotate(
@@ -127,13 +149,19 @@ def draw_unequal(found: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss of every tier of the mixed company, by how tiers are cut, and by strips that are drawn anew.
+    """Held-out loss of every tier of the mixed company, by how tiers are cut, and by strips that
+    are drawn anew.
 
     Of the latter only means are kept, so they have no interval.
     """
     with picture(path, [found, rolling]) as (axes,):
-        ways = {size.removeprefix(KIND): sizes["arms"]["mixed"]["held_out"] for size, sizes in found[KINDS].items()} | {
-            label: {tier: {"mean": loss, "interval": math.nan} for tier, loss in rolling[name].items()}
+        ways = {
+            size.removeprefix(KIND): sizes["arms"]["mixed"]["held_out"]
+            for size, sizes in found[KINDS].items()
+        } | {
+            label: {
+                tier: {"mean": loss, "interval": math.nan} for tier, loss in rolling[name].items()
+            }
             for name, label in STRIPS.items()
         }
         _by_tier(axes, ways)
@@ -143,7 +171,9 @@ def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path)
 def _by_tier(axes: Axes, columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
     """A column for each label, with the tiers' means beside each other and their 95 % intervals."""
     for place, (tier, marker) in enumerate(TIERS.items()):
-        shown = [(column, held[tier]) for column, held in enumerate(columns.values()) if tier in held]
+        shown = [
+            (column, held[tier]) for column, held in enumerate(columns.values()) if tier in held
+        ]
         axes.errorbar(
             [column + 0.15 * (place - 1) for column, _ in shown],
             [one["mean"] for _, one in shown],

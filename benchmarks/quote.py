@@ -108,7 +108,9 @@ def rounds() -> str:
     found = figures("round")
     parts = ("wall", "slowest_training", "overhead", "chain", "apply", "encode", "fetch")
     heads = ("members on two cores", *(part.replace("_", " ") for part in parts))
-    rows = [(count, *(f"{one[f'{part}_ms']:.0f} ms" for part in parts)) for count, one in found.items()]
+    rows = [
+        (count, *(f"{one[f'{part}_ms']:.0f} ms" for part in parts)) for count, one in found.items()
+    ]
     return table(heads, rows)
 
 
@@ -125,7 +127,10 @@ def networks() -> str:
             "blobs from one holder; from three; plain TCP (MB/s)",
             "; ".join(f"{blobs[k]:.0f}" for k in ("holders_1", "holders_3", "tcp")),
         ),
-        ("announcement and answer, 3 peers; 8 peers (ms)", f"{trips['3']['median']:.1f}; {trips['8']['median']:.1f}"),
+        (
+            "announcement and answer, 3 peers; 8 peers (ms)",
+            f"{trips['3']['median']:.1f}; {trips['8']['median']:.1f}",
+        ),
         (
             "localnet over HTTP; with a ledger; LiteSVM alone (transactions/s)",
             f"{local['http_per_second']:,}; {local['http_ledger_per_second']:,}; {local['litesvm_per_second']:,}",
@@ -134,8 +139,14 @@ def networks() -> str:
             f"server with {server['members']} light members: rounds/s; share of a core",
             f"{server['rounds_per_second']:.2f}; {server['server_cores']:.1%}",
         ),
-        ("tokens from local files, one thread (MB/s)", f"{data['local']['megabytes_per_second']:.0f}"),
-        (f"waiting for data behind a {at_most}, of a round", f"{data['http']['waited_percent']:.1f} %"),
+        (
+            "tokens from local files, one thread (MB/s)",
+            f"{data['local']['megabytes_per_second']:.0f}",
+        ),
+        (
+            f"waiting for data behind a {at_most}, of a round",
+            f"{data['http']['waited_percent']:.1f} %",
+        ),
     ]
     return table(("what", "figure"), rows)
 
@@ -198,7 +209,13 @@ def several_devices() -> str:
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))
     ]
     return table(
-        ("inner optimizer", "bytes of rank 0 over one rank", "largest part of moments", "CPU time of rank 0"), rows
+        (
+            "inner optimizer",
+            "bytes of rank 0 over one rank",
+            "largest part of moments",
+            "CPU time of rank 0",
+        ),
+        rows,
     )
 
 
@@ -208,7 +225,9 @@ def threads() -> str:
         (label, *(f"{ratio:.1f}" for ratio in found[key]["sleeping_over_spinning"]))
         for key, label in (("alone", "alone"), ("beside_one", "next to one busy process"))
     ]
-    return table(("speed of sleeping threads over spinning ones", "tier 0", "tier 1", "tier 2"), rows)
+    return table(
+        ("speed of sleeping threads over spinning ones", "tier 0", "tier 1", "tier 2"), rows
+    )
 
 
 DIFFERENCES = {
@@ -246,12 +265,23 @@ def drafts() -> str:
     rows = [
         (
             label,
-            *(f"{found[key][way]['by_draft']['2']['over_alone']:.2f}" for way in ("greedy", "drawn")),
+            *(
+                f"{found[key][way]['by_draft']['2']['over_alone']:.2f}"
+                for way in ("greedy", "drawn")
+            ),
             f"{found[key]['greedy']['by_draft']['2']['taken']:.0%}",
         )
         for key, label in (("width", "cut by width"), ("depth", "half of the layers"))
     ]
-    return table(("tier 2 as draft (0.2 M parameters, CPU)", "speed, greedy", "speed, sampled", "guesses taken"), rows)
+    return table(
+        (
+            "tier 2 as draft (0.2 M parameters, CPU)",
+            "speed, greedy",
+            "speed, sampled",
+            "guesses taken",
+        ),
+        rows,
+    )
 
 
 ATTACKS = """One member of tier 0 attacks three honest members in an epoch of four rounds. *round time* is the
@@ -330,7 +360,9 @@ def _wrapped(line: str) -> str:
 
 def main() -> int:
     """Write the page that is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("page", type=Path, metavar="PAGE", help="the Markdown page to write")
     path = parser.parse_args().page
     try:

@@ -1,15 +1,18 @@
-"""What it brings that a member's ranks hold an inner optimizer's moments among them, and what it costs.
+"""What it brings that a member's ranks hold an inner optimizer's moments among them, and what it
+costs.
 
 Usage: python benchmarks/ranks.py [--json] [--ranks 2]
 
-A member of the light recipe's model, of which it has four layers, trains shares of 4 sequences of 64 tokens in four
-inner steps, on ranks of the CPU with one thread each. In turns, in another order each time, the first rank has all
-moments, and each has its part. Bytes are of tensors that were counted: `first_whole` and `first_dealt` are the most
-that the first rank has at once, from its replica's making to the end of a second share, and `moments` what each rank
-told of its own. Seconds are medians. `steps` are the inner optimizer's of a share, which beside what the ranks compute
-at the same time have what they send each other over the loopback, 4 bytes for each parameter of another rank's;
-`first_cpu` is what the first rank's processor spent on them, which other processes of the machine do not change;
-`share` is all of the training. Ratios are of what is dealt over what is not.
+A member of the light recipe's model, of which it has four layers, trains shares of 4 sequences of
+64 tokens in four inner steps, on ranks of the CPU with one thread each. In turns, in another order
+each time, the first rank has all moments, and each has its part. Bytes are of tensors that were
+counted: `first_whole` and `first_dealt` are the most that the first rank has at once, from its
+replica's making to the end of a second share, and `moments` what each rank told of its own. Seconds
+are medians. `steps` are the inner optimizer's of a share, which beside what the ranks compute at
+the same time have what they send each other over the loopback, 4 bytes for each parameter of
+another rank's; `first_cpu` is what the first rank's processor spent on them, which other processes
+of the machine do not change; `share` is all of the training. Ratios are of what is dealt over what
+is not.
 """
 
 from __future__ import annotations
@@ -119,7 +122,8 @@ def measure(lead: Lead, kind: Kind, repetitions: int) -> dict[str, Any]:
                 moments = member.moments()
     peaks = {dealt: most_bytes(lead, kind, dealt) for dealt in spent}
     middle = {
-        dealt: {what: statistics.median(all_) for what, all_ in own.seconds.items()} for dealt, own in spent.items()
+        dealt: {what: statistics.median(all_) for what, all_ in own.seconds.items()}
+        for dealt, own in spent.items()
     }
     return {
         "first_whole": peaks[False],
@@ -127,7 +131,9 @@ def measure(lead: Lead, kind: Kind, repetitions: int) -> dict[str, Any]:
         "first_ratio": round(peaks[True] / peaks[False], 3),
         "moments": moments,
         "most_of_moments": round(max(moments) / sum(moments), 3),
-        **{f"{what}_ratio": round(middle[True][what] / middle[False][what], 2) for what in MEASURED},
+        **{
+            f"{what}_ratio": round(middle[True][what] / middle[False][what], 2) for what in MEASURED
+        },
         **{f"{what}_whole_s": round(middle[False][what], 3) for what in MEASURED},
         **{f"{what}_dealt_s": round(middle[True][what], 3) for what in MEASURED},
     }
@@ -144,7 +150,9 @@ def report(ranks: int, repetitions: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2, help="of one thread each (default 2)")
     parser.add_argument("--repetitions", type=int, default=2, help="of two shares each (default 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

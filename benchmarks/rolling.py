@@ -1,13 +1,15 @@
-"""Whether small members learn more by strips that change: the prefix of a tier, against strips drawn again.
+"""Whether small members learn more by strips that change: the prefix of a tier, against strips
+drawn again.
 
     python benchmarks/rolling.py [--json]        the figures, from what is kept in measured/runs/rolling.jsonl
     python benchmarks/rolling.py --run EVERY     train with strips drawn every so many rounds, and keep it
 
 Decided
-- Which strip a small member holds is drawn by permuting the hidden units of every feed-forward: the whole model
-  computes what it did, a small tier's prefix is another strip of it, and its members take theirs from it anew.
-- What optimizers have kept back of feed-forwards is forgotten at a draw; all else is as in the arm `mixed` of
-  unequal-kinds.toml at the size 0.2M-width, whose seeds and budget these trainings have.
+- Which strip a small member holds is drawn by permuting the hidden units of every feed-forward: the
+  whole model computes what it did, a small tier's prefix is another strip of it, and its members
+  take theirs from it anew.
+- What optimizers have kept back of feed-forwards is forgotten at a draw; all else is as in the arm
+  `mixed` of unequal-kinds.toml at the size 0.2M-width, whose seeds and budget these trainings have.
 
 Source: rolling sub-models, FedRolex (arXiv 2212.01548).
 """
@@ -54,7 +56,10 @@ def draw(together: Together, seed: int) -> None:
     for replica in together.replicas:
         state = replica.optimizer.state()
         replica.optimizer.restore(
-            {name: torch.zeros_like(t) if _FEED_FORWARD in name else t.clone() for name, t in state.items()}
+            {
+                name: torch.zeros_like(t) if _FEED_FORWARD in name else t.clone()
+                for name, t in state.items()
+            }
         )
 
 
@@ -62,7 +67,9 @@ def rolled(one: Training, every: int) -> dict[str, Any]:
     """The line of a training whose strips are drawn every so many rounds."""
     plain: Callable[[Together, int, Sequence[Tensor], Sequence[bool]], Stepped] = Together.step
 
-    def step(self: Together, number: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
+    def step(
+        self: Together, number: int, shares: Sequence[Tensor], accepted: Sequence[bool]
+    ) -> Stepped:
         if number > 1 and (number - 1) % every == 0:
             draw(self, 1_000_003 * one.seed + number)
         return plain(self, number, shares, accepted)
@@ -78,7 +85,9 @@ def rolled(one: Training, every: int) -> dict[str, Any]:
 def report() -> dict[str, dict[str, float]]:
     """The mean loss over seeds by tier, with strips that stay and with those that are drawn."""
     done = kept(SIZE, KIND)
-    found = {"stays": [done[one.key]["held_out_by_tier"] for one in _trainings() if one.key in done]}
+    found = {
+        "stays": [done[one.key]["held_out_by_tier"] for one in _trainings() if one.key in done]
+    }
     for line in map(json.loads, KEPT.read_text().splitlines() if KEPT.exists() else ()):
         found.setdefault(f"every_{line['every']}", []).append(line["held_out_by_tier"])
     return {
@@ -95,13 +104,21 @@ def _trainings() -> list[Training]:
 
 def main() -> None:
     """Read the options, train if asked to, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--run", type=int, metavar="EVERY", help="rounds between two draws")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     for one in _trainings() if given.run else ():
-        line = {"every": given.run, "seed": one.seed, "held_out_by_tier": rolled(one, given.run)["held_out_by_tier"]}
+        line = {
+            "every": given.run,
+            "seed": one.seed,
+            "held_out_by_tier": rolled(one, given.run)["held_out_by_tier"],
+        }
         with KEPT.open("a") as file:
             file.write(json.dumps(line) + "\n")
     made = report()

@@ -2,12 +2,13 @@
 
 Usage: python benchmarks/roots.py [--json]
 
-A member of the light recipe, of tier 0 (`benchmarks/step.py`), trains half of a round and encodes it; then its state is
-hashed, and copied for whoever asks for its blocks. Figures are medians. `cpu_of_round` is the CPU time of hashing over
-that of training and encoding, `copy_cpu_of_round` that of the copy; `hash_ms` is what the announcement waits for at
-most, as the member's own result is checked meanwhile. `block_ms` is what a block takes to be looked up, read, hashed
-and proven by who is asked, `check_ms` by who asks; `proof_bytes` go with each. The first figures are the highest of all
-below.
+A member of the light recipe, of tier 0 (`benchmarks/step.py`), trains half of a round and encodes
+it; then its state is hashed, and copied for whoever asks for its blocks. Figures are medians.
+`cpu_of_round` is the CPU time of hashing over that of training and encoding, `copy_cpu_of_round`
+that of the copy; `hash_ms` is what the announcement waits for at most, as the member's own result
+is checked meanwhile. `block_ms` is what a block takes to be looked up, read, hashed and proven by
+who is asked, `check_ms` by who asks; `proof_bytes` go with each. The first figures are the highest
+of all below.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from aftermath.replica.stateshare import StateShare, kept_of, proven, question
 from aftermath.sim.sim_transport import SimNetwork
 from step import MODEL, OPTIMIZERS, RATE, TOKENS
 
-KINDS: dict[str, Settings] = OPTIMIZERS | {"muon": SparseLoCo(inner_steps=4, inner_optimizer="muon")}
+KINDS: dict[str, Settings] = OPTIMIZERS | {
+    "muon": SparseLoCo(inner_steps=4, inner_optimizer="muon")
+}
 ASKED = 50
 T = TypeVar("T")
 
@@ -84,7 +87,9 @@ def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
         asked = question(tree.root, index)
         reply = spent.time("block", partial(_answered, share, asked))
         spent.time("check", partial(proven, reply, tree.root, parts, index))
-    cpu, wall = ({what: statistics.median(of) for what, of in by.items()} for by in (spent.cpu, spent.wall))
+    cpu, wall = (
+        {what: statistics.median(of) for what, of in by.items()} for by in (spent.cpu, spent.wall)
+    )
     return {
         "cpu_of_round": round(cpu["hash"] / cpu["round"], 5),
         "copy_cpu_of_round": round(cpu["copy"] / cpu["round"], 5),
@@ -112,27 +117,44 @@ def report(threads: Sequence[int], kinds: Sequence[str], **sizes: int) -> dict[s
             torch.set_num_threads(count)
             found.setdefault(kind, {})[str(count)] = measure(kind, **sizes)
     each = [figures for by_threads in found.values() for figures in by_threads.values()]
-    highest = {name: max(figures[name] for figures in each) for name in ("cpu_of_round", "copy_cpu_of_round")}
-    parameters = sum(torch.Size(shape).numel() for shape in config_of(MODEL).parameter_shapes(0).values())
+    highest = {
+        name: max(figures[name] for figures in each)
+        for name in ("cpu_of_round", "copy_cpu_of_round")
+    }
+    parameters = sum(
+        torch.Size(shape).numel() for shape in config_of(MODEL).parameter_shapes(0).values()
+    )
     return highest | {"parameters": parameters, "block_bytes": BLOCK} | sizes | found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[2], help="of the CPU (default 2)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[2], help="of the CPU (default 2)"
+    )
     parser.add_argument("--optimizers", nargs="+", choices=sorted(KINDS), default=sorted(KINDS))
     parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
     parser.add_argument("--repetitions", type=int, default=3, help="default 3")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     exact_device("cpu")
-    found = report(chosen.threads, chosen.optimizers, sequences=chosen.sequences, repetitions=chosen.repetitions)
+    found = report(
+        chosen.threads,
+        chosen.optimizers,
+        sequences=chosen.sequences,
+        repetitions=chosen.repetitions,
+    )
     if chosen.json:
         print(json.dumps(found))
         return
     for kind in chosen.optimizers:
         for count, figures in found[kind].items():
-            print(f"{kind}, threads {count}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))
+            print(
+                f"{kind}, threads {count}: "
+                + ", ".join(f"{name} {value}" for name, value in figures.items())
+            )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Where a round's time goes: train, encode, announce, fetch, decode, chain, wait; for 3 and 8 members on one machine.
+"""Where a round's time goes: train, encode, announce, fetch, decode, chain, wait; for 3 and 8
+members on one machine.
 
-Runs the real thing: the embedded chain, the real commands, one process per member over QUIC. The reference is the
-round's own training time in the same run: what a round takes beyond its slowest member's training is the protocol's
-overhead. All members share this machine's cores, so training times grow with the number of members. The run is the
-demonstration's: with its overlap of 0 results travel, and are attested, after the round's training; with `--overlap 1`
-during the next one's.
+Runs the real thing: the embedded chain, the real commands, one process per member over QUIC. The
+reference is the round's own training time in the same run: what a round takes beyond its slowest
+member's training is the protocol's overhead. All members share this machine's cores, so training
+times grow with the number of members. The run is the demonstration's: with its overlap of 0 results
+travel, and are attested, after the round's training; with `--overlap 1` during the next one's.
 
-Times of the wall grow with whoever else has the cores. So CPU seconds are counted too, as the system has them of each
-process: `cpu_ms` is a member's in a round, `chain_cpu_ms` the chain's, and `cores_busy` how many cores all of
-them kept busy. A machine of each member's own would need a member's CPU seconds and the waiting alone.
+Times of the wall grow with whoever else has the cores. So CPU seconds are counted too, as the
+system has them of each process: `cpu_ms` is a member's in a round, `chain_cpu_ms` the chain's, and
+`cores_busy` how many cores all of them kept busy. A machine of each member's own would need a
+member's CPU seconds and the waiting alone.
 
-A round of the demonstration has several inner steps of each member, and the protocol's part once for all of them:
-`overhead_per_step_ms` is what stands beside a run of one step a round.
+A round of the demonstration has several inner steps of each member, and the protocol's part once
+for all of them: `overhead_per_step_ms` is what stands beside a run of one step a round.
 
 Example: python benchmarks/round.py --members 3 8 --json
 """
@@ -78,14 +80,20 @@ def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
             process.stop()
     events = [read_events(places.events(name)) for name in names]
     found = findings(members, events)
-    inner = tomllib.loads(places.config.read_text())["model"]["LLM"]["optimizer"]["SparseLoCo"]["inner_steps"]
+    inner = tomllib.loads(places.config.read_text())["model"]["LLM"]["optimizer"]["SparseLoCo"][
+        "inner_steps"
+    ]
     by_step = {"inner_steps": inner, "overhead_per_step_ms": round(found["overhead_ms"] / inner, 1)}
     return found | by_step | cpu_figures(spent, events)
 
 
 def short(config: str, members: int, overlap: int | None) -> str:
-    """The demonstration's configuration for so many members, few steps and this overlap, if one is given."""
-    changes = {"init_min_clients": members, "total_steps": STEPS} | ({} if overlap is None else {"overlap": overlap})
+    """The demonstration's configuration for so many members, few steps and this overlap, if one is
+    given.
+    """
+    changes = {"init_min_clients": members, "total_steps": STEPS} | (
+        {} if overlap is None else {"overlap": overlap}
+    )
     for key, value in changes.items():
         config, found = re.subn(rf"^{key} = \d+$", f"{key} = {value}", config, flags=re.MULTILINE)
         if found != 1:
@@ -96,7 +104,10 @@ def short(config: str, members: int, overlap: int | None) -> str:
 def start(commands: Commands, name: str, tier: int) -> Process:
     """One member's process, on one thread."""
     return Process(
-        name, commands.train(name, tier), commands.places.log(name), {**commands.environment, "OMP_NUM_THREADS": "1"}
+        name,
+        commands.train(name, tier),
+        commands.places.log(name),
+        {**commands.environment, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -151,25 +162,42 @@ def findings(members: int, events: list[list[dict[str, Any]]]) -> dict[str, Any]
             walls[begin["step"]].append(end["t"] - begin["t"])
         for event in own:
             collect(event, parts, training)
-    overheads = [statistics.median(walls[step]) - max(training[step]) for step in walls if training[step]]
+    overheads = [
+        statistics.median(walls[step]) - max(training[step]) for step in walls if training[step]
+    ]
     result: dict[str, Any] = {"members": members, "rounds": len(walls)}
     result["wall_ms"] = milliseconds([statistics.median(values) for values in walls.values()])
-    result["slowest_training_ms"] = milliseconds([max(training[step]) for step in walls if training[step]])
+    result["slowest_training_ms"] = milliseconds(
+        [max(training[step]) for step in walls if training[step]]
+    )
     result["overhead_ms"] = milliseconds(overheads)
-    result["overhead_to_training"] = round(result["overhead_ms"] / max(result["slowest_training_ms"], 0.1), 2)
+    result["overhead_to_training"] = round(
+        result["overhead_ms"] / max(result["slowest_training_ms"], 0.1), 2
+    )
     return result | {f"{name}_ms": milliseconds(values) for name, values in sorted(parts.items())}
 
 
 def counted(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The events at the beginning and at the end of every round of a member that is measured, in order."""
+    """The events at the beginning and at the end of every round of a member that is measured, in
+    order.
+    """
     rounds = pairwise(event for event in events if event["kind"] == "round")
-    return [(begin, end) for begin, end in rounds if begin["epoch"] == end["epoch"] and begin["height"] >= SKIPPED]
+    return [
+        (begin, end)
+        for begin, end in rounds
+        if begin["epoch"] == end["epoch"] and begin["height"] >= SKIPPED
+    ]
 
 
 def cpu_figures(spent: list[Spent], events: list[list[dict[str, Any]]]) -> dict[str, float]:
-    """What a round's CPU seconds are, of members their median; `spent` has the chain's before the members'."""
+    """What a round's CPU seconds are, of members their median; `spent` has the chain's before the
+    members'.
+    """
     dates = [
-        [tuple(datetime.fromisoformat(event["at"]).timestamp() for event in ends) for ends in counted(own)]
+        [
+            tuple(datetime.fromisoformat(event["at"]).timestamp() for event in ends)
+            for ends in counted(own)
+        ]
         for own in events
     ]
 
@@ -177,12 +205,17 @@ def cpu_figures(spent: list[Spent], events: list[list[dict[str, Any]]]) -> dict[
         return statistics.fmean(own.until(ended) - own.until(began) for began, ended in rounds)
 
     each = [of_a_round(own, rounds) for own, rounds in zip(spent[1:], dates, strict=True)]
-    chain, wall = of_a_round(spent[0], dates[0]), statistics.fmean(ended - began for began, ended in dates[0])
+    chain, wall = (
+        of_a_round(spent[0], dates[0]),
+        statistics.fmean(ended - began for began, ended in dates[0]),
+    )
     busy = round((sum(each) + chain) / wall, 2)
     return {"cpu_ms": milliseconds(each), "chain_cpu_ms": milliseconds([chain]), "cores_busy": busy}
 
 
-def collect(event: dict[str, Any], parts: dict[str, list[float]], training: dict[int, list[float]]) -> None:
+def collect(
+    event: dict[str, Any], parts: dict[str, list[float]], training: dict[int, list[float]]
+) -> None:
     """Sort one event's times into the parts of a round."""
     kind = event["kind"]
     if kind == "trained":
@@ -206,9 +239,15 @@ def milliseconds(seconds: list[float]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)")
-    parser.add_argument("--overlap", type=int, choices=(0, 1), help="of the runs (default: the demonstration's)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)"
+    )
+    parser.add_argument(
+        "--overlap", type=int, choices=(0, 1), help="of the runs (default: the demonstration's)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, by size")
     chosen = parser.parse_args()
     report = {}

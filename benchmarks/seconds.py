@@ -1,11 +1,12 @@
 """The seconds of arms and rounds, from which the part of worth comes that is no learning.
 
 Decided
-- Seconds of two processors do not compare. So whatever is computed of seconds is computed for each processor by itself,
-  of arms that all have trained on it.
+- Seconds of two processors do not compare. So whatever is computed of seconds is computed for each
+  processor by itself, of arms that all have trained on it.
 - Of an arm's trainings on a processor the least counts: other work on a machine only adds.
-- The protocol's time is a model of home lines and a public chain, the same for every arm. With an overlap of 1 a
-  round's results travel while the next one trains, so that a round lasts as long as the longer of the two.
+- The protocol's time is a model of home lines and a public chain, the same for every arm. With an
+  overlap of 1 a round's results travel while the next one trains, so that a round lasts as long as
+  the longer of the two.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ UNNAMED = "older, not named"
 """The processor of lines that do not say theirs: all are of one machine."""
 SLOT, LATENCY = 0.4, 0.1  # seconds
 UP, DOWN = 110e6 / 8, 500e6 / 8  # bytes a second
-SLOTS_OF_A_ROUND = 1.5  # a witness waits half a slot to get into one, and the close is seen at its end
-LATENCIES_OF_A_ROUND = 4  # an announcement, a request, its answer, and the witness on its way to the chain
+# a witness waits half a slot to get into one, and the close is seen at its end
+SLOTS_OF_A_ROUND = 1.5
+# an announcement, a request, its answer, and the witness on its way to the chain
+LATENCIES_OF_A_ROUND = 4
 UNSURE = 1.1
-"""How much more and less than measured is tried beside it: seeds alone leave about as much, or more."""
+"""How much more and less than measured is tried beside it: seeds alone leave about as much, or
+more.
+"""
 
 Seconds = Mapping[str, float]
 """Of a step of an arm, by processor."""
 
 
 def protocol_seconds(members: int, result_bytes: float) -> float:
-    """What a round takes beside training: every member sends its result to all others, and gets theirs."""
+    """What a round takes beside training: every member sends its result to all others, and gets
+    theirs.
+    """
     carried = (members - 1) * result_bytes
     return SLOTS_OF_A_ROUND * SLOT + LATENCIES_OF_A_ROUND * LATENCY + carried / UP + carried / DOWN
 
@@ -41,8 +48,13 @@ def seconds_of(lines: Sequence[Mapping[str, Any]]) -> Seconds:
 
 
 def spread(arms: Iterable[Sequence[Mapping[str, Any]]]) -> float:
-    """How many times as long as another training of the same arm on the same processor one took at most."""
-    return max((max(took) / min(took) for lines in arms for took in _by_processor(lines).values()), default=1.0)
+    """How many times as long as another training of the same arm on the same processor one took at
+    most.
+    """
+    return max(
+        (max(took) / min(took) for lines in arms for took in _by_processor(lines).values()),
+        default=1.0,
+    )
 
 
 def _by_processor(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, list[float]]:
@@ -52,8 +64,11 @@ def _by_processor(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, list[float
     return found
 
 
-def shares(training: Training, sent: int, own: Seconds, one: Seconds) -> dict[str, tuple[float, float]]:
-    """By processor that both have: the seconds of one machine alone over those of a member, with and without protocol.
+def shares(
+    training: Training, sent: int, own: Seconds, one: Seconds
+) -> dict[str, tuple[float, float]]:
+    """By processor that both have: the seconds of one machine alone over those of a member, with
+    and without protocol.
 
     `own` are those of all members in one process; `sent` are the bytes of a result.
     """
@@ -66,12 +81,15 @@ def shares(training: Training, sent: int, own: Seconds, one: Seconds) -> dict[st
     return found
 
 
-def step_seconds_for(worth: float, tokens: float, share: float, training: Training, sent: int) -> list[float | None]:
-    """How long a step must take one machine for members to be worth so much; None if they never are.
+def step_seconds_for(
+    worth: float, tokens: float, share: float, training: Training, sent: int
+) -> list[float | None]:
+    """How long a step must take one machine for members to be worth so much; None if they never
+    are.
 
-    Three times: if they are worth a tenth more than measured, as much, and a tenth less. Supposed: what they are worth
-    by `tokens` stays, results are as large, and what members compute beside the gradient takes the same part of a step,
-    so that without the protocol they have the same `share`.
+    Three times: if they are worth a tenth more than measured, as much, and a tenth less. Supposed:
+    what they are worth by `tokens` stays, results are as large, and what members compute beside the
+    gradient takes the same part of a step, so that without the protocol they have the same `share`.
     """
     beside = protocol_seconds(training.members, sent) / training.inner_steps
     left = [most / worth - 1 / share for most in (tokens * UNSURE, tokens, tokens / UNSURE)]

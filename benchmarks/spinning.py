@@ -3,9 +3,10 @@
 
 Usage: python benchmarks/spinning.py [--json]
 
-Asks `aftermath-solana estimate --device cpu` how many sequences of a model of a million parameters this machine trains
-in a minute, by tier: as commands have it (`base.openmp`), and, the reference, with as many turns as GNU's OpenMP takes
-by itself; beside nothing, and beside a process that does nothing but count.
+Asks `aftermath-solana estimate --device cpu` how many sequences of a model of a million parameters
+this machine trains in a minute, by tier: as commands have it (`base.openmp`), and, the reference,
+with as many turns as GNU's OpenMP takes by itself; beside nothing, and beside a process that does
+nothing but count.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ COMMAND = [sys.executable, "-m", "aftermath"]
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     as_json = parser.parse_args().json
     found = measure()
@@ -38,7 +41,9 @@ def main() -> int:
         print(json.dumps(found))
     else:
         for beside, kinds in found.items():
-            print(f"{beside}: {kinds['sleeping']} sequences a minute by tier, spinning {kinds['spinning']}")
+            print(
+                f"{beside}: {kinds['sleeping']} sequences a minute by tier, spinning {kinds['spinning']}"
+            )
     return 0
 
 
@@ -52,8 +57,14 @@ def measure() -> dict[str, Any]:
         for beside, busy in (("alone", 0), ("beside_one", 1)):
             with counting(busy):
                 spinning, sleeping = paces(config, GNU), paces(config, {})
-            ratios = [round(ours / theirs, 2) for ours, theirs in zip(sleeping, spinning, strict=True)]
-            found[beside] = {"spinning": spinning, "sleeping": sleeping, "sleeping_over_spinning": ratios}
+            ratios = [
+                round(ours / theirs, 2) for ours, theirs in zip(sleeping, spinning, strict=True)
+            ]
+            found[beside] = {
+                "spinning": spinning,
+                "sleeping": sleeping,
+                "sleeping_over_spinning": ratios,
+            }
     return found
 
 
@@ -61,14 +72,18 @@ def paces(config: Path, own: dict[str, str]) -> list[int]:
     """Sequences a minute, by tier."""
     line = [*COMMAND, "estimate", "--config-path", str(config), "--device", "cpu", "--json"]
     plain = {name: value for name, value in os.environ.items() if name not in BY_THE_USER}
-    done = subprocess.run(line, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=plain | own)
+    done = subprocess.run(
+        line, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=plain | own
+    )
     return [one["sequences_per_minute"] for one in json.loads(done.stdout)["here"]]
 
 
 @contextmanager
 def counting(processes: int) -> Iterator[None]:
     """So many processes that are busy until the block ends."""
-    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
     try:
         yield
     finally:

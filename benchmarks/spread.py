@@ -1,22 +1,26 @@
-"""How far apart two honest computations of one round's pseudo-gradient are, and how far a dishonest one is from them.
+"""How far apart two honest computations of one round's pseudo-gradient are, and how far a dishonest
+one is from them.
 
 Usage: python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--moments kept reset] [--keep]
 
-An audit trains a member's share again and compares the results. This benchmark measures what an audit can tell: it
-trains one round in several ways and compares each with the reference, which has the precision `--precision`.
+An audit trains a member's share again and compares the results. This benchmark measures what an
+audit can tell: it trains one round in several ways and compares each with the reference, which has
+the precision `--precision`.
 
-Honest ways start from the same weights, data and moments. `again` repeats the reference. `micro` halves the
-micro-batch. `other` has the other precision. `compiled` compiles the passes. `cpu` runs on the CPU instead of a GPU
-(fp32 only). `threads` uses half of the CPU threads.
+Honest ways start from the same weights, data and moments. `again` repeats the reference. `micro`
+halves the micro-batch. `other` has the other precision. `compiled` compiles the passes. `cpu` runs
+on the CPU instead of a GPU (fp32 only). `threads` uses half of the CPU threads.
 
-Dishonest ways: `skip_1`, `skip_3` and `skip_half` leave out inner steps at the end. `stale` starts from the weights of
-the round before. `other_data` trains on other data. `direction` adds 5 % of the norm along a fixed random direction.
+Dishonest ways: `skip_1`, `skip_3` and `skip_half` leave out inner steps at the end. `stale` starts
+from the weights of the round before. `other_data` trains on other data. `direction` adds 5 % of the
+norm along a fixed random direction.
 
-Each case has figures over the 64 x 64 blocks of matrices. `distance` is the norm of the difference over the norm of the
-reference (median, 99.9th percentile, maximum). `overlap` is the part of the 64 largest entries that both have. `signs`
-is the part of entries with equal signs. `whole` is the distance of all blocks as one vector. `loss` is the largest
-difference of an inner step's mean loss. With moments `kept` the optimizer starts with the moments of one round before;
-with `reset` it starts without moments.
+Each case has figures over the 64 x 64 blocks of matrices. `distance` is the norm of the difference
+over the norm of the reference (median, 99.9th percentile, maximum). `overlap` is the part of the 64
+largest entries that both have. `signs` is the part of entries with equal signs. `whole` is the
+distance of all blocks as one vector. `loss` is the largest difference of an inner step's mean loss.
+With moments `kept` the optimizer starts with the moments of one round before; with `reset` it
+starts without moments.
 """
 
 from __future__ import annotations
@@ -114,7 +118,9 @@ def train(task: Round, way: Way) -> Outcome:
 
 def _train(task: Round, way: Way) -> Outcome:
     config = config_of(MODEL)
-    model = config.build(0, {name: tensor.to(way.device, copy=True) for name, tensor in task.weights.items()})
+    model = config.build(
+        0, {name: tensor.to(way.device, copy=True) for name, tensor in task.weights.items()}
+    )
     params = dict(model.named_parameters())
     passes = Passes(model, way.arithmetic)
     step = InnerSteps(params, task.settings, ahead=_no_result_travels, balances=config.balances)
@@ -145,7 +151,13 @@ def _blocks(settings: SparseLoCo, params: Mapping[str, Tensor], made: PseudoGrad
     feedback = ErrorFeedback(schema.results, 0, params, settings.decay)
     feedback.choose(made)
     edge = settings.chunk
-    return torch.cat([block.flatten(1).cpu() for _, block in feedback.residual() if block.shape[1:] == (edge, edge)])
+    return torch.cat(
+        [
+            block.flatten(1).cpu()
+            for _, block in feedback.residual()
+            if block.shape[1:] == (edge, edge)
+        ]
+    )
 
 
 def compared(reference: Outcome, other: Outcome) -> dict[str, Any]:
@@ -154,7 +166,9 @@ def compared(reference: Outcome, other: Outcome) -> dict[str, Any]:
     size = reference.blocks.norm(dim=1)
     moved = size > 0  # embeddings of bytes that the text lacks do not move
     distance = difference[moved] / size[moved]
-    first, second = (outcome.blocks[moved].abs().topk(TOPK).indices for outcome in (reference, other))
+    first, second = (
+        outcome.blocks[moved].abs().topk(TOPK).indices for outcome in (reference, other)
+    )
     overlap = (first[:, :, None] == second[:, None, :]).any(2).float().mean(1)
     signs = (reference.blocks[moved].sign() == other.blocks[moved].sign()).float().mean(1)
     steps = min(len(reference.losses), len(other.losses))
@@ -170,11 +184,19 @@ def compared(reference: Outcome, other: Outcome) -> dict[str, Any]:
 
 
 def _high(values: Tensor) -> dict[str, float]:
-    return {"median": _short(values.median()), "p99.9": _short(values.quantile(0.999)), "most": _short(values.max())}
+    return {
+        "median": _short(values.median()),
+        "p99.9": _short(values.quantile(0.999)),
+        "most": _short(values.max()),
+    }
 
 
 def _low(values: Tensor) -> dict[str, float]:
-    return {"median": _short(values.median()), "p0.1": _short(values.quantile(0.001)), "least": _short(values.min())}
+    return {
+        "median": _short(values.median()),
+        "p0.1": _short(values.quantile(0.001)),
+        "least": _short(values.min()),
+    }
 
 
 def _short(number: Tensor) -> float:
@@ -196,14 +218,20 @@ def ways(device: torch.device, sizes: argparse.Namespace) -> tuple[Way, dict[str
     return reference, found
 
 
-def dishonest(task: Round, before: Mapping[str, Tensor], other: Tensor, steps: int) -> dict[str, Round]:
-    """Return rounds that a dishonest member may train: fewer inner steps, old weights `before`, or `other` data."""
+def dishonest(
+    task: Round, before: Mapping[str, Tensor], other: Tensor, steps: int
+) -> dict[str, Round]:
+    """Return rounds that a dishonest member may train: fewer inner steps, old weights `before`, or
+    `other` data.
+    """
     found = {"stale": replace(task, weights=before), "other_data": replace(task, share=other)}
     each = len(task.share) // steps
     for name, left_out in (("skip_1", 1), ("skip_3", 3), ("skip_half", steps // 2)):
         if 0 < left_out < steps:
             settings = replace(task.settings, inner_steps=steps - left_out)
-            found[name] = replace(task, settings=settings, share=task.share[: each * (steps - left_out)])
+            found[name] = replace(
+                task, settings=settings, share=task.share[: each * (steps - left_out)]
+            )
     return found
 
 
@@ -214,7 +242,9 @@ def with_direction(outcome: Outcome) -> Outcome:
     return replace(outcome, blocks=outcome.blocks + added)
 
 
-def measure(device: torch.device, inner: str, steps: int, moments: str, sizes: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    device: torch.device, inner: str, steps: int, moments: str, sizes: argparse.Namespace
+) -> dict[str, Any]:
     """Return the figures of all cases of one round."""
     settings = SparseLoCo(inner_steps=steps, inner_optimizer=inner)  # type: ignore[arg-type]
     text = tokens(sizes.sequences * (WARM_UP_STEPS + 2 * steps), sizes.tokens)
@@ -234,8 +264,12 @@ def measure(device: torch.device, inner: str, steps: int, moments: str, sizes: a
 def tokens(sequences: int, length: int) -> Tensor:
     """Return byte sequences [sequences, length] from random places in Python's standard library."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
-    places = torch.randint(len(text) - length, (sequences,), generator=torch.Generator().manual_seed(3))
+    text = torch.frombuffer(
+        bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8
+    )
+    places = torch.randint(
+        len(text) - length, (sequences,), generator=torch.Generator().manual_seed(3)
+    )
     return torch.stack([text[place : place + length] for place in places.tolist()]).long()
 
 
@@ -252,7 +286,9 @@ def report(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
             for moments in options.moments:
                 figures = measure(device, inner, steps, moments, options)
                 found.setdefault(inner, {}).setdefault(str(steps), {})[moments] = figures
-                _show(f"{inner}, {steps} inner steps, moments {moments}", figures, quiet=options.json)
+                _show(
+                    f"{inner}, {steps} inner steps, moments {moments}", figures, quiet=options.json
+                )
     return found
 
 
@@ -271,16 +307,29 @@ def _show(title: str, cases: Mapping[str, Mapping[str, Any]], *, quiet: bool) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", help="same as for train (default cpu)")
     parser.add_argument("--inner", nargs="+", choices=sorted(RATES), default=["adamw", "muon"])
-    parser.add_argument("--steps", nargs="+", type=int, default=[1, 4, 30], help="inner steps (default 1 4 30)")
-    parser.add_argument("--moments", nargs="+", choices=("kept", "reset"), default=["kept", "reset"])
-    parser.add_argument("--sequences", type=int, default=8, help="sequences in an inner step (default 8)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens in a sequence (default 256)")
+    parser.add_argument(
+        "--steps", nargs="+", type=int, default=[1, 4, 30], help="inner steps (default 1 4 30)"
+    )
+    parser.add_argument(
+        "--moments", nargs="+", choices=("kept", "reset"), default=["kept", "reset"]
+    )
+    parser.add_argument(
+        "--sequences", type=int, default=8, help="sequences in an inner step (default 8)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=256, help="tokens in a sequence (default 256)"
+    )
     parser.add_argument("--micro", type=int, default=8, help="sequences in one pass (default 8)")
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the reference (default fp32)"
+        "--precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="precision of the reference (default fp32)",
     )
     parser.add_argument("--compiled", action="store_true", help="compare compiled passes as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -2,14 +2,15 @@
 
 Usage: python benchmarks/step.py [--json] [--device cuda --precision bf16 --compile on] [--model 124M --members 8]
 
-A member of the light recipe, of tier 0, trains half of a round (4 sequences of 512 tokens), encodes it, and decodes and
-applies the results of three members; that is the code of `train`, with the recipe's DisTrO, and with SparseLoCo and its
-four inner steps, of AdamW with few numbers or of Muon with all of them (`outer_muon`, what docs/experiments.md
-recommends). The plain loop (`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them
-beside SparseLoCo. Both take turns, in another order each time, and ratios are of medians: `train_over_plain` is the
-member's tokens per second while it trains over the loop's, `with_encode_over_plain` those of training and encoding.
-`encode_of_step`, `decode_of_step` and `apply_of_step` are parts of all four. The two ratios at the top are the lowest
-there are below.
+A member of the light recipe, of tier 0, trains half of a round (4 sequences of 512 tokens), encodes
+it, and decodes and applies the results of three members; that is the code of `train`, with the
+recipe's DisTrO, and with SparseLoCo and its four inner steps, of AdamW with few numbers or of Muon
+with all of them (`outer_muon`, what docs/experiments.md recommends). The plain loop
+(`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them beside SparseLoCo.
+Both take turns, in another order each time, and ratios are of medians: `train_over_plain` is the
+member's tokens per second while it trains over the loop's, `with_encode_over_plain` those of
+training and encoding. `encode_of_step`, `decode_of_step` and `apply_of_step` are parts of all four.
+The two ratios at the top are the lowest there are below.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ MODEL: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-"""The light recipe's sizes (`config/solana-test/light-config.files.toml`); embeddings are tied, which there are not."""
+"""The light recipe's sizes (`config/solana-test/light-config.files.toml`); embeddings are tied,
+which there are not.
+"""
 MODELS = {
     "light": MODEL,
     "124M": MODEL
@@ -64,7 +67,12 @@ OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0),
     "sparseloco": SparseLoCo(inner_steps=4),
     "outer_muon": SparseLoCo(
-        inner_steps=4, inner_optimizer="muon", topk=4096, divisor="all", outer_lr=4.0, orthogonal_lr=1.5
+        inner_steps=4,
+        inner_optimizer="muon",
+        topk=4096,
+        divisor="all",
+        outer_lr=4.0,
+        orthogonal_lr=1.5,
     ),
 }
 SHOWN = ("distro", "sparseloco")
@@ -103,7 +111,9 @@ def measure(
         arithmetic=arithmetic,
     )
     plain = of_llama(weights, heads=MODELS[model]["num_attention_heads"]).to(device)
-    loop = Loop(plain, micro_batch=micro, steps=steps, bf16=arithmetic.bf16, compiled=arithmetic.compiled)
+    loop = Loop(
+        plain, micro_batch=micro, steps=steps, bf16=arithmetic.bf16, compiled=arithmetic.compiled
+    )
     draws, spent = torch.Generator().manual_seed(1), Spent(now)
     for repetition in range(repetitions + 1):
         share = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
@@ -159,7 +169,9 @@ def member_step(replica: Replica, share: Tensor, members: int, spent: Spent) -> 
 def figures(spent: Spent, tokens: int) -> dict[str, float]:
     """Medians, their ratios, and speeds in tokens per second."""
     middle = {what: statistics.median(seconds) for what, seconds in spent.seconds.items()}
-    train, encode, decode, apply, plain = (middle[what] for what in ("train", "encode", "decode", "apply", "plain"))
+    train, encode, decode, apply, plain = (
+        middle[what] for what in ("train", "encode", "decode", "apply", "plain")
+    )
     step = train + encode + decode + apply
     return {
         "train_over_plain": round(plain / train, 3),
@@ -174,29 +186,53 @@ def figures(spent: Spent, tokens: int) -> dict[str, float]:
 
 
 def report(
-    device: torch.device, arithmetic: Arithmetic, threads: Sequence[int], optimizers: Sequence[str], **sizes: Any
+    device: torch.device,
+    arithmetic: Arithmetic,
+    threads: Sequence[int],
+    optimizers: Sequence[str],
+    **sizes: Any,
 ) -> dict[str, Any]:
     """All figures, by optimizer and threads, and the lowest ratios of them."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for optimizer in optimizers:
         for count in threads:
             torch.set_num_threads(count)
-            found.setdefault(optimizer, {})[str(count)] = measure(optimizer, device, arithmetic, **sizes)
+            found.setdefault(optimizer, {})[str(count)] = measure(
+                optimizer, device, arithmetic, **sizes
+            )
     each = [figures for by_threads in found.values() for figures in by_threads.values()]
-    lowest = {name: min(figures[name] for figures in each) for name in ("train_over_plain", "with_encode_over_plain")}
+    lowest = {
+        name: min(figures[name] for figures in each)
+        for name in ("train_over_plain", "with_encode_over_plain")
+    }
     precision = "bf16" if arithmetic.bf16 else "fp32"
-    return lowest | {"device": device.type, "precision": precision, "compiled": arithmetic.compiled} | sizes | found
+    return (
+        lowest
+        | {"device": device.type, "precision": precision, "compiled": arithmetic.compiled}
+        | sizes
+        | found
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", help="as train's (default cpu)")
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="as train's")
-    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="as train's")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the CPU (default 1 2)")
+    parser.add_argument(
+        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="as train's"
+    )
+    parser.add_argument(
+        "--compile", choices=("auto", "on", "off"), default="auto", help="as train's"
+    )
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], help="of the CPU (default 1 2)"
+    )
     parser.add_argument("--optimizers", nargs="+", choices=sorted(OPTIMIZERS), default=SHOWN)
     parser.add_argument("--model", choices=MODELS, default="light", help="default light")
-    parser.add_argument("--members", type=int, default=3, help="whose results are applied (default 3)")
+    parser.add_argument(
+        "--members", type=int, default=3, help="whose results are applied (default 3)"
+    )
     parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
     parser.add_argument("--micro", type=int, default=4, help="sequences in one pass (default 4)")
     parser.add_argument("--repetitions", type=int, default=5, help="default 5")
@@ -219,7 +255,10 @@ def main() -> None:
         return
     for optimizer in chosen.optimizers:
         for count, figures in found[optimizer].items():
-            print(f"{optimizer}, threads {count}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))
+            print(
+                f"{optimizer}, threads {count}: "
+                + ", ".join(f"{name} {value}" for name, value in figures.items())
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What joining is worth: the time one machine alone needs to a held-out loss, over the time N of them need together.
+"""What joining is worth: the time one machine alone needs to a held-out loss, over the time N of
+them need together.
 
     python benchmarks/worth.py [--json]            the figures, from what is kept in measured/runs
     python benchmarks/worth.py --run SIZE          train what arms.toml names and nobody measured; it can be stopped
@@ -8,14 +9,16 @@
     worth(N) = N * token efficiency * compute share
 
 Decided
-- Token efficiency: the steps that one machine alone needs to the loss, over the steps of all members together. Alone is
-  the best rate of the curve in arms.toml at each length; between two lengths loss is a straight line over the logarithm
-  of steps. What lies beyond the curve's ends is not guessed.
-- Steps alone have a range: what they are if the losses of members and of the machine alone are as far off, by their
-  seeds, as noise.py says 95 of 100 are at most.
-- Compute share: the seconds that one machine alone would need for a member's steps, over the seconds of a member's
-  rounds: its own computing with encoding and applying, as measured, and the protocol's time by the model of seconds.py.
-  It is of one processor, and so is worth: one of each that has trained both.
+- Token efficiency: the steps that one machine alone needs to the loss, over the steps of all
+  members together. Alone is the best rate of the curve in arms.toml at each length; between two
+  lengths loss is a straight line over the logarithm of steps. What lies beyond the curve's ends is
+  not guessed.
+- Steps alone have a range: what they are if the losses of members and of the machine alone are as
+  far off, by their seeds, as noise.py says 95 of 100 are at most.
+- Compute share: the seconds that one machine alone would need for a member's steps, over the
+  seconds of a member's rounds: its own computing with encoding and applying, as measured, and the
+  protocol's time by the model of seconds.py. It is of one processor, and so is worth: one of each
+  that has trained both.
 """
 
 from __future__ import annotations
@@ -33,7 +36,19 @@ from typing import Any
 
 import torch
 
-from arms import ARMS, RUNS, Training, arms, interval, keep, kept, missing, result_bytes, train, winner
+from arms import (
+    ARMS,
+    RUNS,
+    Training,
+    arms,
+    interval,
+    keep,
+    kept,
+    missing,
+    result_bytes,
+    train,
+    winner,
+)
 from noise import Noise, kind_of, noise
 from seconds import seconds_of, shares, spread, step_seconds_for
 
@@ -63,7 +78,9 @@ def steps_to(curve: Curve, loss: float) -> float | None:
 
 
 def best(trainings: Sequence[tuple[Training, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """For each number of steps the rate whose mean over its seeds is least, with all rates that were tried."""
+    """For each number of steps the rate whose mean over its seeds is least, with all rates that
+    were tried.
+    """
     tried: dict[int, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for training, line in trainings:
         tried[training.steps][training.lr].append(line)
@@ -95,7 +112,8 @@ def compared(
 ) -> dict[str, Any]:
     """What members who ended at a loss are worth against one machine of curve `alone`.
 
-    `told` are the shares by processor, `reach` how far seeds may have moved the loss against the curve.
+    `told` are the shares by processor, `reach` how far seeds may have moved the loss against the
+    curve.
     """
     curve = [(point["steps"], point["held_out"]) for point in alone]
     needed, *ends = (steps_to(curve, end["held_out"] + off) for off in (0.0, reach, -reach))
@@ -121,7 +139,9 @@ def of_size(size: str) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     lines: dict[str, list[dict[str, Any]]] = {}
     for arm in arms():
-        ended = [(one, done[one.key]) for one in arm.trainings if one.size == size and one.key in done]
+        ended = [
+            (one, done[one.key]) for one in arm.trainings if one.size == size and one.key in done
+        ]
         if not ended:
             continue
         first, ends = ended[0][0], best(ended)
@@ -131,7 +151,9 @@ def of_size(size: str) -> dict[str, Any]:
         for name, end in itertools.product(ALONE if first.members > 1 else (), ends):
             if name in measured:
                 told = shares(first, sent, own, seconds_of(lines[name]))
-                off = _reach(apart[kind_of(first.said)], len(end["by_seed"]), apart[_kind_alone(name)])
+                off = _reach(
+                    apart[kind_of(first.said)], len(end["by_seed"]), apart[_kind_alone(name)]
+                )
                 end[f"against_{name}"] = compared(end, first, measured[name]["ends"], told, off)
         measured[arm.name] = {
             "question": arm.question,
@@ -142,7 +164,9 @@ def of_size(size: str) -> dict[str, Any]:
             "ends": ends,
         }
         if first.members > 1 and not first.overlap and "against_adamw" in ends[-1]:
-            measured[arm.name]["step_seconds_for"] = _step_seconds(ends[-1]["against_adamw"], first, sent)
+            measured[arm.name]["step_seconds_for"] = _step_seconds(
+                ends[-1]["against_adamw"], first, sent
+            )
     return {
         **headline(measured),
         "bytes_at_loss": bytes_at(measured),
@@ -171,7 +195,9 @@ def _step_seconds(
     tokens = training.members * against["token_efficiency"]
     return {
         machine: {
-            str(worth): step_seconds_for(worth, tokens, found["worth_without_protocol"] / tokens, training, sent)
+            str(worth): step_seconds_for(
+                worth, tokens, found["worth_without_protocol"] / tokens, training, sent
+            )
             for worth in WORTHS
         }
         for machine, found in against["by_processor"].items()
@@ -179,11 +205,13 @@ def _step_seconds(
 
 
 def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """By number of steps what eight members lose by sending less, against the loss that one machine with all their
-    sequences reaches with AdamW; nothing where that machine was not trained for as many steps.
+    """By number of steps what eight members lose by sending less, against the loss that one machine
+    with all their sequences reaches with AdamW; nothing where that machine was not trained for as
+    many steps.
 
-    An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at the bar, with the
-    loss as a straight line over the logarithm of bytes between two arms; None if the curve does not cross the bar.
+    An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at
+    the bar, with the loss as a straight line over the logarithm of bytes between two arms; None if
+    the curve does not cross the bar.
     """
     found: dict[str, Any] = {}
     for bound in measured.get("adamw-8x", {"ends": []})["ends"]:
@@ -212,15 +240,21 @@ def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of the winner with eight members in its longest run, and its worth with others; None is not measured.
+    """The figures of the winner with eight members in its longest run, and its worth with others;
+    None is not measured.
 
     Losses are over those of one machine with all sequences, at the same steps.
     """
     found: dict[str, Any] = {}
-    ends = {n: measured[name]["ends"][-1] if (name := winner(n)) in measured and name else None for n in MEMBERS}
+    ends = {
+        n: measured[name]["ends"][-1] if (name := winner(n)) in measured and name else None
+        for n in MEMBERS
+    }
     for name in ALONE:
         found[f"worth_{name}"] = {str(n): _worth_by_processor(end, name) for n, end in ends.items()}
-        found[f"worth_{name}_at_most"] = {str(n): _by_tokens_alone(end, n, name) for n, end in ends.items()}
+        found[f"worth_{name}_at_most"] = {
+            str(n): _by_tokens_alone(end, n, name) for n, end in ends.items()
+        }
         bound = measured.get(f"{name}-8x", {"ends": []})["ends"]
         at = [point for point in bound if ends[8] and point["steps"] == ends[8]["steps"]]
         found |= over(ends[8], at[0] if at else None, f"loss_over_{name}")
@@ -241,17 +275,27 @@ def _by_tokens_alone(end: Mapping[str, Any] | None, members: int, name: str) -> 
     return None if efficiency is None else round(members * efficiency, 3)
 
 
-def over(end: Mapping[str, Any] | None, bound: Mapping[str, Any] | None, name: str) -> dict[str, float | None]:
-    """How much more loss an end has than a bound, as a part of it, and how far the 95 % interval of that goes.
+def over(
+    end: Mapping[str, Any] | None, bound: Mapping[str, Any] | None, name: str
+) -> dict[str, float | None]:
+    """How much more loss an end has than a bound, as a part of it, and how far the 95 % interval of
+    that goes.
 
-    Both are of the seeds that both have, each against itself: of the means where there is none, and without an interval
-    where there is one.
+    Both are of the seeds that both have, each against itself: of the means where there is none, and
+    without an interval where there is one.
     """
     if end is None or bound is None:
         return {name: None, f"{name}_interval": None}
-    pairs = [own / bound["by_seed"][seed] - 1 for seed, own in end["by_seed"].items() if seed in bound["by_seed"]]
+    pairs = [
+        own / bound["by_seed"][seed] - 1
+        for seed, own in end["by_seed"].items()
+        if seed in bound["by_seed"]
+    ]
     more, reach = interval(pairs or [end["held_out"] / bound["held_out"] - 1])
-    return {name: round(more, 6), f"{name}_interval": round(reach, 6) if math.isfinite(reach) else None}
+    return {
+        name: round(more, 6),
+        f"{name}_interval": round(reach, 6) if math.isfinite(reach) else None,
+    }
 
 
 def run(
@@ -318,21 +362,38 @@ def table(report: Mapping[str, Any]) -> str:
         for name, arm in found["arms"].items():
             for end in arm["ends"]:
                 against = end.get("against_adamw", {})
-                told = ", ".join(f"{one['worth']} ({name})" for name, one in against.get("by_processor", {}).items())
-                worth = f"  {against['steps_alone']} steps alone, worth {told or 'not timed'}" if against else ""
-                lines.append(f"  {name:22} {end['steps']:6} steps  {end['held_out']:.3f} at {end['lr']:g}{worth}")
+                told = ", ".join(
+                    f"{one['worth']} ({name})"
+                    for name, one in against.get("by_processor", {}).items()
+                )
+                worth = (
+                    f"  {against['steps_alone']} steps alone, worth {told or 'not timed'}"
+                    if against
+                    else ""
+                )
+                lines.append(
+                    f"  {name:22} {end['steps']:6} steps  {end['held_out']:.3f} at {end['lr']:g}{worth}"
+                )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Read the options, measure if asked to, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--run", choices=SIZES, help="train what is named and not measured yet, and keep it")
-    what.add_argument("--quick", action="store_true", help="train a few arms anew, beside what is kept")
+    what.add_argument(
+        "--run", choices=SIZES, help="train what is named and not measured yet, and keep it"
+    )
+    what.add_argument(
+        "--quick", action="store_true", help="train a few arms anew, beside what is kept"
+    )
     parser.add_argument("--anew", action="store_true", help="with --run: what is kept, once more")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of lines"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     only = set(given.only) if given.only else None

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Ask the faucet of devnet, testnet or a local network for test SOL, and wait for it.
 
-The wallet is that of WALLET_PRIVATE_KEY_PATH, else the stored one (`config set wallet`). A public faucet gives little
-at a time and not to everybody; https://faucet.solana.com gives some to a public key too.
+The wallet is that of WALLET_PRIVATE_KEY_PATH, else the stored one (`config set wallet`). A public
+faucet gives little at a time and not to everybody; https://faucet.solana.com gives some to a public
+key too.
 
 Example: WALLET_PRIVATE_KEY_PATH=wallet.json python scripts/airdrop.py devnet --sol 2
 """
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, ask, wait, say what the wallet has. Returns the exit status."""
     parser = Arguments("python scripts/airdrop.py", __doc__)
     parser.add_argument("cluster", help="devnet, testnet, or an RPC address")
-    parser.add_argument("--sol", type=whole_number(1, 100), default=2, help="how much to ask for (default 2)")
+    parser.add_argument(
+        "--sol", type=whole_number(1, 100), default=2, help="how much to ask for (default 2)"
+    )
     return run(parser, _give, argv)
 
 

@@ -74,7 +74,17 @@ stage_sources() {
   local cargo_home="${CARGO_HOME:-$HOME/.cargo}"
   mkdir -p "$cargo_home"
   ln -s "$(realpath "$cargo_home")" "$stage/cargo"
+  stage_speed
   stage_std
+}
+
+# The coordinator is compiled for size (Cargo.toml), but for the rules, which take most compute units. The attribute is
+# unstable, so it is added to the copy.
+stage_speed() {
+  local source="$stage/programs/coordinator/src"
+  sed -i '1i #![feature(optimize_attribute)]' "$source/lib.rs"
+  find "$source/rules" "$source/state" -name '*.rs' ! -name 'validate_*' ! -name text.rs ! -name blank.rs |
+    xargs sed -i -E 's/^( *)((pub(\([a-z]+\))? )?fn )/\1#[optimize(speed)]\n\1\2/'
 }
 
 # std is compiled for target_os "solana", because dependencies of Anchor (serde, bincode) name it. The stubs that it has
@@ -90,8 +100,8 @@ stage_std() {
 # The target (sbpf-solana.json) allows misaligned loads: the VM reads any address, and byte by byte costs 40 % more code
 # and time.
 compile() { # compile PROGRAM OUT.so
-  # The coordinator is compiled for size (Cargo.toml). Level 3 here drops `sret`, which the linker's
-  # LLVM refuses, and 300 is the lowest threshold at which no call with 6 arguments is left.
+  # Level 3 for the whole coordinator drops `sret`, which the linker's LLVM refuses, and 300 is the
+  # lowest threshold at which no call with 6 arguments is left.
   local threshold=600
   [ "$1" != coordinator ] || threshold=300
   local flags=(

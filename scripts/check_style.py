@@ -65,7 +65,9 @@ _ARCHAIC = [
 ]
 # An underscore is a boundary, so that names are checked as well.
 _INITIALS = "".join(sorted({word[0] for word in _ARCHAIC}))
-ARCHAIC = re.compile(rf"(?<![A-Za-z-])(?=[{_INITIALS}])(?:{'|'.join(_ARCHAIC)})(?![A-Za-z])", re.IGNORECASE)
+ARCHAIC = re.compile(
+    rf"(?<![A-Za-z-])(?=[{_INITIALS}])(?:{'|'.join(_ARCHAIC)})(?![A-Za-z])", re.IGNORECASE
+)
 # A docstring with such a beginning makes no sense without the one before it.
 FRAGMENT = re.compile(
     r"\s*(?:(?:of|and|or|but|also|as|by|its|their|whose|whom?|which|those|these|nothing)\b"
@@ -243,12 +245,16 @@ def count(offences: Iterable[Offence]) -> Counter[tuple[str, str]]:
 def read_allowlist(text: str) -> Counter[tuple[str, str]]:
     """Return the allowed number of offences by package and rule."""
     tables = tomllib.loads(text)
-    return Counter({(package, rule): n for package, rules in tables.items() for rule, n in rules.items()})
+    return Counter(
+        {(package, rule): n for package, rules in tables.items() for rule, n in rules.items()}
+    )
 
 
 def lowered(allowed: Counter[tuple[str, str]], counts: Counter[tuple[str, str]]) -> str:
     """Return the allowlist's text with no number above the current count."""
-    header = "# Offences against scripts/check_style.py that are still there, by package and rule.\n"
+    header = (
+        "# Offences against scripts/check_style.py that are still there, by package and rule.\n"
+    )
     text = [header + "# Numbers only go down: fix some, then run scripts/check_style.py --lower."]
     rows: dict[str, dict[str, int]] = defaultdict(dict)
     for (package, rule), limit in (allowed & counts).items():
@@ -282,16 +288,26 @@ def report(offences: list[Offence], allowed: Counter[tuple[str, str]]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", nargs="+", metavar="PATH", help="print every offence in these files and folders")
-    parser.add_argument("--lower", action="store_true", help="lower the allowed counts to the current ones")
-    parser.add_argument("--reset", action="store_true", help="write the current counts, higher ones too")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--list", nargs="+", metavar="PATH", help="print every offence in these files and folders"
+    )
+    parser.add_argument(
+        "--lower", action="store_true", help="lower the allowed counts to the current ones"
+    )
+    parser.add_argument(
+        "--reset", action="store_true", help="write the current counts, higher ones too"
+    )
     arguments = parser.parse_args()
     offences = find_offences(read_sources())
     if arguments.list:
         prefixes = tuple(path.rstrip("/") for path in arguments.list)
         for offence in offences:
-            if offence.path in prefixes or offence.path.startswith(tuple(f"{p}/" for p in prefixes)):
+            if offence.path in prefixes or offence.path.startswith(
+                tuple(f"{p}/" for p in prefixes)
+            ):
                 print(f"{offence.path}:{offence.line}: {offence.rule}: {offence.text}")
         return 0
     counts = count(offences)

@@ -4,7 +4,8 @@
     npm pack mermaid@11 && tar xzf mermaid-*.tgz
     python scripts/diagrams.py package/dist/mermaid.min.js
 
-GitHub draws the blocks itself. The site shows the pictures in docs/assets, so that it loads no script.
+GitHub draws the blocks itself. The site shows the pictures in docs/assets, so that it loads no
+script.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _SETTINGS = {
     "themeCSS": _CSS,
     "flowchart": {"htmlLabels": False, "padding": 12},
 }
-_KEPT_BY_MERMAID = re.compile(r' data-[a-z]+="[^"]*"')  # what it needs to move a line, which nobody does here
+# what it needs to move a line, which nobody does here
+_KEPT_BY_MERMAID = re.compile(r' data-[a-z]+="[^"]*"')
 _DRAW = """
 const [settings, name, text, done] = arguments;
 mermaid.initialize(settings);
@@ -70,33 +72,45 @@ def stamp(source: str) -> str:
 
 
 def inline(page: Path, number: int, source: str) -> str:
-    """The picture as it stands in a page of the site. Raises ValueError for one that is not of this source."""
+    """The picture as it stands in a page of the site. Raises ValueError for one that is not of this
+    source.
+    """
     place = picture(page, number)
     if not place.exists() or stamp(source) not in (drawn := place.read_text()):
-        raise ValueError(f"{place} is not drawn from its text in {page.name}: see scripts/diagrams.py")
+        raise ValueError(
+            f"{place} is not drawn from its text in {page.name}: see scripts/diagrams.py"
+        )
     return f'<div class="diagram" style="overflow-x: auto">{drawn.strip()}</div>'
 
 
 def main() -> int:
     """Draw every picture. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("mermaid", type=Path, help="Mermaid's own file, mermaid.min.js")
     given = parser.parse_args()
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         print(
-            "error: no chromium and chromedriver here\nfix: apt-get install chromium chromium-driver", file=sys.stderr
+            "error: no chromium and chromedriver here\nfix: apt-get install chromium chromium-driver",
+            file=sys.stderr,
         )
         return 1
     if not given.mermaid.is_file():
-        print(f"error: there is no {given.mermaid}\nfix: {__doc__.splitlines()[2].strip()}", file=sys.stderr)
+        print(
+            f"error: there is no {given.mermaid}\nfix: {__doc__.splitlines()[2].strip()}",
+            file=sys.stderr,
+        )
         return 1
     sources = {page: page for page in sorted(DOCS.glob("*.md"))}
     sources[DOCS / "index.md"] = DOCS.parent / "README.md"  # what the site calls README
     pages = {page: found for page, source in sources.items() if (found := blocks(source))}
     with tempfile.TemporaryDirectory() as scratch:
         empty = Path(scratch) / "empty.html"
-        empty.write_text(f"<!doctype html><meta charset=utf-8><script>{given.mermaid.read_text()}</script><body>")
+        empty.write_text(
+            f"<!doctype html><meta charset=utf-8><script>{given.mermaid.read_text()}</script><body>"
+        )
         _draw(pages, empty, chromium, driver)
     return 0
 
@@ -109,7 +123,12 @@ def _draw(pages: dict[Path, list[str]], empty: Path, chromium: str, driver: str)
 
     options = Options()
     options.binary_location = chromium
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={empty.parent / 'profile'}"):
+    for flag in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={empty.parent / 'profile'}",
+    ):
         options.add_argument(flag)
     with Chrome(options=options, service=Service(driver)) as browser:
         browser.get(empty.as_uri())
@@ -120,8 +139,11 @@ def _draw(pages: dict[Path, list[str]], empty: Path, chromium: str, driver: str)
                 if svg.startswith("error:"):
                     raise ValueError(f"{page.name}, diagram {number}: {svg}")
                 head, bracket, rest = svg.partition(">")
-                head = head.replace("max-width", "min-width: 34rem; max-width")  # else nobody could read it
-                place.write_text(_KEPT_BY_MERMAID.sub("", f"{head}{bracket}{stamp(source)}{rest}\n"))
+                # else nobody could read it
+                head = head.replace("max-width", "min-width: 34rem; max-width")
+                place.write_text(
+                    _KEPT_BY_MERMAID.sub("", f"{head}{bracket}{stamp(source)}{rest}\n")
+                )
                 print(place.relative_to(DOCS.parent))
 
 

@@ -2,7 +2,8 @@
 """`aftermath-solana model export` under the name and with the form of tiers that recipes know.
 
 Example: python scripts/export_matformer_tiers.py --src models/my-model --tiers 1 2
-         python scripts/export_matformer_tiers.py --src runs/mine/checkpoints/mine-step120 --tiers 1 2 --out exported
+         python scripts/export_matformer_tiers.py --src runs/mine/checkpoints/mine-step120 --tiers 1
+         2 --out exported
 """
 
 from __future__ import annotations

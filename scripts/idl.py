@@ -1,10 +1,12 @@
 """Assembles a program's canonical IDL (spec 0.1.0) from what its tests print.
 
-`scripts/build-programs.sh` pipes `cargo test --features idl-build` into this: idl.py PROGRAM < output > PROGRAM.json.
-The sections are those that `anchor idl build` reads; the program's address comes from keys/PROGRAM-keypair.json.
+`scripts/build-programs.sh` pipes `cargo test --features idl-build` into this: idl.py PROGRAM <
+output > PROGRAM.json. The sections are those that `anchor idl build` reads; the program's address
+comes from keys/PROGRAM-keypair.json.
 
-What other clients would stumble over is mended: Anchor lists the types of all accounts that an instruction reads, also
-of those that other programs own, and takes any expression for the fixed address of an account.
+What other clients would stumble over is mended: Anchor lists the types of all accounts that an
+instruction reads, also of those that other programs own, and takes any expression for the fixed
+address of an account.
 """
 
 import json
@@ -28,9 +30,15 @@ def base58(data: bytes) -> str:
 
 def section(output: str, name: str) -> str:
     """The text between a section's marks; exits with a sentence when it is missing."""
-    found = re.search(rf"^--- IDL begin {name} ---\n(.*?)\n--- IDL end {name} ---$", output, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^--- IDL begin {name} ---\n(.*?)\n--- IDL end {name} ---$",
+        output,
+        re.MULTILINE | re.DOTALL,
+    )
     if not found:
-        sys.exit(f"error: the IDL section {name!r} is missing; did `cargo test --features idl-build` fail?\n{output}")
+        sys.exit(
+            f"error: the IDL section {name!r} is missing; did `cargo test --features idl-build` fail?\n{output}"
+        )
     return found[1]
 
 
@@ -42,15 +50,21 @@ def main(program: str) -> None:
     keys = root / "keys" / f"{program}-keypair.json"
     address = base58(bytes(json.loads(keys.read_text(encoding="utf-8"))[32:]))
     if declared not in ("", address):
-        sys.exit(f"error: {program} declares {declared} but its key file holds {address}: make declare_id! match")
+        sys.exit(
+            f"error: {program} declares {declared} but its key file holds {address}: make declare_id! match"
+        )
     idl["address"] = address
     idl["errors"] = json.loads(section(output, "errors"))
-    source = "\n".join(path.read_text(encoding="utf-8") for path in (root / "programs" / program).rglob("*.rs"))
+    source = "\n".join(
+        path.read_text(encoding="utf-8") for path in (root / "programs" / program).rglob("*.rs")
+    )
     own = set(re.findall(r"#\[account(?:\(\w+\))?\]\s*pub struct (\w+)", source))
     foreign = {account["name"] for account in idl["accounts"]} - own
     for part in ("accounts", "types"):
         idl[part] = [entry for entry in idl[part] if entry["name"] not in foreign]
-    for account in (account for instruction in idl["instructions"] for account in instruction["accounts"]):
+    for account in (
+        account for instruction in idl["instructions"] for account in instruction["accounts"]
+    ):
         if not _ADDRESS.fullmatch(account.get("address", _ALPHABET[:32])):
             del account["address"]
     print(json.dumps(idl, indent=2, ensure_ascii=False))

@@ -21,7 +21,10 @@ def legacy(idl: Path) -> str:
     """Return the legacy form of a canonical IDL file, with every account of the program."""
     canonical = json.loads(idl.read_text(encoding="utf-8"))
     program = convert(canonical, zero_copy=True)
-    return json.dumps(program.legacy | {"metadata": {"address": str(program.address)}}, indent=2) + "\n"
+    return (
+        json.dumps(program.legacy | {"metadata": {"address": str(program.address)}}, indent=2)
+        + "\n"
+    )
 
 
 def main() -> None:

@@ -5,10 +5,10 @@
     scripts/mutants.py run runs/mutants.json > runs/killed.json
     scripts/mutants.py run runs/mutants.json --whole --only 3 17 > runs/survivors.json
 
-For a Python mutant, the test files of its package and those that name its module run up to the first failure; with
-`--whole`, all fast tests. A Rust mutant is built (minutes each, needs the toolchain of scripts/build-programs.sh) and
-tried with the programs' tests. The checkout is changed while this runs, and restored after each mutant. `git diff`
-afterwards must be empty.
+For a Python mutant, the test files of its package and those that name its module run up to the
+first failure; with `--whole`, all fast tests. A Rust mutant is built (minutes each, needs the
+toolchain of scripts/build-programs.sh) and tried with the programs' tests. The checkout is changed
+while this runs, and restored after each mutant. `git diff` afterwards must be empty.
 """
 
 from __future__ import annotations
@@ -32,8 +32,22 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON_PARTS = ("rules", "optim", "chain", "member", "model")
 PROGRAMS = ROOT / "client" / "aftermath" / "programs"
 RUST_TESTS = ["tests/programs", "tests/rules"]
-COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
-ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Mod: "+", ast.LShift: ">>"}
+COMPARISONS = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+}
+ARITHMETIC = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "+",
+    ast.FloorDiv: "*",
+    ast.Mod: "+",
+    ast.LShift: ">>",
+}
 RUST_OPERATORS = [
     (" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
     (" + ", " - "), (" - ", " + "), (" * ", " + "), (" && ", " || "), (" || ", " && "), ("true", "false"),
@@ -42,14 +56,18 @@ Mutant = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("draw")
     drawing.add_argument("--seed", type=int, default=38)
     drawing.add_argument("--count", type=int, default=60)
     running = commands.add_parser("run")
     running.add_argument("mutants", type=Path)
-    running.add_argument("--whole", action="store_true", help="run all fast tests, for what survived the near ones")
+    running.add_argument(
+        "--whole", action="store_true", help="run all fast tests, for what survived the near ones"
+    )
     running.add_argument("--root", type=Path, default=ROOT, help="the checkout to change")
     running.add_argument("--markers", default="not slow and not nightly")
     running.add_argument("--only", type=int, nargs="*", help="numbers of mutants")
@@ -89,7 +107,12 @@ def python_mutants(part: str) -> list[Mutant]:
 
 def logic(node: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes below but decorators, annotations and the keywords of class definitions."""
-    skipped = {"decorator_list", "annotation", "returns", "keywords" if isinstance(node, ast.ClassDef) else ""}
+    skipped = {
+        "decorator_list",
+        "annotation",
+        "returns",
+        "keywords" if isinstance(node, ast.ClassDef) else "",
+    }
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and name not in skipped:
@@ -110,17 +133,30 @@ def changes(node: ast.AST, lines: list[str]) -> Iterator[tuple[Position, Positio
     elif isinstance(node, ast.BoolOp):
         after = "or" if isinstance(node.op, ast.And) else "and"
         yield from between(node.values[0], node.values[1], after, lines)
-    elif isinstance(node, ast.Constant) and type(node.value) in (int, bool) and node.end_lineno == node.lineno:
+    elif (
+        isinstance(node, ast.Constant)
+        and type(node.value) in (int, bool)
+        and node.end_lineno == node.lineno
+    ):
         after = repr(not node.value) if isinstance(node.value, bool) else str(node.value + 1)
         yield (node.lineno, node.col_offset), (node.lineno, node.end_col_offset or 0), after
-    elif isinstance(node, ast.If | ast.While | ast.IfExp) and node.test.end_lineno == node.test.lineno:
+    elif (
+        isinstance(node, ast.If | ast.While | ast.IfExp)
+        and node.test.end_lineno == node.test.lineno
+    ):
         test = node.test
         line = lines[test.lineno - 1].encode()
         text = line[test.col_offset : test.end_col_offset].decode()
-        yield (test.lineno, test.col_offset), (test.lineno, test.end_col_offset or 0), f"not ({text})"
+        yield (
+            (test.lineno, test.col_offset),
+            (test.lineno, test.end_col_offset or 0),
+            f"not ({text})",
+        )
 
 
-def between(left: ast.expr, right: ast.expr, after: str, lines: list[str]) -> Iterator[tuple[Position, Position, str]]:
+def between(
+    left: ast.expr, right: ast.expr, after: str, lines: list[str]
+) -> Iterator[tuple[Position, Position, str]]:
     """Yield the replacement of the operator that stands between two operands on one line."""
     if left.end_lineno != right.lineno or left.end_col_offset is None:
         return
@@ -131,13 +167,17 @@ def between(left: ast.expr, right: ast.expr, after: str, lines: list[str]) -> It
 
 
 def rust_mutants() -> list[Mutant]:
-    """Return every mutant of the programs: one operator each, on lines that are neither comments nor tests."""
+    """Return every mutant of the programs: one operator each, on lines that are neither comments
+    nor tests.
+    """
     mutants = []
     for path in sorted((ROOT / "programs").rglob("src/**/*.rs")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if line.strip().startswith("#[cfg(test)]"):
                 break
-            if line.strip().startswith(("//", "#[", "use ", "impl", "pub struct", "fn ", "pub fn ")):
+            if line.strip().startswith(
+                ("//", "#[", "use ", "impl", "pub struct", "fn ", "pub fn ")
+            ):
                 continue
             code = line.partition("//")[0]
             for before, after in RUST_OPERATORS:
@@ -162,16 +202,36 @@ def try_mutant(mutant: Mutant, options: argparse.Namespace) -> dict[str, Any]:
         if rust and not build(mutant, options.root):
             return {"killed": True, "why": "does not compile"}
         python = options.root / ".venv" / "bin" / "python"
-        command = [python, "-m", "pytest", "-x", "-n", "0", "-m", options.markers, "-p", "no:cacheprovider"]
+        command = [
+            python,
+            "-m",
+            "pytest",
+            "-x",
+            "-n",
+            "0",
+            "-m",
+            options.markers,
+            "-p",
+            "no:cacheprovider",
+        ]
         command += ["--timeout", "300", *tests]
-        done = subprocess.run(command, cwd=options.root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=options.root, capture_output=True, text=True, check=False
+        )
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     why = failed[1] if failed else done.stdout[-200:]
-    return {"killed": done.returncode != 0, "tests": len(tests), "seconds": int(time.monotonic() - start), "why": why}
+    return {
+        "killed": done.returncode != 0,
+        "tests": len(tests),
+        "seconds": int(time.monotonic() - start),
+        "why": why,
+    }
 
 
 def tests_of(mutant: Mutant, options: argparse.Namespace) -> list[str]:
-    """Return the test files of the mutant's package, then the other test files that name its module."""
+    """Return the test files of the mutant's package, then the other test files that name its
+    module.
+    """
     folder = options.root / "tests"
     if options.whole:
         return [str(folder)]
@@ -180,7 +240,9 @@ def tests_of(mutant: Mutant, options: argparse.Namespace) -> list[str]:
     dotted = ".".join(module.parts)
     imported = f"from {'.'.join(module.parts[:-1])} import {module.name}"
     near = sorted((folder / package).glob("test_*.py"))
-    texts = {path: path.read_text() for path in sorted(folder.rglob("test_*.py")) if path not in near}
+    texts = {
+        path: path.read_text() for path in sorted(folder.rglob("test_*.py")) if path not in near
+    }
     far = [path for path, text in texts.items() if dotted in text or imported in text]
     return [str(path) for path in near + far]
 
@@ -191,22 +253,30 @@ def applied(mutant: Mutant, root: Path) -> Iterator[None]:
     path = root / mutant["file"]
     original = path.read_text()
     lines = original.splitlines(keepends=True)
-    assert lines[mutant["line"] - 1].rstrip("\n") == mutant["before"], "the checkout has another line there"
+    assert lines[mutant["line"] - 1].rstrip("\n") == mutant["before"], (
+        "the checkout has another line there"
+    )
     lines[mutant["line"] - 1] = mutant["after"] + "\n"
     path.write_text("".join(lines))
     try:
         yield
     finally:
         path.write_text(original)
-        subprocess.run(["git", "checkout", "-q", "client/aftermath/programs", "idl"], cwd=root, check=True)
+        subprocess.run(
+            ["git", "checkout", "-q", "client/aftermath/programs", "idl"], cwd=root, check=True
+        )
 
 
 def build(mutant: Mutant, root: Path) -> bool:
-    """Build the programs of a changed checkout, or take what an earlier run built. Return whether they compiled."""
+    """Build the programs of a changed checkout, or take what an earlier run built. Return whether
+    they compiled.
+    """
     digest = hashlib.sha256(json.dumps(mutant, sort_keys=True).encode()).hexdigest()[:16]
     known = ROOT / "runs" / "mutant-programs" / digest
     if not known.exists():
-        done = subprocess.run(["scripts/build-programs.sh"], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["scripts/build-programs.sh"], cwd=root, capture_output=True, text=True, check=False
+        )
         known.mkdir(parents=True)
         if done.returncode == 0:
             for so in (root / "client" / "aftermath" / "programs").glob("*.so"):

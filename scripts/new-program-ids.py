@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Give both programs new addresses, everywhere: keys/, declare_id!, Anchor.toml, the pages; then build them.
+"""Give both programs new addresses, everywhere: keys/, declare_id!, Anchor.toml, the pages; then
+build them.
 
-The keys in the repository are public, so whoever comes first can take their addresses on any cluster. Keep the new ones
-to yourself until the programs are deployed. The old ones are lost unless git has them.
+The keys in the repository are public, so whoever comes first can take their addresses on any
+cluster. Keep the new ones to yourself until the programs are deployed. The old ones are lost unless
+git has them.
 
 Example: python scripts/new-program-ids.py
          python scripts/new-program-ids.py --sources-only   # and later: make programs
@@ -30,7 +32,11 @@ PROGRAMS = ("coordinator", "authorizer")
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, change what has to be changed, say what. Returns the exit status."""
     parser = Arguments("python scripts/new-program-ids.py", __doc__)
-    parser.add_argument("--sources-only", action="store_true", help="do not build; the package keeps the old programs")
+    parser.add_argument(
+        "--sources-only",
+        action="store_true",
+        help="do not build; the package keeps the old programs",
+    )
     return run(parser, _change, argv)
 
 
@@ -46,7 +52,9 @@ def _change(arguments: argparse.Namespace) -> Result:
             )
     new = {name: _renew(_key(name)) for name in PROGRAMS}
     changed = [
-        path for path, text in texts.items() if _replace(path, text, {old[name]: new[name] for name in PROGRAMS})
+        path
+        for path, text in texts.items()
+        if _replace(path, text, {old[name]: new[name] for name in PROGRAMS})
     ]
     if not arguments.sources_only:
         _build()
@@ -85,7 +93,9 @@ def _replace(path: Path, text: str, addresses: Mapping[str, str]) -> bool:
 
 
 def _build() -> None:
-    if subprocess.run([ROOT / "scripts" / "build-programs.sh"], stdout=sys.stderr, check=False).returncode:
+    if subprocess.run(
+        [ROOT / "scripts" / "build-programs.sh"], stdout=sys.stderr, check=False
+    ).returncode:
         raise CommandError(
             "the addresses are changed, but the programs could not be built: why is said above",
             "mend that, and then: make programs",

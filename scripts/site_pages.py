@@ -1,9 +1,10 @@
-"""What MkDocs is told while it builds the site (`config/site/mkdocs.yml`): pages from outside `docs/`, and llms.txt.
+"""What MkDocs is told while it builds the site (`config/site/mkdocs.yml`): pages from outside
+`docs/`, and llms.txt.
 
-Decided: pages are written for the repository, where a link may lead to a source file. On the site such a link is the
-file's name and no link, since the site does not hold the sources; all others are checked by the build. Diagrams, which
-are text in the repository, are the pictures that `diagrams.py` drew of them, as part of the page: so they have its
-colours, light or dark.
+Decided: pages are written for the repository, where a link may lead to a source file. On the site
+such a link is the file's name and no link, since the site does not hold the sources; all others are
+checked by the build. Diagrams, which are text in the repository, are the pictures that
+`diagrams.py` drew of them, as part of the page: so they have its colours, light or dark.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from mkdocs.structure.pages import Page
 from diagrams import BLOCK, inline
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = {"README.md": "index.md", **{name: name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")}}
+OUTSIDE = {
+    "README.md": "index.md",
+    **{name: name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")},
+}
 """Pages of the repository's root, and what they are called on the site."""
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
@@ -42,7 +46,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     place = Path(own).parent if own else Path("docs")
     linked = _LINK.sub(lambda link: _on_site(link, place), markdown)
     numbers = itertools.count(1)
-    return BLOCK.sub(lambda block: inline(ROOT / "docs" / page.file.src_uri, next(numbers), block[1]), linked)
+    return BLOCK.sub(
+        lambda block: inline(ROOT / "docs" / page.file.src_uri, next(numbers), block[1]), linked
+    )
 
 
 def _on_site(link: re.Match[str], place: Path) -> str:
@@ -62,7 +68,10 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
     for section in nav.items:
         lines += ["", f"## {section.title}", ""]
-        lines += [f"- [{page.title}]({page.file.src_uri}): {_first_sentence(page.file)}" for page in _pages(section)]
+        lines += [
+            f"- [{page.title}]({page.file.src_uri}): {_first_sentence(page.file)}"
+            for page in _pages(section)
+        ]
     files.append(File.generated(config, "llms.txt", content="\n".join(lines) + "\n"))
     return nav
 
@@ -72,9 +81,15 @@ def _pages(item: Any) -> list[Page]:
 
 
 def _first_sentence(file: File) -> str:
-    paragraphs = (part for part in file.content_string.split("\n\n") if part and not part.startswith(_NO_SENTENCE))
+    paragraphs = (
+        part
+        for part in file.content_string.split("\n\n")
+        if part and not part.startswith(_NO_SENTENCE)
+    )
     heading = file.content_string.partition("\n")[0].lstrip("# ")
-    plain = re.sub(r"<!--.*?-->|[*`]", "", _LINK.sub(r"\1", " ".join(next(paragraphs, heading).split())))
+    plain = re.sub(
+        r"<!--.*?-->|[*`]", "", _LINK.sub(r"\1", " ".join(next(paragraphs, heading).split()))
+    )
     return re.split(r"(?<=[.])\s", plain)[0]
 
 

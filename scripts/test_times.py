@@ -4,9 +4,10 @@
     scripts/test_times.py           print the tables of the last `make test` and `make slow`, check the budgets
     scripts/test_times.py --keep    also write them to tests/durations.tsv, which is committed
 
-Reads runs/test-times/TIER.json (tests/duration_table.py). Budgets and reasons for costly files: tests/budget.toml. A
-budget is compared with the CPU seconds that the tests would have taken on the machine it was set on: the same tests
-take twice the CPU seconds on a machine whose memory is slow, and a gate must not fail for that.
+Reads runs/test-times/TIER.json (tests/duration_table.py). Budgets and reasons for costly files:
+tests/budget.toml. A budget is compared with the CPU seconds that the tests would have taken on the
+machine it was set on: the same tests take twice the CPU seconds on a machine whose memory is slow,
+and a gate must not fail for that.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class FileCost:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keep", action="store_true", help="write tests/durations.tsv")
     keep = parser.parse_args().keep
     limits = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())
@@ -51,9 +54,15 @@ def main() -> int:
         recorded = json.loads(path.read_text())
         files = cost_per_file(recorded["tests"])
         slowness = recorded["reference"] / limits["reference_cpu_seconds"]
-        # The table holds CPU seconds of the reference machine, so that it does not depend on who renews it.
-        rows += [(tier, name, f"{c.cases}", f"{c.cpu / slowness:.1f}", f"{c.wall:.1f}") for name, c in files.items()]
-        over |= not print_tier(tier, recorded["cpu"], recorded["wall"], slowness, files, budgets.get(tier))
+        # The table holds CPU seconds of the reference machine, so that it does not depend on who
+        # renews it.
+        rows += [
+            (tier, name, f"{c.cases}", f"{c.cpu / slowness:.1f}", f"{c.wall:.1f}")
+            for name, c in files.items()
+        ]
+        over |= not print_tier(
+            tier, recorded["cpu"], recorded["wall"], slowness, files, budgets.get(tier)
+        )
     if keep:
         write_table(rows)
     return 1 if over else 0
@@ -71,7 +80,12 @@ def cost_per_file(tests: dict[str, dict[str, float]]) -> dict[str, FileCost]:
 
 
 def print_tier(
-    tier: str, cpu: float, wall: float, slowness: float, files: dict[str, FileCost], budget: float | None
+    tier: str,
+    cpu: float,
+    wall: float,
+    slowness: float,
+    files: dict[str, FileCost],
+    budget: float | None,
 ) -> bool:
     """Print one tier's table. Return whether it stayed within its budget of CPU seconds.
 
@@ -79,7 +93,9 @@ def print_tier(
     """
     cases = sum(cost.cases for cost in files.values())
     print(f"{tier}: {cases} cases in {len(files)} files, {cpu:.0f} CPU seconds, {wall:.0f} s")
-    print(f"  this machine takes {slowness:.2f} times the CPU seconds of the reference: {cpu / slowness:.0f} there")
+    print(
+        f"  this machine takes {slowness:.2f} times the CPU seconds of the reference: {cpu / slowness:.0f} there"
+    )
     print(f"  {'CPU s':>7} {'wall s':>7} {'cases':>6}  file")
     for name, cost in list(files.items())[:SHOWN_FILES]:
         print(f"  {cost.cpu:7.1f} {cost.wall:7.1f} {cost.cases:6}  {name}")
@@ -94,10 +110,14 @@ def print_tier(
 
 
 def write_table(rows: list[tuple[str, ...]]) -> None:
-    """Replace the measured tiers in tests/durations.tsv; tiers that were not measured keep their rows."""
+    """Replace the measured tiers in tests/durations.tsv; tiers that were not measured keep their
+    rows.
+    """
     tiers = {row[0] for row in rows}
     with TABLE.open() as table:
-        kept = [tuple(row[name] for name in COLUMNS) for row in csv.DictReader(table, delimiter="\t")]
+        kept = [
+            tuple(row[name] for name in COLUMNS) for row in csv.DictReader(table, delimiter="\t")
+        ]
     rows = [row for row in kept if row[0] not in tiers] + rows
     rows.sort(key=lambda row: (TIERS.index(row[0]), -float(row[3]), row[1]))
     with TABLE.open("w", newline="") as table:

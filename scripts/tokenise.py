@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Tokenise a folder of text, or by default the Python standard library, into token files for the local data provider.
+"""Tokenise a folder of text, or by default the Python standard library, into token files for the
+local data provider.
 
 Example: python scripts/tokenise.py --output data/stdlib
-         python scripts/tokenise.py --input books/ --tokenizer model/tokenizer.json --output data/books
-         python scripts/tokenise.py --output data/stdlib --held-out data/stdlib-held-out --held-out-percent 20
+         python scripts/tokenise.py --input books/ --tokenizer model/tokenizer.json --output
+         data/books python scripts/tokenise.py --output data/stdlib --held-out data/stdlib-held-out
+         --held-out-percent 20
 """
 
 from __future__ import annotations
@@ -22,21 +24,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, convert, say what was written. Returns the exit status."""
     parser = Arguments("python scripts/tokenise.py", __doc__)
     parser.add_argument(
-        "--input", type=Path, help="folder of text, or one file; without it the standard library's sources"
+        "--input",
+        type=Path,
+        help="folder of text, or one file; without it the standard library's sources",
     )
     parser.add_argument("--output", type=Path, required=True, help="folder for the token files")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; without it one token per byte (257 ids)")
-    parser.add_argument("--end-token", help="token after every document; by default the tokenizer's own")
-    parser.add_argument("--text-field", default="text", help="field with the text in JSON lines and parquet")
-    parser.add_argument("--token-bytes", type=one_of((2, 4)), default=2, help="bytes of a token, 2 or 4 (default 2)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="tokenizer.json; without it one token per byte (257 ids)"
+    )
+    parser.add_argument(
+        "--end-token", help="token after every document; by default the tokenizer's own"
+    )
+    parser.add_argument(
+        "--text-field", default="text", help="field with the text in JSON lines and parquet"
+    )
+    parser.add_argument(
+        "--token-bytes", type=one_of((2, 4)), default=2, help="bytes of a token, 2 or 4 (default 2)"
+    )
     budget = whole_number(1)
     parser.add_argument(
-        "--budget-bytes", type=budget, default=4 << 20, help="size of the default corpus (default 4 MiB)"
+        "--budget-bytes",
+        type=budget,
+        default=4 << 20,
+        help="size of the default corpus (default 4 MiB)",
     )
-    parser.add_argument("--held-out", type=Path, help="second folder, for files that are not to be trained on")
+    parser.add_argument(
+        "--held-out", type=Path, help="second folder, for files that are not to be trained on"
+    )
     share = whole_number(1, 99)
     parser.add_argument(
-        "--held-out-percent", type=share, default=20, help="about so many percent of the files go there (default 20)"
+        "--held-out-percent",
+        type=share,
+        default=20,
+        help="about so many percent of the files go there (default 20)",
     )
     return run(parser, _convert, argv)
 

@@ -1,6 +1,8 @@
-"""Settings that all tests share: cost tiers, hypothesis profiles, and how tests are spread over workers.
+"""Settings that all tests share: cost tiers, hypothesis profiles, and how tests are spread over
+workers.
 
-Every test belongs to one tier: fast (no marker), `slow` or `nightly`. CONTRIBUTING.md says when to use which.
+Every test belongs to one tier: fast (no marker), `slow` or `nightly`. CONTRIBUTING.md says when to
+use which.
 """
 
 from __future__ import annotations
@@ -22,15 +24,22 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["duration_table"]
 
-# No deadline per example: the machines that run the tests are shared. `derandomize` makes a fast run repeatable.
+# No deadline per example: the machines that run the tests are shared. `derandomize` makes a fast
+# run repeatable.
 settings.register_profile("fast", max_examples=20, derandomize=True, deadline=None)
-settings.register_profile("slow", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("nightly", max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "slow", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "nightly", max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("fast")
 
-# Workers and the processes they start share the cores already: threads inside each would only wait for one another.
+# Workers and the processes they start share the cores already: threads inside each would only wait
+# for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Where a test sets more threads, one that waits would otherwise spin on a core that another worker needs.
+# Where a test sets more threads, one that waits would otherwise spin on a core that another worker
+# needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Command defaults of the person who runs the tests must not reach the commands under test.
@@ -39,8 +48,9 @@ os.environ["AFTERMATH_PROFILE"] = ""
 DURATIONS = Path(__file__).with_name("durations.tsv")
 TIERS = {"slow", "nightly"}
 
-# End-to-end tests start several processes each and mostly wait for them. Each queue runs on one worker, one test at a
-# time. Tests that use a validator share it within a queue, so keep them in the first two queues.
+# End-to-end tests start several processes each and mostly wait for them. Each queue runs on one
+# worker, one test at a time. Tests that use a validator share it within a queue, so keep them in
+# the first two queues.
 QUEUES = (
     tuple(
         f"tests/e2e/test_e2e_{name}.py"
@@ -54,14 +64,19 @@ QUEUES = (
 TOGETHER = ("tests/ranks/",)
 
 # Files whose tests share nothing: each test may go to another worker.
-SPREAD = ("tests/fuzz/", "tests/programs/test_programs_coalitions.py", "tests/benchmarks/test_benchmarks_memory.py")
+SPREAD = (
+    "tests/fuzz/",
+    "tests/programs/test_programs_coalitions.py",
+    "tests/benchmarks/test_benchmarks_memory.py",
+)
 
 
 def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Turn garbage collection off while tests are loaded, then freeze them, so that no later collection scans them.
+    # Turn garbage collection off while tests are loaded, then freeze them, so that no later
+    # collection scans them.
     gc.disable()
 
 
@@ -81,7 +96,9 @@ def own_logging() -> Iterator[None]:
 
 
 def scope_of(nodeid: str) -> str:
-    """Return the name of the group of tests that runs on one worker: a queue, a folder, a file, or one test."""
+    """Return the name of the group of tests that runs on one worker: a queue, a folder, a file, or
+    one test.
+    """
     for number, files in enumerate(QUEUES):
         if nodeid.startswith(files):
             return f"queue {number}"
@@ -106,14 +123,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         tiers = {mark.name for mark in item.iter_markers()} & TIERS
         if len(tiers) > 1:
-            raise pytest.UsageError(f"{item.nodeid} is marked {' and '.join(sorted(tiers))}: a test has one tier")
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {' and '.join(sorted(tiers))}: a test has one tier"
+            )
     if "PYTEST_XDIST_WORKER" in os.environ:
-        # The longest scopes begin first; otherwise one worker would still be busy when the others have nothing left.
+        # The longest scopes begin first; otherwise one worker would still be busy when the others
+        # have nothing left.
         seconds = usual_seconds()
         items.sort(
-            key=lambda item: -seconds.get(scope_of(item.nodeid), seconds.get(item.nodeid.partition("::")[0], 0.0))
+            key=lambda item: (
+                -seconds.get(
+                    scope_of(item.nodeid), seconds.get(item.nodeid.partition("::")[0], 0.0)
+                )
+            )
         )
-        items.sort(key=lambda item: scope_of(item.nodeid) if scope_of(item.nodeid).startswith("queue") else "tests")
+        items.sort(
+            key=lambda item: (
+                scope_of(item.nodeid) if scope_of(item.nodeid).startswith("queue") else "tests"
+            )
+        )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -125,5 +153,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
         def _split_scope(self, nodeid: str) -> str:
             return scope_of(nodeid)
 
-    config.option.loadscopereorder = False  # xdist would sort by the number of tests, which says little about time
+    # xdist would sort by the number of tests, which says little about time
+    config.option.loadscopereorder = False
     return Scheduling(config, log)

@@ -1,7 +1,8 @@
 """A pytest plugin that records CPU and wall seconds per test: `--duration-table PATH`.
 
-CPU seconds are those of the test process and of the child processes that it has waited for. Each worker also measures a
-fixed piece of work at its start and end, while the others run, so that a slow machine can be told from costly tests.
+CPU seconds are those of the test process and of the child processes that it has waited for. Each
+worker also measures a fixed piece of work at its start and end, while the others run, so that a
+slow machine can be told from costly tests.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def own_cpu_seconds() -> float:
 
 
 def reference_cpu_seconds() -> float:
-    """Return the CPU seconds of a fixed piece of work: interpreted steps, and reads all over 64 MB of memory."""
+    """Return the CPU seconds of a fixed piece of work: interpreted steps, and reads all over 64 MB
+    of memory.
+    """
     start = time.process_time()
     table = np.arange(8_000_000, dtype=np.int64)
     places = np.random.default_rng(0).integers(0, len(table), 2_000_000)
@@ -44,7 +47,9 @@ def reference_cpu_seconds() -> float:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--duration-table", metavar="PATH", help="write CPU and wall seconds per test as JSON")
+    parser.addoption(
+        "--duration-table", metavar="PATH", help="write CPU and wall seconds per test as JSON"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

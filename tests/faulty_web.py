@@ -79,7 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
         """A redirect to the same place, whose body is 256 MiB in 256 KiB."""
         packing = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
         body = b"".join([*(packing.compress(bytes(1 << 20)) for _ in range(256)), packing.flush()])
-        self._answer(302, body, Location=self.path, **{"Content-Encoding": "gzip", "Set-Cookie": "a=b"})
+        self._answer(
+            302, body, Location=self.path, **{"Content-Encoding": "gzip", "Set-Cookie": "a=b"}
+        )
 
     def _never(self, bit: bytes) -> None:
         """Send the beginning of an answer that never ends while the client listens."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 __version__: str
-"""Read from the installed package when it is first asked for: that takes longer than all else of a help page."""
+"""Read from the installed package when it is first asked for: that takes longer than all else of a
+help page.
+"""
 
 
 def __getattr__(name: str) -> str:

@@ -47,7 +47,11 @@ def test_extensions_of_fixed_sizes_are_read(size: int) -> None:
 
 def test_too_many_values_are_refused_before_parsing() -> None:
     assert len(msgpack_as(msgspec.msgpack.encode([1] * (MAX_VALUES - 1)), Any)) == MAX_VALUES - 1
-    for many in (b"\xdd\xff\xff\xff\xff", msgspec.msgpack.encode([1] * MAX_VALUES), b"\xdf\xff\xff\xff\xff"):
+    for many in (
+        b"\xdd\xff\xff\xff\xff",
+        msgspec.msgpack.encode([1] * MAX_VALUES),
+        b"\xdf\xff\xff\xff\xff",
+    ):
         with pytest.raises(Malformed):
             msgpack_as(many, Any)
 

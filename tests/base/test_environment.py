@@ -12,7 +12,13 @@ from aftermath.base.environment import bare_environment, environment_without_sec
 from aftermath.model.tokenizer import Tokenizer
 
 SECRETS = (
-    *("RAW_WALLET_PRIVATE_KEY", "RAW_IDENTITY_SECRET_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY"),
+    *(
+        "RAW_WALLET_PRIVATE_KEY",
+        "RAW_IDENTITY_SECRET_KEY",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "WANDB_API_KEY",
+    ),
     *("AWS_SECRET_ACCESS_KEY", "RPC", "RPC_2", "WS_RPC", "https_proxy"),
 )
 
@@ -32,7 +38,12 @@ def test_child_environment_leaves_secrets_out(environment: type[dict[str, str]])
 
 
 def test_rank_environment_keeps_device_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"CUDA_VISIBLE_DEVICES": "1", "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "2", "XDG_CACHE_HOME": "/tmp/x"}
+    kept = {
+        "CUDA_VISIBLE_DEVICES": "1",
+        "NCCL_DEBUG": "WARN",
+        "OMP_NUM_THREADS": "2",
+        "XDG_CACHE_HOME": "/tmp/x",
+    }
     for name, value in kept.items():
         monkeypatch.setenv(name, value)
     assert kept.items() <= environment_without_secrets().items()

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.files import cache_directory, fix_of, parents_made, replacing, standing_in, state_directory
+from aftermath.base.files import (
+    cache_directory,
+    fix_of,
+    parents_made,
+    replacing,
+    standing_in,
+    state_directory,
+)
 from aftermath.base.locks import alone_in, hold
 
 
@@ -64,7 +71,9 @@ def _break_off(target: Path, error: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_after_an_error_the_old_file_stands_alone(tmp_path: Path, error: type[BaseException]) -> None:
+def test_after_an_error_the_old_file_stands_alone(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     target = tmp_path / "kept"
     target.write_bytes(b"old")
     with pytest.raises(error):
@@ -92,7 +101,9 @@ def _write_shared(target: Path, said: Connection) -> None:
 def test_replacing_shared_by_two_processes_keeps_both_whole(tmp_path: Path) -> None:
     target = tmp_path / "kept"
     ours, theirs = multiprocessing.Pipe()
-    other = multiprocessing.get_context("fork").Process(target=_write_shared, args=(target, theirs), daemon=True)
+    other = multiprocessing.get_context("fork").Process(
+        target=_write_shared, args=(target, theirs), daemon=True
+    )
     other.start()
     theirs.close()
     assert ours.recv() == "writing"
@@ -136,7 +147,9 @@ def _alone(folder: Path, said: Connection) -> None:
 
 def test_directory_lock_excludes_others_and_leaves_no_file(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
-    other = multiprocessing.get_context("spawn").Process(target=_alone, args=(tmp_path, theirs), daemon=True)
+    other = multiprocessing.get_context("spawn").Process(
+        target=_alone, args=(tmp_path, theirs), daemon=True
+    )
     other.start()
     theirs.close()  # or a process that dies without a word is awaited without end
     assert ours.recv() == "in"
@@ -156,7 +169,9 @@ def test_a_lock_is_given_back_by_closing_it(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
 
 
-def test_directories_are_where_the_user_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_are_where_the_user_wants_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert cache_directory("data") == tmp_path / "cache" / "aftermath" / "data"

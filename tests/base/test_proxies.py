@@ -33,7 +33,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("http://rpc.example", {"HTTPS_PROXY": P}, None),
         ("http://rpc.example", {"ALL_PROXY": "proxy.example:3128"}, P),
         ("ws://rpc.example", {"http_proxy": P, "ALL_PROXY": "http://other.example"}, P),
-        *((f"http://{host}:8899", {"HTTP_PROXY": P}, None) for host in ("localhost", "127.0.0.1", "[::1]", "0.0.0.0")),
+        *(
+            (f"http://{host}:8899", {"HTTP_PROXY": P}, None)
+            for host in ("localhost", "127.0.0.1", "[::1]", "0.0.0.0")
+        ),
         ("http://rpc.example", {"HTTP_PROXY": P, "NO_PROXY": "*"}, None),
         ("http://rpc.example", {"HTTP_PROXY": P, "NO_PROXY": "localhost, .example"}, None),
         ("http://rpc.example", {"HTTP_PROXY": P, "NO_PROXY": "xample,pc.example"}, P),
@@ -55,7 +58,9 @@ def test_proxy_variables_choose_proxy(
 
 
 @pytest.mark.parametrize("proxy", ["ftp://p.example", "http://", "http://p:port", "socks9://p:1"])
-def test_unusable_proxy_is_refused_with_its_variable(environment: pytest.MonkeyPatch, proxy: str) -> None:
+def test_unusable_proxy_is_refused_with_its_variable(
+    environment: pytest.MonkeyPatch, proxy: str
+) -> None:
     environment.setenv("https_proxy", proxy)
     with pytest.raises(UsageError, match=r"https_proxy is not[\s\S]*NO_PROXY=rpc\.example"):
         proxy_for("https://rpc.example")
@@ -78,7 +83,9 @@ def web() -> Iterator[Web]:
         yield found
 
 
-async def test_transport_sends_request_through_proxy(environment: pytest.MonkeyPatch, web: Web) -> None:
+async def test_transport_sends_request_through_proxy(
+    environment: pytest.MonkeyPatch, web: Web
+) -> None:
     web.files["/a"] = b"tokens"
     environment.setenv("HTTP_PROXY", web.url)
     async with httpx.AsyncClient(transport=ProxyTransport()) as client:

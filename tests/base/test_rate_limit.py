@@ -11,7 +11,15 @@ from aftermath.base.rate_limit import Backoff, doubled
 def test_pauses_double_up_to_the_longest() -> None:
     pauses = Backoff(0.25, 4.0)
     said = [(pauses.at_longest, pauses.next()) for _ in range(7)]
-    assert said == [(False, 0.25), (False, 0.5), (False, 1.0), (False, 2.0), (True, 4.0), (True, 4.0), (True, 4.0)]
+    assert said == [
+        (False, 0.25),
+        (False, 0.5),
+        (False, 1.0),
+        (False, 2.0),
+        (True, 4.0),
+        (True, 4.0),
+        (True, 4.0),
+    ]
 
 
 @given(st.integers(1, 10**6), st.floats(0.001, 10), st.floats(10, 1e4))

@@ -40,7 +40,9 @@ async def test_what_is_cancelled_has_ended_however_it_ends() -> None:
     await cancel([*tasks, done])
     assert cleaned == [True]
     assert all(task.done() for task in under_way)
-    assert isinstance(next(task for task in under_way if not task.cancelled()).exception(), RuntimeError)
+    assert isinstance(
+        next(task for task in under_way if not task.cancelled()).exception(), RuntimeError
+    )
     assert done.result() == 7
     await cancel(tasks)
     assert not tasks

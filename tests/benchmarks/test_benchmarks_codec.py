@@ -1,4 +1,6 @@
-"""DeMo, restated as what our codec is measured against, is DeMo: it keeps and applies what DisTrO does."""
+"""DeMo, restated as what our codec is measured against, is DeMo: it keeps and applies what DisTrO
+does.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,19 @@ from benchmarks.test_benchmarks_worth import module
 
 distro = module("distro")
 codec = module("codec")
-SMALL = distro.MODEL | {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+SMALL = distro.MODEL | {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 def test_the_reference_learns_what_distro_does() -> None:
-    settings = Distro(8, 8, chunk=64, quantize_1bit=False, decay=distro.DECAY, weight_decay=0.0, clip=None)
+    settings = Distro(
+        8, 8, chunk=64, quantize_1bit=False, decay=distro.DECAY, weight_decay=0.0, clip=None
+    )
     schema = build_schema(SMALL, 1, settings)
     start = distro.noise(schema, 0)
     ours = {name: tensor.clone() for name, tensor in start.items()}
@@ -38,7 +47,9 @@ def test_the_reference_learns_what_distro_does() -> None:
     for step in range(3):
         grads = [distro.noise(schema, 10 * step + peer) for peer in range(2)]
         results = [demo.encode(each) for demo, each in zip(demos, grads, strict=True)]
-        payloads = [distro.encoded(sender, each) for sender, each in zip(senders, grads, strict=True)]
+        payloads = [
+            distro.encoded(sender, each) for sender, each in zip(senders, grads, strict=True)
+        ]
         votes = [decode_level(data[0], schema.results, 0) for data in payloads]
         demos[0].apply(results)
         engine.apply({0: votes}, distro.LR)
@@ -61,7 +72,8 @@ def test_bytes_are_a_part_of_demos_and_near_the_fewest_there_can_be() -> None:
 
 def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:
     sets = [some for size in (1, 2) for some in combinations(range(5), size)]
-    messages = 1 + sum(3 * 2 ** len(some) for some in sets)  # nothing, or one of 3 exponents and a sign for each
+    # nothing, or one of 3 exponents and a sign for each
+    messages = 1 + sum(3 * 2 ** len(some) for some in sets)
     assert codec.log2_messages(5, 2, 2, 3) == math.log2(messages)
 
 
@@ -70,7 +82,9 @@ def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:
 def test_figures_of_two_threads_are_of_two_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int, clock: Callable[[], float]
 ) -> None:
-    """Also of their clock: seconds of the CPU would count both threads, and not what one waits for the other."""
+    """Also of their clock: seconds of the CPU would count both threads, and not what one waits for
+    the other.
+    """
     seen = set[tuple[int, object]]()
 
     def best(*actions: Callable[[], object], **named: object) -> list[float]:
@@ -88,7 +102,11 @@ def test_figures_of_two_threads_are_of_two_threads(
     assert seen == {(threads, clock)}
     kinds = {"distro", "sparseloco", "all_numbers", "all_numbers_muon"}
     assert kinds | {"aggregate32_seconds"} == found.keys()
-    assert found["distro"].keys() == found["sparseloco"].keys() >= {"encode_over_demo", "apply16_over_demo"}
+    assert (
+        found["distro"].keys()
+        == found["sparseloco"].keys()
+        >= {"encode_over_demo", "apply16_over_demo"}
+    )
 
 
 @pytest.mark.parametrize("values", [Values.SIGN, Values.ONE_BIT, Values.TWO_BIT])
@@ -97,7 +115,24 @@ def test_results_are_near_the_least_there_can_be(values: Values) -> None:
     for edges in ((64, 64), (52, 64)):
         square = partial(Blocks, Segment("square", 0, None, 0, edges[0], edges), edges)
         size = edges[0] * edges[1]
-        for kept in {3, 4, 8, 16, 32, 64, 100, 128, 256, 512, 1024, 2046, 2047, 2048, *range(2100, size, 600), size}:
+        for kept in {
+            3,
+            4,
+            8,
+            16,
+            32,
+            64,
+            100,
+            128,
+            256,
+            512,
+            1024,
+            2046,
+            2047,
+            2048,
+            *range(2100, size, 600),
+            size,
+        }:
             results = ResultFormat((square(min(kept, size)),) * 8, 1, Transform.NONE, values)
             over = results.payload_bytes(0) / codec.least_bytes(results)
             assert 1 <= over < 1.19, (edges, kept, over)

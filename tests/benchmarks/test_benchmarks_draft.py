@@ -15,11 +15,18 @@ from benchmarks.test_benchmarks_worth import arms, module
 module("distro")
 codec = module("codec")
 draft = module("draft")
-SMALL = codec.GPT2 | {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL = codec.GPT2 | {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-def test_a_draft_that_is_right_spares_all_passes_but_one_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_is_right_spares_all_passes_but_one_of_five(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(draft, "NEW_TOKENS", 16)
     models = draft.agreeing(SMALL)
     found = draft.compared(models, [[1, 2, 3], [4]], 0.0)
@@ -27,8 +34,12 @@ def test_a_draft_that_is_right_spares_all_passes_but_one_of_five(monkeypatch: py
     assert [*found["by_draft"]] == ["1", "2"]
     for one in found["by_draft"].values():
         assert one["taken"] == 1
-        assert one["fewer_passes"] == round(draft.NEW_TOKENS / -(-draft.NEW_TOKENS // (draft.GUESSES + 1)), 3)
-        assert one["over_alone"] == pytest.approx(one["tokens_per_s"] / found["alone_tokens_per_s"], rel=0.01)
+        assert one["fewer_passes"] == round(
+            draft.NEW_TOKENS / -(-draft.NEW_TOKENS // (draft.GUESSES + 1)), 3
+        )
+        assert one["over_alone"] == pytest.approx(
+            one["tokens_per_s"] / found["alone_tokens_per_s"], rel=0.01
+        )
     sizes = draft._parameters(models)
     assert sizes["0"] > sizes["1"] > sizes["2"]
     down = models[0].get_parameter("model.layers.0.mlp.down_proj.weight")

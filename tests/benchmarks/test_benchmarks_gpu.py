@@ -1,4 +1,6 @@
-"""`make gpu-check` on a machine without a GPU: it says so, and its comparison of bits works as on one."""
+"""`make gpu-check` on a machine without a GPU: it says so, and its comparison of bits works as on
+one.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_without_a_gpu_it_says_so_in_a_sentence_and_fails(
     assert before == (kept.read_bytes() if kept.exists() else None)
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("distro", marks=pytest.mark.slow), "sparseloco"])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param("distro", marks=pytest.mark.slow), "sparseloco"]
+)
 def test_bits_that_are_the_cpus_are_found_equal(check: ModuleType, optimizer: str) -> None:
     with gpu_at_hand() as gpu:
         assert check.exactness(SMALL, optimizer, gpu)

@@ -12,7 +12,9 @@ from benchmarks.test_benchmarks_worth import module
 pages = module("help")
 
 
-def test_it_measures_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_measures_what_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["help.py", "tick", "model init", "--times", "1", "--json"])
     pages.main()
     found = json.loads(capsys.readouterr().out)["ms_over_interpreter"]

@@ -1,4 +1,6 @@
-"""What unequal members are worth to each other: the arithmetic, and that the page is made from what was trained."""
+"""What unequal members are worth to each other: the arithmetic, and that the page is made from what
+was trained.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,21 @@ def test_small_members_are_counted_by_what_they_compute() -> None:
         {"with": "mixed", "without": "alone", "gain": 0.1},
         {"with": "three-large", "without": "alone", "gain": 0.2},
     ]
-    assert unequal.recovered(gains, "0.2M") > 0.5  # half the gain, for less than the computing of two large ones
+    # half the gain, for less than the computing of two large ones
+    assert unequal.recovered(gains, "0.2M") > 0.5
     assert unequal.recovered(gains[:1], "0.2M") is None
 
 
 def test_a_goal_is_met_by_gains_that_are_clear() -> None:
     def gain(tier: int, without: str, gained: float) -> dict[str, object]:
-        return {"with": "mixed", "without": without, "tier": tier, "gain": gained, "interval": 0.1, "clear": True}
+        return {
+            "with": "mixed",
+            "without": without,
+            "tier": tier,
+            "gain": gained,
+            "interval": 0.1,
+            "clear": True,
+        }
 
     gains = [gain(0, "alone", 0.3), gain(1, "small-only", 0.2), gain(2, "small-only", -0.2)]
     assert [one["met"] for one in unequal.goals(gains, 0.79)] == [True, False, False]
@@ -55,7 +65,9 @@ def test_a_goal_is_met_by_gains_that_are_clear() -> None:
     assert [one["met"] for one in unequal.goals(gains, 0.8)] == [True, True, True]
     gains[0] |= {"clear": False}
     assert [one["met"] for one in unequal.goals(gains, None)] == [False, True]
-    assert [one["goal"] for one in unequal.goals(gains[1:], None)] == [unequal.goals(gains, None)[1]["goal"]]
+    assert [one["goal"] for one in unequal.goals(gains[1:], None)] == [
+        unequal.goals(gains, None)[1]["goal"]
+    ]
 
 
 def measured_figures() -> list[Any]:
@@ -74,8 +86,12 @@ def plots() -> ModuleType:
 def test_the_pictures_are_of_these_figures(plots: ModuleType) -> None:
     measured, rolling = measured_figures()
     docs = BENCHMARKS.parent / "docs/assets"
-    assert plots.digest(measured) in (docs / "experiments-unequal.svg").read_text(), "run: make docs"
-    assert plots.digest([measured, rolling]) in (docs / "experiments-unequal-kinds.svg").read_text(), "run: make docs"
+    assert plots.digest(measured) in (docs / "experiments-unequal.svg").read_text(), (
+        "run: make docs"
+    )
+    assert (
+        plots.digest([measured, rolling]) in (docs / "experiments-unequal-kinds.svg").read_text()
+    ), "run: make docs"
 
 
 @pytest.mark.slow
@@ -121,7 +137,9 @@ def test_the_page_is_made_from_all_that_was_trained() -> None:
     for kind, sizes in written.items():
         source = unequal.KINDS[kind]
         for size, found in sizes.items():
-            named = {one.key for arm in arms.arms(source) for one in arm.trainings if one.size == size}
+            named = {
+                one.key for arm in arms.arms(source) for one in arm.trainings if one.size == size
+            }
             assert set(arms.kept(size, source)) <= named
             again = json.loads(json.dumps(unequal.of_size(size, kind)))
             assert again == found, "run: benchmarks/measure.py heterogeneity"

@@ -1,4 +1,6 @@
-"""Ideas in the laboratory: what stands in place of members' code does what it says, and nothing else."""
+"""Ideas in the laboratory: what stands in place of members' code does what it says, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,16 @@ def _trained(place: Path, idea: dict[str, Any] | None = None, **said: Any) -> di
     trainer = one._begun.trainer
     assert isinstance(trainer, Together)
     return {
-        f"{n}/{name}": t.detach().clone() for n, own in enumerate(trainer.replicas) for name, t in own.params.items()
+        f"{n}/{name}": t.detach().clone()
+        for n, own in enumerate(trainer.replicas)
+        for name, t in own.params.items()
     }
 
 
 def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )
 
 
 NOTHING = {
@@ -81,7 +87,11 @@ FAST_IDEAS = {None, "momentum", "whole_forward", "dct"}
 
 def ideas_of(*names: str | None) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=() if name in FAST_IDEAS else pytest.mark.slow) for name in names]
+        "name",
+        [
+            pytest.param(name, marks=() if name in FAST_IDEAS else pytest.mark.slow)
+            for name in names
+        ],
     )
 
 
@@ -111,7 +121,11 @@ SOMETHING = {
 def test_an_idea_changes_what_is_learnt_and_is_gone_afterwards(
     place: Path, plain: dict[str, Tensor], name: str
 ) -> None:
-    before = {(owner, name): getattr(owner, name) for owner in (OuterMuon, MeanApply) for name in ("_move", "apply")}
+    before = {
+        (owner, name): getattr(owner, name)
+        for owner in (OuterMuon, MeanApply)
+        for name in ("_move", "apply")
+    }
     tried = _trained(place, {name: SOMETHING[name]}, **SAID)
     assert not _equal(tried, plain)
     for own, begun in init_weights(CONFIG, 0).items():
@@ -139,7 +153,9 @@ def test_what_is_sent_arrives_with_a_dct_and_without(idea: dict[str, Any]) -> No
     params, made = tensors(schema, 0, 0), gradients(schema, 0, 1)
     before = {name: tensor.clone() for name, tensor in params.items()}
     with ideas.with_idea(idea, {}):
-        sent = ErrorFeedback(schema.results, 0, params, 1.0).compress(PseudoGradient(made, 1.0, 0.0))
+        sent = ErrorFeedback(schema.results, 0, params, 1.0).compress(
+            PseudoGradient(made, 1.0, 0.0)
+        )
         votes = {level: [decode_level(own, schema.results, level)] for level, own in sent.items()}
         Engine(schema, 0, params).apply(votes, 1.0)
     for name, tensor in params.items():
@@ -189,7 +205,10 @@ def test_a_vote_of_weight_two_counts_twice() -> None:
 
 def test_a_product_of_narrow_matrices_is_nearer_the_wider_they_are() -> None:
     blocks = torch.randn(5, 24, 16, generator=torch.Generator().manual_seed(7))
-    left = [float((blocks - ideas._of_rank(blocks, rank, 2)).norm() / blocks.norm()) for rank in (1, 4, 8)]
+    left = [
+        float((blocks - ideas._of_rank(blocks, rank, 2)).norm() / blocks.norm())
+        for rank in (1, 4, 8)
+    ]
     assert left == sorted(left, reverse=True)
     assert left[-1] < 0.6
     signs = torch.ones(1, 16, 16)
@@ -253,7 +272,9 @@ def test_the_page_is_made_from_all_that_was_trained() -> None:
 
 
 def test_a_gain_is_of_the_same_tier_and_seeds() -> None:
-    found = ideas.gains({0: {0: 2.0, 1: 2.0}, 1: {0: 1.0}}, {0: {0: 2.5, 1: 2.51, 2: 9.0}, 1: {0: 1.5}})
+    found = ideas.gains(
+        {0: {0: 2.0, 1: 2.0}, 1: {0: 1.0}}, {0: {0: 2.5, 1: 2.51, 2: 9.0}, 1: {0: 1.5}}
+    )
     assert found["0"]["gain"] == pytest.approx(0.505)
     assert (found["0"]["seeds"], found["0"]["clear"]) == (2, True)
     assert found["1"] == {"gain": 0.5, "interval": None, "seeds": 1, "clear": False}

@@ -1,4 +1,6 @@
-"""What README says of a member's memory is what the code holds: counted bytes are the same on every machine."""
+"""What README says of a member's memory is what the code holds: counted bytes are the same on every
+machine.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,18 @@ def memory() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param("light", marks=pytest.mark.slow), pytest.param("preset", marks=pytest.mark.nightly)]
+    "model",
+    [
+        pytest.param("light", marks=pytest.mark.slow),
+        pytest.param("preset", marks=pytest.mark.nightly),
+    ],
 )
 def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
     measured = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
     for name, value in memory.of_tier(model, 2).items():
-        assert value == pytest.approx(measured[name][2], rel=0.02), f"run: python benchmarks/memory.py --json ({name})"
+        assert value == pytest.approx(measured[name][2], rel=0.02), (
+            f"run: python benchmarks/memory.py --json ({name})"
+        )
 
 
 @pytest.mark.nightly  # half a minute of CPU
@@ -58,8 +66,14 @@ def test_bytes_are_counted_once_and_until_they_are_dropped(memory: ModuleType) -
 @pytest.mark.parametrize("model", ["light", "preset", "test"])
 def test_computed_memory_is_near_the_measured_one(memory: ModuleType, model: str) -> None:
     """The tier that doctor and --matformer-tier auto take is chosen by it."""
-    config = parse_as((memory.ROOT / "config" / "solana-test" / memory.CONFIGS[model]).read_text(), model, RunConfig)
-    schema = agreed_schema(memory.document_of(model), memory.TIERS, optimizer_of(config.llm.optimizer))
+    config = parse_as(
+        (memory.ROOT / "config" / "solana-test" / memory.CONFIGS[model]).read_text(),
+        model,
+        RunConfig,
+    )
+    schema = agreed_schema(
+        memory.document_of(model), memory.TIERS, optimizer_of(config.llm.optimizer)
+    )
     length = memory.PRESET_TOKENS if model == "preset" else config.llm.max_seq_len
     counted = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
     for tier in range(memory.TIERS):

@@ -18,8 +18,12 @@ def test_figures_are_of_both_ways_and_of_both_optimizers() -> None:
     for kind, per_parameter in (("adamw", 8), ("muon", 4)):
         figures = found[kind]
         assert len(figures["moments"]) == found["ranks"]
-        assert sum(figures["moments"]) == pytest.approx(per_parameter * found["parameters"], rel=0.05)
+        assert sum(figures["moments"]) == pytest.approx(
+            per_parameter * found["parameters"], rel=0.05
+        )
         assert figures["first_dealt"] < figures["first_whole"]
         saved = figures["first_whole"] - figures["first_dealt"]
-        assert saved > sum(figures["moments"]) - figures["moments"][0], "the other ranks' moments at least"
+        assert saved > sum(figures["moments"]) - figures["moments"][0], (
+            "the other ranks' moments at least"
+        )
         assert figures["share_whole_s"] > figures["steps_whole_s"] > 0

@@ -1,4 +1,6 @@
-"""The benchmarks still measure what the code does now. How fast it is, they say; nothing here depends on it."""
+"""The benchmarks still measure what the code does now. How fast it is, they say; nothing here
+depends on it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,28 @@ ROOT = Path(__file__).parents[2]
         pytest.param(
             ("p2p.py",),
             ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms"),
-            marks=pytest.mark.nightly,  # it moves hundreds of megabytes, and no test of the client depends on it
+            # it moves hundreds of megabytes, and no test of the client depends on it
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
-            ("roots.py", "--threads", "1", "--optimizers", "distro", "--sequences", "1", "--repetitions", "1"),
-            ("cpu_of_round", "copy_cpu_of_round", "distro.1.blocks", "distro.1.hash_ms", "distro.1.proof_bytes"),
+            (
+                "roots.py",
+                "--threads",
+                "1",
+                "--optimizers",
+                "distro",
+                "--sequences",
+                "1",
+                "--repetitions",
+                "1",
+            ),
+            (
+                "cpu_of_round",
+                "copy_cpu_of_round",
+                "distro.1.blocks",
+                "distro.1.hash_ms",
+                "distro.1.proof_bytes",
+            ),
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -1,4 +1,6 @@
-"""What an audit can tell: honest ways of training one round against dishonest ones, on a tiny model."""
+"""What an audit can tell: honest ways of training one round against dishonest ones, on a tiny
+model.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_spread_of_a_smaller_micro_batch_is_rounding(cases: dict[str, Any]) -> N
     assert 0 < cases["micro"]["whole"] < 1e-4
 
 
-@pytest.mark.parametrize("name", ["stale", "other_data", "skip_1", "skip_3", "skip_half", "direction"])
+@pytest.mark.parametrize(
+    "name", ["stale", "other_data", "skip_1", "skip_3", "skip_half", "direction"]
+)
 def test_spread_of_a_dishonest_round_exceeds_bf16(cases: dict[str, Any], name: str) -> None:
     assert cases[name]["whole"] > 3 * cases["other"]["whole"]
 

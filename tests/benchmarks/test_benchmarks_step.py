@@ -1,4 +1,6 @@
-"""The step is measured against a loop that computes the same, and the figures are what their names say."""
+"""The step is measured against a loop that computes the same, and the figures are what their names
+say.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_the_plain_loop_has_the_loss_and_the_gradient_of_a_member(step: ModuleTy
     for loss in losses:
         loss.backward()
     wanted = ours.get_parameter("model.layers.1.mlp.down_proj.weight").grad
-    torch.testing.assert_close(plain.get_parameter("blocks.1.down.weight").grad, wanted, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        plain.get_parameter("blocks.1.down.weight").grad, wanted, rtol=1e-3, atol=1e-6
+    )
 
 
 def test_figures_are_medians_and_their_ratios(step: ModuleType) -> None:
@@ -61,17 +65,36 @@ def test_figures_are_medians_and_their_ratios(step: ModuleType) -> None:
     found = step.figures(spent, 1200)
     assert found["train_over_plain"] == 1.5
     assert found["with_encode_over_plain"] == 1.2
-    assert (found["train_tokens_per_s"], found["with_encode_tokens_per_s"], found["plain_tokens_per_s"]) == (
+    assert (
+        found["train_tokens_per_s"],
+        found["with_encode_tokens_per_s"],
+        found["plain_tokens_per_s"],
+    ) == (
         600,
         480,
         400,
     )
-    assert (found["encode_of_step"], found["decode_of_step"], found["apply_of_step"]) == (0.1, 0.2, 0.3)
+    assert (found["encode_of_step"], found["decode_of_step"], found["apply_of_step"]) == (
+        0.1,
+        0.2,
+        0.3,
+    )
 
 
 @pytest.mark.nightly  # the tests above prove its figures in process
 def test_it_prints_what_it_measured() -> None:
-    small = ["--threads", "1", "--sequences", "1", "--micro", "1", "--repetitions", "1", "--optimizers", "distro"]
+    small = [
+        "--threads",
+        "1",
+        "--sequences",
+        "1",
+        "--micro",
+        "1",
+        "--repetitions",
+        "1",
+        "--optimizers",
+        "distro",
+    ]
     command = [sys.executable, BENCHMARKS / "step.py", "--json", *small]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

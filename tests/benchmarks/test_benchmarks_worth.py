@@ -1,4 +1,6 @@
-"""What joining is worth: the arithmetic, and that what the page says comes from trainings of arms as they are named."""
+"""What joining is worth: the arithmetic, and that what the page says comes from trainings of arms
+as they are named.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ FIGURES = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figu
 
 
 def members(steps: int = 400, **said: Any) -> Any:
-    return arms.Training("a", "0.2M", steps, 0.1, 0, {"optimizer": "sparseloco", "members": 8, "inner_steps": 4} | said)
+    return arms.Training(
+        "a",
+        "0.2M",
+        steps,
+        0.1,
+        0,
+        {"optimizer": "sparseloco", "members": 8, "inner_steps": 4} | said,
+    )
 
 
 def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
@@ -52,16 +61,24 @@ def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
 
 
 def test_members_are_worth_what_they_are_by_hand() -> None:
-    """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the tokens counts."""
+    """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the
+    tokens counts.
+    """
     shares = seconds.shares(members(), 11_000_000, {"p": 20.0}, {"p": 2.0})
     found = worth.compared({"steps": 400, "held_out": 1.0}, members(), ALONE, shares, 0.0)
     sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
     round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
     assert (found["steps_alone"], found["steps_alone_range"]) == (800, [800, 800])
     assert found["token_efficiency"] == 800 / (8 * 400)
-    assert found["by_processor"]["p"]["compute_share"] == pytest.approx(4 * 2 / round_seconds, abs=1e-4)
-    assert found["by_processor"]["p"]["worth"] == pytest.approx(800 * 2 / (100 * round_seconds), abs=1e-3)
-    assert found["by_processor"]["p"]["worth_without_protocol"] == pytest.approx(800 * 2 / (100 * 10), abs=1e-3)
+    assert found["by_processor"]["p"]["compute_share"] == pytest.approx(
+        4 * 2 / round_seconds, abs=1e-4
+    )
+    assert found["by_processor"]["p"]["worth"] == pytest.approx(
+        800 * 2 / (100 * round_seconds), abs=1e-3
+    )
+    assert found["by_processor"]["p"]["worth_without_protocol"] == pytest.approx(
+        800 * 2 / (100 * 10), abs=1e-3
+    )
     beyond = worth.compared({"steps": 400, "held_out": 0.5}, members(), ALONE, shares, 0.0)
     assert beyond["by_processor"]["p"]["worth"] is None
 
@@ -69,14 +86,23 @@ def test_members_are_worth_what_they_are_by_hand() -> None:
 def test_steps_alone_have_the_range_that_seeds_leave() -> None:
     found = worth.compared({"steps": 400, "held_out": 1.5}, members(), ALONE, {}, 0.25)
     assert found["steps_alone_range"] == [round(400 * 2**0.25), round(400 * 2**0.75)]
-    assert worth.compared({"steps": 400, "held_out": 1.1}, members(), ALONE, {}, 0.2)["steps_alone_range"][1] is None
+    assert (
+        worth.compared({"steps": 400, "held_out": 1.1}, members(), ALONE, {}, 0.2)[
+            "steps_alone_range"
+        ][1]
+        is None
+    )
     own, one = {"reach": 0.3}, {"reach": 0.4}
     assert worth._reach(own, 1, one) == pytest.approx(0.5)
-    assert worth._reach(own, 9, one) == pytest.approx((0.1**2 + 0.4**2) ** 0.5), "the curve alone has one seed"
+    assert worth._reach(own, 9, one) == pytest.approx((0.1**2 + 0.4**2) ** 0.5), (
+        "the curve alone has one seed"
+    )
 
 
 @pytest.mark.parametrize(("took", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
-def test_what_travels_while_members_train_costs_no_time_of_its_own(took: float, longest: float) -> None:
+def test_what_travels_while_members_train_costs_no_time_of_its_own(
+    took: float, longest: float
+) -> None:
     found = seconds.shares(members(overlap="1"), 0, {"p": took}, {"p": 2.0})
     assert found["p"][0] == pytest.approx(4 * 2 / longest)
 
@@ -85,12 +111,18 @@ def test_a_worth_is_of_one_processor_that_has_trained_both() -> None:
     """The faster processor of either never stands against the slower one of the other."""
     own, one = {"fast": 8.0, "slow": 80.0, "other": 1.0}, {"fast": 1.0, "slow": 5.0}
     found = seconds.shares(members(), 0, own, one)
-    assert {machine: without for machine, (_, without) in found.items()} == {"fast": 1.0, "slow": 0.5}
+    assert {machine: without for machine, (_, without) in found.items()} == {
+        "fast": 1.0,
+        "slow": 0.5,
+    }
     assert seconds.shares(members(), 0, {"other": 1.0}, one) == {}
 
 
 def test_seconds_are_the_least_of_each_processor() -> None:
-    lines = [{"machine": name, "cpu_seconds_per_step": took} for name, took in [("a", 3.0), ("a", 2.0), ("b", 1.0)]]
+    lines = [
+        {"machine": name, "cpu_seconds_per_step": took}
+        for name, took in [("a", 3.0), ("a", 2.0), ("b", 1.0)]
+    ]
     lines.append({"cpu_seconds_per_step": 9.0})
     assert seconds.seconds_of(lines) == {"a": 2.0, "b": 1.0, seconds.UNNAMED: 9.0}
     assert seconds.spread([lines, lines[:1]]) == 1.5, "of one processor, and of one arm"
@@ -108,11 +140,17 @@ def test_every_worth_that_is_kept_is_of_a_processor_that_both_were_timed_on(name
 
 
 @pytest.mark.parametrize("wanted", [2, 3.5])
-def test_the_seconds_of_a_step_that_members_need_are_those_that_make_them_worth_so_much(wanted: float) -> None:
-    """The same figures with steps of that length, and results of that size, give the worth that was asked for."""
+def test_the_seconds_of_a_step_that_members_need_are_those_that_make_them_worth_so_much(
+    wanted: float,
+) -> None:
+    """The same figures with steps of that length, and results of that size, give the worth that was
+    asked for.
+    """
     training, sent, tokens = members(150), 11_000_000, 5.0
     for times, step in zip(
-        (1.1, 1, 1 / 1.1), seconds.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent), strict=True
+        (1.1, 1, 1 / 1.1),
+        seconds.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent),
+        strict=True,
     ):
         share, without = seconds.shares(training, sent, {"p": step * 8 * 1.2}, {"p": step})["p"]
         assert without == pytest.approx(1 / 1.2)
@@ -120,9 +158,13 @@ def test_the_seconds_of_a_step_that_members_need_are_those_that_make_them_worth_
 
 
 def test_a_worth_that_hangs_by_a_thread_is_told_as_such() -> None:
-    """Of 5 by tokens 4.17 are left without the protocol: 4.5 with a tenth more, and 4 not with a tenth less."""
+    """Of 5 by tokens 4.17 are left without the protocol: 4.5 with a tenth more, and 4 not with a
+    tenth less.
+    """
     for wanted, shown in [(3, "s ("), (4, "hardly: "), (4.5, "hardly: "), (4.6, "never")]:
-        assert shown in learning_tables.from_step(seconds.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000))
+        assert shown in learning_tables.from_step(
+            seconds.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000)
+        )
 
 
 def test_noise_is_pooled_by_what_trains() -> None:
@@ -132,14 +174,21 @@ def test_noise_is_pooled_by_what_trains() -> None:
     assert found["polar"]["apart"] == pytest.approx(2**0.5 * 4.303, abs=1e-3)
     assert found["mean"]["deviation"] == pytest.approx(1.0)
     assert noise.student(35) == pytest.approx(2.030, abs=5e-3)
-    assert [noise.kind_of(said) for said in ({"optimizer": "muon"}, {"optimizer": "distro"})] == ["machine", "mean"]
+    assert [noise.kind_of(said) for said in ({"optimizer": "muon"}, {"optimizer": "distro"})] == [
+        "machine",
+        "mean",
+    ]
     assert noise.kind_of({"optimizer": "sparseloco", "orthogonal_lr": 1.5}) == "polar"
 
 
-def test_a_training_that_is_kept_in_two_files_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_is_kept_in_two_files_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(noise, "RUNS", tmp_path)
     line = {"arm": "a", "steps": 1, "lr": 0.1, "said": {"optimizer": "adamw"}}
-    same = "\n".join(json.dumps(line | {"seed": seed, "held_out": float(seed)}) for seed in range(3))
+    same = "\n".join(
+        json.dumps(line | {"seed": seed, "held_out": float(seed)}) for seed in range(3)
+    )
     for name in ("one", "other"):
         (tmp_path / f"{name}.jsonl").write_text(same)
     (tmp_path / "rolling.jsonl").write_text(json.dumps({"seed": 0}))
@@ -153,9 +202,16 @@ def test_a_best_rate_at_the_edge_of_what_was_tried_is_named() -> None:
     assert learning_tables.is_at_edge({"lr": 0.02, "by_rate": {"0.02": 1.0}})
 
 
-@pytest.mark.parametrize(("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)])
-def test_an_arm_that_says_nothing_of_it_is_as_late_as_the_laboratory_makes_it(optimizer: str, late: bool) -> None:
-    assert arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": optimizer, "members": 8}).overlap is late
+@pytest.mark.parametrize(
+    ("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)]
+)
+def test_an_arm_that_says_nothing_of_it_is_as_late_as_the_laboratory_makes_it(
+    optimizer: str, late: bool
+) -> None:
+    assert (
+        arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": optimizer, "members": 8}).overlap
+        is late
+    )
 
 
 def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
@@ -165,10 +221,20 @@ def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
             arms.Training("a", "0.2M", steps, lr, seed, said),
             {"held_out": loss, "tokens": 7, "steps": steps, "lr": lr, "seed": seed},
         )
-        for steps, lr, seed, loss in [(10, 0.1, 0, 2.0), (10, 0.1, 1, 4.0), (10, 0.2, 0, 2.5), (5, 0.2, 0, 3.0)]
+        for steps, lr, seed, loss in [
+            (10, 0.1, 0, 2.0),
+            (10, 0.1, 1, 4.0),
+            (10, 0.2, 0, 2.5),
+            (5, 0.2, 0, 3.0),
+        ]
     ]
     five, ten = worth.best(tried)
-    assert (five["steps"], five["lr"], five["by_seed"], five["interval"]) == (5, 0.2, {"0": 3.0}, None)
+    assert (five["steps"], five["lr"], five["by_seed"], five["interval"]) == (
+        5,
+        0.2,
+        {"0": 3.0},
+        None,
+    )
     assert (ten["lr"], ten["held_out"]) == (0.2, 2.5)
     assert ten["by_rate"] == {"0.1": 3.0, "0.2": 2.5}
 
@@ -180,8 +246,13 @@ def test_loss_over_a_bound_is_told_with_the_interval_of_pairs_of_seeds() -> None
     found = worth.over(one, bound, "more")
     assert found["more"] == round((1.2 / 1.1 - 1) / 2, 6)
     assert found["more_interval"] == pytest.approx(12.706 * (1.2 / 1.1 - 1) / 2, abs=1e-4)
-    assert worth.over(one, one | {"by_seed": {"1": 1.0}}, "more") == {"more": 0.2, "more_interval": None}
-    assert worth.over(one, bound | {"by_seed": {"2": 7.0}}, "more")["more"] == round(1.1 * 3 / 9.1 - 1, 6)
+    assert worth.over(one, one | {"by_seed": {"1": 1.0}}, "more") == {
+        "more": 0.2,
+        "more_interval": None,
+    }
+    assert worth.over(one, bound | {"by_seed": {"2": 7.0}}, "more")["more"] == round(
+        1.1 * 3 / 9.1 - 1, 6
+    )
     assert worth.over(one, None, "more") == {"more": None, "more_interval": None}
 
 
@@ -189,7 +260,11 @@ def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
     """1.9 of AdamW's, so 1.919: half-way, by the logarithm of bytes, between 2.019 and 1.819."""
 
     def arm(sent: float, loss: float, members: int = 8) -> dict[str, Any]:
-        return {"members": members, "bytes_per_parameter_step": sent, "ends": [{"steps": 10, "held_out": loss}]}
+        return {
+            "members": members,
+            "bytes_per_parameter_step": sent,
+            "ends": [{"steps": 10, "held_out": loss}],
+        }
 
     measured = {
         "adamw-8x": arm(0.0, 1.9, 1),
@@ -213,9 +288,15 @@ def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
 
 
 def test_bytes_that_reach_the_bar_are_told_with_the_arms_they_lie_between() -> None:
-    few, many = ({"arm": name, "held_out": loss, "on_curve": True} for name, loss in [("few", 2.0), ("many", 1.0)])
+    few, many = (
+        {"arm": name, "held_out": loss, "on_curve": True}
+        for name, loss in [("few", 2.0), ("many", 1.0)]
+    )
     own = {"points": [few, many], "bytes_for_bar": 0.04}
-    assert learning_tables.bytes_needed(own | {"bar": 1.5}) == "0.04000, on a line from `few` to `many`"
+    assert (
+        learning_tables.bytes_needed(own | {"bar": 1.5})
+        == "0.04000, on a line from `few` to `many`"
+    )
     assert learning_tables.bytes_needed(own | {"bar": 2.5}) == "all of these"
     assert learning_tables.bytes_needed(own | {"bar": 0.5}) == "none of these"
 
@@ -227,7 +308,8 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
     for arm in named:
         assert arm.question
         assert arm.expected
-        sent, parameters = arms.result_bytes(arm.trainings[0])  # the others differ in steps, rate and seed
+        # the others differ in steps, rate and seed
+        sent, parameters = arms.result_bytes(arm.trainings[0])
         assert (sent > 0) == ("members" in arm.trainings[0].said)
         assert parameters > 100_000
         for training in arm.trainings:
@@ -236,12 +318,16 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
 
 @pytest.mark.slow
 def test_the_page_is_made_from_all_that_was_trained() -> None:
-    """A line that no arm names any more is taken out, and `measure.py worth` is run after a training."""
+    """A line that no arm names any more is taken out, and `measure.py worth` is run after a
+    training.
+    """
     for size in worth.SIZES:
         if (arms.RUNS / f"{size}.jsonl").exists():
             named = {one.key for arm in arms.arms() for one in arm.trainings if one.size == size}
             assert set(arms.kept(size)) <= named
-            assert json.loads(json.dumps(worth.of_size(size))) == FIGURES[size], "run: benchmarks/measure.py worth"
+            assert json.loads(json.dumps(worth.of_size(size))) == FIGURES[size], (
+                "run: benchmarks/measure.py worth"
+            )
 
 
 def test_the_pictures_are_of_these_figures() -> None:
@@ -250,7 +336,9 @@ def test_the_pictures_are_of_these_figures() -> None:
         drawn = (BENCHMARKS.parent / "docs/assets" / f"experiments-{size}.svg").read_text()
         assert plots.digest(found) in drawn, "run: make docs"
         if plots.has_curve(found):
-            drawn = (BENCHMARKS.parent / "docs/assets" / f"experiments-{size}-bytes.svg").read_text()
+            drawn = (
+                BENCHMARKS.parent / "docs/assets" / f"experiments-{size}-bytes.svg"
+            ).read_text()
             assert plots.digest(found) in drawn, "run: make docs"
 
 
@@ -263,7 +351,9 @@ def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     arm = next(arm for arm in arms.arms() if arm.name == arms.winner(8))
     first = arm.trainings[0]
     inner = first.said["inner_steps"]
-    short = dataclasses.replace(first, steps=3 * inner, said=first.said | {"steps": 3, "total_batch": 8 * inner})
+    short = dataclasses.replace(
+        first, steps=3 * inner, said=first.said | {"steps": 3, "total_batch": 8 * inner}
+    )
     line = arms.train(short, tmp_path)
     assert line["tokens"] == 3 * 8 * inner * arms.SEQ_LEN
     assert 0 < line["held_out"] < 7
@@ -283,7 +373,11 @@ def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         arms.train(short, tmp_path)
     began: list[Any] = []
-    monkeypatch.setattr(arms._Clock, "take", lambda self, event: (began.append(event), take(self, event))[1])
+    monkeypatch.setattr(
+        arms._Clock, "take", lambda self, event: (began.append(event), take(self, event))[1]
+    )
     assert arms.train(short, tmp_path)["held_out"] == line["held_out"]
-    assert next(event.done for event in began if isinstance(event, kinds.Started)) == 2, "the last save"
+    assert next(event.done for event in began if isinstance(event, kinds.Started)) == 2, (
+        "the last save"
+    )
     assert not list((tmp_path / "under-way").iterdir())

@@ -1,4 +1,6 @@
-"""An embedded network for each file, and for each test on it a wallet with money and the id of a run."""
+"""An embedded network for each file, and for each test on it a wallet with money and the id of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ from chain.networks import Place, network_config, place_on, share_tls_context
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Let time pass only where all that a test waits for is in this process; slow tests reach others."""
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Let time pass only where all that a test waits for is in this process; slow tests reach
+    others.
+    """
     is_slow = item.get_closest_marker("slow") is not None
     return {"loop": asyncio.SelectorEventLoop if is_slow else JumpingLoop}
 
@@ -47,5 +53,7 @@ async def embedded(network: RunningLocalnet) -> AsyncIterator[Place]:
 
 @pytest.fixture
 def place(embedded: Place) -> Place:
-    """A network of any engine: test_chain_validator.py runs some tests that use it on the real validator."""
+    """A network of any engine: test_chain_validator.py runs some tests that use it on the real
+    validator.
+    """
     return embedded

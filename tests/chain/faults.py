@@ -1,5 +1,5 @@
-"""Network faults between the client and a node: a TCP proxy that can be closed, cut or turned into a black hole, and
-a mute websocket.
+"""Network faults between the client and a node: a TCP proxy that can be closed, cut or turned into
+a black hole, and a mute websocket.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from websockets.asyncio.server import ServerConnection, serve
 
 
 class Proxy:
-    """Forwards a port of ours to `target`. `open`, `close` (connections are cut, new ones refused), `black_hole`
-    (swallows).
+    """Forwards a port of ours to `target`. `open`, `close` (connections are cut, new ones refused),
+    `black_hole` (swallows).
     """
 
     def __init__(self, target: int) -> None:
@@ -80,8 +80,8 @@ async def proxy(target: int) -> AsyncIterator[Proxy]:
 
 
 class FaultyNode:
-    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after` in place of that,
-    again and again if it is to be sent `every` so many seconds.
+    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after`
+    in place of that, again and again if it is to be sent `every` so many seconds.
 
     `confirmation` replaces parts of what it confirms with.
     """
@@ -94,7 +94,12 @@ class FaultyNode:
     async def handle(self, connection: ServerConnection) -> None:
         async for message in connection:
             self.subscriptions += 1
-            confirmed = {"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": 3, **self._confirmation}
+            confirmed = {
+                "jsonrpc": "2.0",
+                "id": json.loads(message)["id"],
+                "result": 3,
+                **self._confirmation,
+            }
             await connection.send(json.dumps(confirmed))
             for text in itertools.cycle(self._after) if self._every else self._after:
                 await connection.send(text)
@@ -102,7 +107,9 @@ class FaultyNode:
 
 
 @asynccontextmanager
-async def faulty_websocket(*after: str, every: float = 0.0, **confirmation: Any) -> AsyncIterator[FaultyNode]:
+async def faulty_websocket(
+    *after: str, every: float = 0.0, **confirmation: Any
+) -> AsyncIterator[FaultyNode]:
     node = FaultyNode(after, every, confirmation)
     async with serve(node.handle, "127.0.0.1", 0) as server:
         node.url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
@@ -114,7 +121,9 @@ Hook = Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]
 
 @asynccontextmanager
 async def meddling(target: str, before: Hook, after: Hook | None = None) -> AsyncIterator[str]:
-    """An RPC node in front of `target`: `before` may answer in its place, `after` may replace what it answered."""
+    """An RPC node in front of `target`: `before` may answer in its place, `after` may replace what
+    it answered.
+    """
 
     async def handle(request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -137,7 +146,9 @@ async def meddling(target: str, before: Hook, after: Hook | None = None) -> Asyn
     await runner.cleanup()
 
 
-def answer_error(asked: dict[str, Any], code: int, message: str = "no", data: Any = None) -> web.Response:
+def answer_error(
+    asked: dict[str, Any], code: int, message: str = "no", data: Any = None
+) -> web.Response:
     error = {"code": code, "message": message, "data": data}
     return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "error": error})
 
@@ -151,4 +162,11 @@ SYSTEM = "11111111111111111111111111111111"
 
 def account_json(raw: bytes, encoding: str = "base64", **changes: Any) -> dict[str, Any]:
     text = base64.b64encode(raw).decode()
-    return {"lamports": 5, "owner": SYSTEM, "executable": False, "rentEpoch": 0, "data": [text, encoding], **changes}
+    return {
+        "lamports": 5,
+        "owner": SYSTEM,
+        "executable": False,
+        "rentEpoch": 0,
+        "data": [text, encoding],
+        **changes,
+    }

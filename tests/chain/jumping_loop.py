@@ -1,8 +1,9 @@
-"""An event loop over real sockets whose clock jumps to the next timer while nobody has anything to do.
+"""An event loop over real sockets whose clock jumps to the next timer while nobody has anything to
+do.
 
-Both ends of every connection must be in this process and on this loop: the loop waits `GRACE` real seconds for bytes
-before it jumps, which is far longer than the loopback device takes. While a thread of the executor works, it never
-jumps.
+Both ends of every connection must be in this process and on this loop: the loop waits `GRACE` real
+seconds for bytes before it jumps, which is far longer than the loopback device takes. While a
+thread of the executor works, it never jumps.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 class LoopTime:
-    """The running loop's time for an embedded network, so that its slots and its clock follow the jumps."""
+    """The running loop's time for an embedded network, so that its slots and its clock follow the
+    jumps.
+    """
 
     def __init__(self) -> None:
         self._origin = time.time() - asyncio.get_running_loop().time()
@@ -74,7 +77,9 @@ class LoopTime:
 
 
 def mark_for_module_loop(name: str, obj: object, fixtures: Set[str]) -> None:
-    """Have an async test that uses one of these fixtures run on the loop of its file. Call it while it is collected."""
+    """Have an async test that uses one of these fixtures run on the loop of its file. Call it while
+    it is collected.
+    """
     is_async_test = name.startswith("test") and inspect.iscoroutinefunction(obj)
     if is_async_test and fixtures & set(inspect.signature(obj).parameters):  # type: ignore[arg-type]
         pytest.mark.asyncio(loop_scope="module")(obj)

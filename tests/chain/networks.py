@@ -112,7 +112,12 @@ class Place:
         run_id = run_id or self.run_id
         coordinator = self.coordinator
         await coordinator.create_run(run_id)
-        metadata = {"name": run_id, "description": "a test", "num_parameters": 1000, "vocab_size": 320}
+        metadata = {
+            "name": run_id,
+            "description": "a test",
+            "num_parameters": 1000,
+            "vocab_size": 320,
+        }
         schema = {"hash": SCHEMA_HASH, "tier_widths": [64, 32]}
         parts = [
             *coordinator.ix.write_spec(run_id, SPEC),
@@ -123,7 +128,9 @@ class Place:
         return coordinator
 
     async def open_run(self, run_id: str | None = None, **config: Any) -> CoordinatorClient:
-        """Create, configure and start a run that everybody may join; without an id, the place's own."""
+        """Create, configure and start a run that everybody may join; without an id, the place's
+        own.
+        """
         run_id = run_id or self.run_id
         coordinator = await self.configured_run(run_id, **config)
         await self.admit_all()
@@ -134,7 +141,9 @@ class Place:
         """Let everybody join the runs of this wallet."""
         ix = Authorizer(self.pool).ix(self.wallet.pubkey)
         if await Authorizer(self.pool).fetch(self.wallet.pubkey, EVERYONE) is None:
-            await self.coordinator.sender.send_packed([ix.create(EVERYONE), ix.grantor_update(EVERYONE, True)])
+            await self.coordinator.sender.send_packed(
+                [ix.create(EVERYONE), ix.grantor_update(EVERYONE, True)]
+            )
 
 
 @asynccontextmanager

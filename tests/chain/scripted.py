@@ -23,7 +23,9 @@ def cluster(name: str) -> str:
 
 
 class Node:
-    """An HTTP node whose next answers are scripted; without a script it answers slot 7 of cluster `genesis`."""
+    """An HTTP node whose next answers are scripted; without a script it answers slot 7 of cluster
+    `genesis`.
+    """
 
     def __init__(self, genesis: Any = cluster("the one")) -> None:
         self.genesis = genesis

@@ -38,7 +38,11 @@ async def test_a_run_is_created_configured_started_and_closed(place: Place) -> N
     assert run.state is RunState.WAITING_FOR_MEMBERS
     assert (run.run_id, run.config.rounds_per_epoch, run.levels) == ("first", 3, 2)
     assert run.main_authority == place.wallet.public
-    assert (model.metadata.name, model.checkpoint.repo, model.tier_widths) == ("first", "/tmp/model", (64, 32))
+    assert (model.metadata.name, model.checkpoint.repo, model.tier_widths) == (
+        "first",
+        "/tmp/model",
+        (64, 32),
+    )
     assert len(members.seats) == 256
     assert "first" in await listed(place)
     await coordinator.set_paused("first", True)
@@ -63,9 +67,13 @@ async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> No
         await coordinator.update("strict", config=config_table(min_clients=0))
     assert caught.value.name == "MinClientsZero"
     with pytest.raises(Refused) as caught:
-        await coordinator.transact(coordinator.ix.leave_run("strict", (await coordinator.run("strict")).round_id))
+        await coordinator.transact(
+            coordinator.ix.leave_run("strict", (await coordinator.run("strict")).round_id)
+        )
     assert caught.value.name == "NotAMember"
-    assert coordinator.sender.spend.transactions == spent, "a refused transaction is not sent and costs nothing"
+    assert coordinator.sender.spend.transactions == spent, (
+        "a refused transaction is not sent and costs nothing"
+    )
 
 
 async def test_a_stranger_may_not_change_the_run(place: Place) -> None:
@@ -83,7 +91,9 @@ async def test_a_run_cannot_be_created_twice(place: Place) -> None:
         await place.coordinator.create_run("twice")
 
 
-async def test_a_run_that_was_not_created_to_its_end_is_listed_without_members(embedded: Place) -> None:
+async def test_a_run_that_was_not_created_to_its_end_is_listed_without_members(
+    embedded: Place,
+) -> None:
     coordinator = embedded.coordinator
     await coordinator.create_run("whole")
     await coordinator.sender.send(coordinator.creation("half")[:1])
@@ -92,7 +102,9 @@ async def test_a_run_that_was_not_created_to_its_end_is_listed_without_members(e
     assert len(found["whole"].seats) == 256
 
 
-async def test_no_funds_says_how_much_is_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_funds_says_how_much_is_missing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poor = Wallet(Keypair())
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     with pytest.raises(Refused, match=r"holds 0 SOL but needs .* are missing") as caught:
@@ -109,7 +121,9 @@ async def test_no_funds_says_how_much_is_missing(place: Place, monkeypatch: pyte
         await sender.send([transfer(gift)])
 
 
-async def test_money_is_given_on_a_local_network_only(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_money_is_given_on_a_local_network_only(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poor = Keypair().pubkey()
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     with pytest.raises(Refused, match="3 SOL are missing"):
@@ -146,7 +160,9 @@ async def test_reading_needs_no_wallet_and_sending_does(embedded: Place) -> None
 async def test_equal_instructions_are_two_transactions(place: Place) -> None:
     coordinator = await place.configured_run("same")
     before = (await coordinator.run("same")).seq
-    await asyncio.gather(*(coordinator.set_future_epoch_rates("same", earning=1, slashing=None) for _ in range(8)))
+    await asyncio.gather(
+        *(coordinator.set_future_epoch_rates("same", earning=1, slashing=None) for _ in range(8))
+    )
     assert (await coordinator.run("same")).seq == before + 8
     assert coordinator.sender.spend.lamports == coordinator.sender.spend.transactions * 5000
 
@@ -156,7 +172,10 @@ async def test_packing_keeps_order_and_fits(place: Place) -> None:
     instructions = coordinator.creation("packed") + [
         *coordinator.ix.write_spec("packed", SPEC),
         coordinator.ix.update("packed", config=config_table(), model=model_table()),
-        *(coordinator.ix.set_future_epoch_rates("packed", earning=i, slashing=i) for i in range(60)),
+        *(
+            coordinator.ix.set_future_epoch_rates("packed", earning=i, slashing=i)
+            for i in range(60)
+        ),
     ]
     groups = pack(place.wallet, instructions)
     assert [i for group in groups for i in group] == instructions
@@ -169,7 +188,10 @@ async def test_packing_keeps_order_and_fits(place: Place) -> None:
 async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Place) -> None:
     ix = embedded.coordinator.ix
     with pytest.raises(CoordinatorError, match="the limit is 1232"):
-        pack(embedded.wallet, [ix.checkpoint("long", kind=1, repo="r" * 192, revision="", hashes=[bytes(32)] * 64)])
+        pack(
+            embedded.wallet,
+            [ix.checkpoint("long", kind=1, repo="r" * 192, revision="", hashes=[bytes(32)] * 64)],
+        )
 
 
 async def test_authorizations_are_created_delegated_and_closed(place: Place) -> None:
@@ -199,7 +221,14 @@ async def test_authorizations_are_created_delegated_and_closed(place: Place) -> 
 
 def test_a_percentile_is_one_of_the_values_and_0_of_none() -> None:
     assert percentile([], 50) == 0
-    assert [percentile([30, 10, 20], percent) for percent in (0, 33, 34, 66, 67, 100)] == [10, 10, 20, 20, 30, 30]
+    assert [percentile([30, 10, 20], percent) for percent in (0, 33, 34, 66, 67, 100)] == [
+        10,
+        10,
+        20,
+        20,
+        30,
+        30,
+    ]
 
 
 async def test_priority_fees_stay_within_the_users_limit(place: Place) -> None:

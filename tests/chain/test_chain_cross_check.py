@@ -1,4 +1,6 @@
-"""That a run is finished or closed, or its program missing, is believed only if no other node contradicts."""
+"""That a run is finished or closed, or its program missing, is believed only if no other node
+contradicts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ AWAY = Endpoint("http://127.0.0.1:9", "ws://127.0.0.1:9")
 
 @asynccontextmanager
 async def forging(place: Place, forge: Forge) -> AsyncIterator[Endpoint]:
-    """A node with a mute websocket that answers as the network does, but for what `forge` makes of every account."""
+    """A node with a mute websocket that answers as the network does, but for what `forge` makes of
+    every account.
+    """
     async with aiohttp.ClientSession() as session, faulty_websocket() as mute:
 
         async def forged(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -45,7 +49,9 @@ async def forging(place: Place, forge: Forge) -> AsyncIterator[Endpoint]:
             value = said["result"]["value"]
             every = value if isinstance(value, list) else [value]
             made = [None if account is None else forge(account) for account in every]
-            return answer(body, {**said["result"], "value": made if isinstance(value, list) else made[0]})
+            return answer(
+                body, {**said["result"], "value": made if isinstance(value, list) else made[0]}
+            )
 
         async with meddling(place.network.rpc_url, forged) as url:
             yield Endpoint(url, mute.url)
@@ -140,7 +146,9 @@ async def test_finished_run_at_start_is_not_believed_if_a_node_denies(embedded: 
 
 
 @pytest.mark.parametrize("other", [None, AWAY], ids=["agrees", "does not answer"])
-async def test_end_of_run_that_no_node_denies_is_believed(embedded: Place, other: Endpoint | None) -> None:
+async def test_end_of_run_that_no_node_denies_is_believed(
+    embedded: Place, other: Endpoint | None
+) -> None:
     async with watched(embedded, None, other) as (coordinator, _, watcher):
         await coordinator.set_paused(embedded.run_id, True)
         await coordinator.close_run(embedded.run_id)
@@ -156,7 +164,9 @@ async def test_finish_confirmed_later_by_second_node_is_believed(
         first.on = True
         asyncio.get_running_loop().call_later(0.8, setattr, second, "on", True)
         assert (await watcher.refresh(5)).state is RunState.FINISHED
-    assert not [record for record in caplog.records if record.levelname == "WARNING"], "honest nodes lag"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], (
+        "honest nodes lag"
+    )
 
 
 async def test_missing_program_that_one_node_denies_is_not_believed(embedded: Place) -> None:

@@ -1,4 +1,6 @@
-"""Deployment through the RPC: new, again, upgraded, interrupted and resumed, and everything that stops it."""
+"""Deployment through the RPC: new, again, upgraded, interrupted and resumed, and everything that
+stops it.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
 async def test_what_a_larger_program_would_take_is_known_before(
     place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:
-    """Whether the cluster knows the checked way to make a program larger is found out only when it is upgraded."""
+    """Whether the cluster knows the checked way to make a program larger is found out only when it
+    is upgraded.
+    """
     key = Keypair()
     await deploy_program(sender_of(place), AUTHORIZER_SO, key, cache=tmp_path)
     sender = DrySender(place.pool, place.wallet, errors={})
@@ -103,7 +107,9 @@ async def test_what_a_larger_program_would_take_is_known_before(
     assert [one.outcome for one in found.simulated][::3] == [Outcome.ACCEPTED, Outcome.OPEN]
     assert found.refusal is None
     longer = len(larger_elf) - AUTHORIZER_SO.stat().st_size
-    rents = [await rent(place.pool, size) for size in (loader.BUFFER_HEADER + len(larger_elf), longer, 0)]
+    rents = [
+        await rent(place.pool, size) for size in (loader.BUFFER_HEADER + len(larger_elf), longer, 0)
+    ]
     assert found.rent == rents[0] + rents[1] - rents[2]
     before = sender.spend.transactions
     real = sender_of(place)
@@ -130,20 +136,28 @@ async def test_an_interrupted_deployment_goes_on_where_it_was(place: Place, tmp_
         await sender.send([loader.write(buffer, place.wallet.pubkey, at, part)])
     before = sender.spend.transactions
     told: list[int] = []
-    done = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path, progress=lambda a, _: told.append(a))
+    done = await deploy_program(
+        sender, AUTHORIZER_SO, key, cache=tmp_path, progress=lambda a, _: told.append(a)
+    )
     assert done.action == "deployed"
-    assert len(elf) * 2 // 5 < told[0] < len(elf) * 3 // 5, "what is in the buffer is not written again"
+    assert len(elf) * 2 // 5 < told[0] < len(elf) * 3 // 5, (
+        "what is in the buffer is not written again"
+    )
     assert sender.spend.transactions - before < len(elf) * 3 // 5 // 900 + 3
     assert await bytes_of(place, done) == elf
 
 
-async def test_another_wallets_program_is_not_upgraded(embedded: Place, tmp_path: Path, larger_so: Path) -> None:
+async def test_another_wallets_program_is_not_upgraded(
+    embedded: Place, tmp_path: Path, larger_so: Path
+) -> None:
     key = Keypair()
     await deploy_program(sender_of(embedded), AUTHORIZER_SO, key, cache=tmp_path)
     stranger = Wallet(Keypair())
     await ensure_funds(embedded.pool, stranger.pubkey, 10_000_000_000)
     with pytest.raises(CoordinatorError, match=f"upgraded by {embedded.wallet.pubkey} only"):
-        await deploy_program(Sender(embedded.pool, stranger, errors={}), larger_so, key, cache=tmp_path)
+        await deploy_program(
+            Sender(embedded.pool, stranger, errors={}), larger_so, key, cache=tmp_path
+        )
 
 
 async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
@@ -152,21 +166,29 @@ async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
     with pytest.raises(Refused, match=r"holds 0 SOL but needs 0\.\d+ SOL") as caught:
-        await deploy_program(Sender(embedded.pool, poor, errors={}), AUTHORIZER_SO, Keypair(), cache=tmp_path)
+        await deploy_program(
+            Sender(embedded.pool, poor, errors={}), AUTHORIZER_SO, Keypair(), cache=tmp_path
+        )
     assert caught.value.name == "InsufficientFunds"
 
 
 @pytest.mark.parametrize("what", ["missing", "text", "empty"])
-async def test_files_that_are_no_program_are_refused(embedded: Place, tmp_path: Path, what: str) -> None:
+async def test_files_that_are_no_program_are_refused(
+    embedded: Place, tmp_path: Path, what: str
+) -> None:
     path = tmp_path / "program.so"
     if what != "missing":
         path.write_bytes(b"hello" if what == "text" else b"")
-    with pytest.raises(CoordinatorError, match="cannot read" if what == "missing" else "not a compiled program"):
+    with pytest.raises(
+        CoordinatorError, match="cannot read" if what == "missing" else "not a compiled program"
+    ):
         await deploy_program(sender_of(embedded), path, Keypair(), cache=tmp_path)
 
 
 async def test_what_cannot_be_upgraded_says_so(embedded: Place, tmp_path: Path) -> None:
     with pytest.raises(CoordinatorError, match="cannot be upgraded"):
-        await deploy_program(sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path)
+        await deploy_program(
+            sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path
+        )
     standing = await fetch(embedded.pool, Pubkey.from_string(COORDINATOR_ID))
     assert standing[1] is not None

@@ -1,4 +1,6 @@
-"""The sender of a dry run asks a node to simulate and nothing else, and believes no reply that cannot be read."""
+"""The sender of a dry run asks a node to simulate and nothing else, and believes no reply that
+cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,27 @@ from chain.faults import answer
 from chain.scripted import Node, serving
 
 HELD, AFTER = 10**9, 10**9 - 5_000 + 77
-"""Lamports of the wallet, and after a simulation that gives it 77 and takes the fee of one signature."""
+"""Lamports of the wallet, and after a simulation that gives it 77 and takes the fee of one
+signature.
+"""
 
 
 def simulated(accounts: Any, err: Any = None) -> dict[str, Any]:
-    return {"context": {"slot": 7}, "value": {"err": err, "logs": [], "unitsConsumed": 1_000, "accounts": accounts}}
+    return {
+        "context": {"slot": 7},
+        "value": {"err": err, "logs": [], "unitsConsumed": 1_000, "accounts": accounts},
+    }
 
 
 def account(lamports: Any) -> dict[str, Any]:
     data = [base64.b64encode(b"").decode(), "base64"]
-    return {"lamports": lamports, "owner": str(SYSTEM_PROGRAM), "executable": False, "rentEpoch": 0, "data": data}
+    return {
+        "lamports": lamports,
+        "owner": str(SYSTEM_PROGRAM),
+        "executable": False,
+        "rentEpoch": 0,
+        "data": data,
+    }
 
 
 GOOD = simulated([account(AFTER)])
@@ -57,7 +70,12 @@ class Simulating(Node):
             "getBalance": {"context": {"slot": 7}, "value": HELD},
             "getMinimumBalanceForRentExemption": 890_880,
         }
-        return answer(body, self._replies.pop(0) if body["method"] == "simulateTransaction" else others[body["method"]])
+        return answer(
+            body,
+            self._replies.pop(0)
+            if body["method"] == "simulateTransaction"
+            else others[body["method"]],
+        )
 
 
 def paying(wallet: Wallet, to: Pubkey) -> Any:
@@ -94,7 +112,11 @@ async def test_only_what_an_earlier_one_writes_leaves_a_refusal_open() -> None:
     first, second = Pubkey.new_unique(), Pubkey.new_unique()
     refusal = simulated([None], {"InstructionError": [2, {"Custom": 9}]})
     found = await rehearsed(Simulating(GOOD, refusal, refusal), [first], [first], [second])
-    assert [one.outcome for one in found.simulated] == [Outcome.ACCEPTED, Outcome.OPEN, Outcome.REFUSED]
+    assert [one.outcome for one in found.simulated] == [
+        Outcome.ACCEPTED,
+        Outcome.OPEN,
+        Outcome.REFUSED,
+    ]
     assert found.refusal is not None
     assert found.refusal.name == "Custom9"
 

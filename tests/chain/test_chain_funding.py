@@ -1,5 +1,5 @@
-"""Money: a drained wallet on a local network is refilled wherever it is needed; elsewhere the sum is asked for once,
-before anything is sent, and suffices.
+"""Money: a drained wallet on a local network is refilled wherever it is needed; elsewhere the sum
+is asked for once, before anything is sent, and suffices.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_t
     embedded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is paused, resumed and paused within a slot is paused."""
-    recent, taker = await Sender(embedded.pool, embedded.wallet, errors={}).blockhash(), Pubkey.new_unique()
+    recent, taker = (
+        await Sender(embedded.pool, embedded.wallet, errors={}).blockhash(),
+        Pubkey.new_unique(),
+    )
 
     async def same(_: Sender) -> tuple[Hash, int]:
         return recent
@@ -66,7 +69,9 @@ async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_t
     monkeypatch.setattr(Sender, "blockhash", same)
     gift = TransferParams(from_pubkey=embedded.wallet.pubkey, to_pubkey=taker, lamports=10**6)
     for number in (1, 2):
-        async with open_pool(ClusterOptions(rpc=embedded.pool.endpoints[0].http), patience=20) as pool:
+        async with open_pool(
+            ClusterOptions(rpc=embedded.pool.endpoints[0].http), patience=20
+        ) as pool:
             await Sender(pool, embedded.wallet, errors={}).send([transfer(gift)])
         assert await balance(embedded.pool, taker) == number * 10**6
 
@@ -85,7 +90,9 @@ async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> 
     await give(place, wallet, 1_000_000_000)
     async with SolanaMember(place.pool, wallet, "drained", client_version="") as member:
         await drain(place, wallet)
-        await member.join(p2p=member.wallet, tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True)
+        await member.join(
+            p2p=member.wallet, tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True
+        )
         assert (await member.view()).members.find(member.wallet) is not None
         await drain(place, wallet)
         await member.leave()
@@ -118,7 +125,11 @@ async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> 
 async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Place) -> None:
     poor = Wallet(Keypair())
     gifts = [
-        transfer(TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=15 * 10**9))
+        transfer(
+            TransferParams(
+                from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=15 * 10**9
+            )
+        )
         for _ in range(2)
     ]
     await Sender(place.pool, poor, errors={}).send(gifts)
@@ -130,7 +141,9 @@ async def test_a_drained_wallet_elsewhere_reads_sum_balance_and_address(
     coordinator = await place.configured_run("elsewhere")
     await drain(place, place.wallet)
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(Refused, match=r"holds 0\.00089088 SOL but needs 0\.00089588 SOL: 0\.000005 SOL") as caught:
+    with pytest.raises(
+        Refused, match=r"holds 0\.00089088 SOL but needs 0\.00089588 SOL: 0\.000005 SOL"
+    ) as caught:
         await coordinator.set_future_epoch_rates("elsewhere", earning=1, slashing=None)
     assert await asked(coordinator.sender, caught.value) == await rent(place.pool, 0) + FEE
 
@@ -139,10 +152,15 @@ async def test_a_drained_wallet_elsewhere_reads_sum_balance_and_address(
 async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     embedded: Place, monkeypatch: pytest.MonkeyPatch, priority: int
 ) -> None:
-    """A lamport less and nothing is sent; with the sum everything is; and the sum is little more than was spent."""
+    """A lamport less and nothing is sent; with the sum everything is; and the sum is little more
+    than was spent.
+    """
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
-    coordinator, run_id = CoordinatorClient(embedded.pool, poor, max_priority_fee=priority), embedded.run_id
+    coordinator, run_id = (
+        CoordinatorClient(embedded.pool, poor, max_priority_fee=priority),
+        embedded.run_id,
+    )
     with pytest.raises(Refused) as caught:
         await coordinator.create_run(run_id)
     needed = await asked(coordinator.sender, caught.value)
@@ -150,7 +168,9 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     with pytest.raises(Refused, match=r"0\.000000001 SOL are missing") as caught:
         await coordinator.create_run(run_id)
     assert await asked(coordinator.sender, caught.value) == needed
-    assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, run_id).run))[1] is None
+    assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, run_id).run))[
+        1
+    ] is None
     await give(embedded, poor, 1_000_000)
     before = await balance(embedded.pool, poor.pubkey)
     sent = await coordinator.create_run(run_id)
@@ -159,7 +179,9 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     assert 0 <= needed - await rent(embedded.pool, 0) - spent <= highest - FEE * len(sent)
 
 
-async def test_an_interrupted_creation_asks_for_the_rest_only(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interrupted_creation_asks_for_the_rest_only(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     coordinator = embedded.coordinator
     first, *growth = coordinator.creation("half")
     await coordinator.sender.send([first])
@@ -171,7 +193,9 @@ async def test_an_interrupted_creation_asks_for_the_rest_only(embedded: Place, m
     needed = await asked(other.sender, caught.value)
     before = await balance(embedded.pool, embedded.wallet.pubkey)
     sent = await coordinator.sender.send_packed(growth)
-    assert needed == await rent(embedded.pool, 0) + before - await balance(embedded.pool, embedded.wallet.pubkey)
+    assert needed == await rent(embedded.pool, 0) + before - await balance(
+        embedded.pool, embedded.wallet.pubkey
+    )
     assert sent
 
 
@@ -179,7 +203,9 @@ async def test_an_interrupted_creation_asks_for_the_rest_only(embedded: Place, m
 async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> None:
     authorizer, own, grantee = Authorizer(embedded.pool), embedded.wallet.pubkey, Wallet(Keypair())
     ix = authorizer.ix(own)
-    await embedded.coordinator.sender.send_packed([ix.create(grantee.pubkey), ix.grantor_update(grantee.pubkey, True)])
+    await embedded.coordinator.sender.send_packed(
+        [ix.create(grantee.pubkey), ix.grantor_update(grantee.pubkey, True)]
+    )
     held = await authorizer.fetch(own, grantee.pubkey)
     assert held is not None
     added = [Keypair().pubkey() for _ in range(delegates)]
@@ -202,7 +228,9 @@ async def test_a_deployment_is_paid_for_by_the_sum_that_was_asked_for(
     with pytest.raises(Refused) as caught:
         await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
     needed = await asked(sender, caught.value)
-    assert needed == await deployment_cost(sender, AUTHORIZER_SO, key, cache=tmp_path) + await rent(embedded.pool, 0)
+    assert needed == await deployment_cost(sender, AUTHORIZER_SO, key, cache=tmp_path) + await rent(
+        embedded.pool, 0
+    )
     await give(embedded, poor, needed)
     assert (await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)).action == "deployed"
     assert await deployment_cost(sender, AUTHORIZER_SO, key, cache=tmp_path) == 0

@@ -1,4 +1,6 @@
-"""Nodes that lie, lag, lose replies or send nonsense: nothing is believed unchecked, nothing happens twice."""
+"""Nodes that lie, lag, lose replies or send nonsense: nothing is believed unchecked, nothing
+happens twice.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ from chain.networks import Place
 def node_that_sends(value: Any) -> NodeClient:
     def reply(request: httpx.Request) -> httpx.Response:
         result = {"context": {"slot": 9}, "value": value}
-        return httpx.Response(200, json={"jsonrpc": "2.0", "id": json.loads(request.content)["id"], "result": result})
+        return httpx.Response(
+            200, json={"jsonrpc": "2.0", "id": json.loads(request.content)["id"], "result": result}
+        )
 
-    return NodeClient("http://node.example", httpx.AsyncClient(transport=httpx.MockTransport(reply)), set())
+    return NodeClient(
+        "http://node.example", httpx.AsyncClient(transport=httpx.MockTransport(reply)), set()
+    )
 
 
 async def test_account_is_read_with_its_slot() -> None:
@@ -82,9 +88,14 @@ def test_chain_time_is_the_best_lower_bound() -> None:
         clock.observe_sysvar(b"short")
 
 
-async def test_lost_replies_never_make_a_transaction_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that answers one call in three with 429 or 503, half of these after having done the work."""
-    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.02)  # so that many failures in a row fit a call's patience
+async def test_lost_replies_never_make_a_transaction_twice(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that answers one call in three with 429 or 503, half of these after having done the
+    work.
+    """
+    # so that many failures in a row fit a call's patience
+    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.02)
     chance = random.Random(7)
 
     async def fail(_: dict[str, Any]) -> web.StreamResponse | None:
@@ -106,7 +117,11 @@ async def test_an_expired_transaction_is_built_anew(embedded: Place) -> None:
     swallowed: list[str] = []
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
-        if body["method"] == "sendTransaction" and len(set(swallowed)) < 2 and body["params"][0] not in swallowed[:1]:
+        if (
+            body["method"] == "sendTransaction"
+            and len(set(swallowed)) < 2
+            and body["params"][0] not in swallowed[:1]
+        ):
             swallowed.append(body["params"][0])
             return answer(body, "1" * 64)
         if body["method"] == "getBlockHeight":
@@ -116,7 +131,9 @@ async def test_an_expired_transaction_is_built_anew(embedded: Place) -> None:
     coordinator = await embedded.configured_run("late")
     seq = (await coordinator.run("late")).seq
     async with meddling(embedded.network.rpc_url, swallow) as url, RpcPool([endpoint(url)]) as pool:
-        await CoordinatorClient(pool, embedded.wallet).set_future_epoch_rates("late", earning=1, slashing=None)
+        await CoordinatorClient(pool, embedded.wallet).set_future_epoch_rates(
+            "late", earning=1, slashing=None
+        )
     assert (await coordinator.run("late")).seq == seq + 1
     assert swallowed
 
@@ -131,13 +148,15 @@ async def test_a_transaction_that_never_lands_is_told(embedded: Place) -> None:
     coordinator = await embedded.configured_run("never")
     async with meddling(embedded.network.rpc_url, swallow) as url, RpcPool([endpoint(url)]) as pool:
         with pytest.raises(Unavailable, match="did not confirm"):
-            await CoordinatorClient(pool, embedded.wallet).set_future_epoch_rates("never", earning=1, slashing=None)
+            await CoordinatorClient(pool, embedded.wallet).set_future_epoch_rates(
+                "never", earning=1, slashing=None
+            )
     assert (await coordinator.run("never")).future_earning_rate == 0
 
 
 async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) -> None:
-    """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else answers the old
-    state.
+    """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else
+    answers the old state.
     """
     coordinator = await place.configured_run("lag")
     address = run_addresses(coordinator.program_id, "lag").run
@@ -180,10 +199,16 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
                 await watcher.close()
 
 
-@pytest.mark.parametrize("nonsense", [None, [], {"context": {"slot": 1}}, {"context": {"slot": -1}, "value": 1}])
+@pytest.mark.parametrize(
+    "nonsense", [None, [], {"context": {"slot": 1}}, {"context": {"slot": -1}, "value": 1}]
+)
 async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None:
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
-        return answer(body, nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
+        return (
+            answer(body, nonsense)
+            if body["method"] in ("getAccountInfo", "simulateTransaction")
+            else None
+        )
 
     async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)]) as pool:
         with pytest.raises(Unavailable, match="the RPC node sent"):
@@ -193,7 +218,9 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
 
 
 @pytest.mark.parametrize("code", [-32601, -32603, 429])
-async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(embedded: Place, code: int) -> None:
+async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
+    embedded: Place, code: int
+) -> None:
     """Loopback may be a tunnel to a cluster whose faucet is empty."""
 
     async def refuse(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -216,7 +243,10 @@ async def test_nothing_of_a_call_that_failed_goes_on_in_the_background(embedded:
         return None
 
     simulating = asyncio.Event()
-    async with meddling(embedded.network.rpc_url, hang_or_refuse) as url, RpcPool([endpoint(url)]) as pool:
+    async with (
+        meddling(embedded.network.rpc_url, hang_or_refuse) as url,
+        RpcPool([endpoint(url)]) as pool,
+    ):
         through = CoordinatorClient(pool, embedded.wallet)
         with pytest.raises(RpcRejected):
             await through.tick("r")

@@ -1,5 +1,5 @@
-"""The converted IDL encodes every instruction as an independent borsh encoder does, and says what is wrong with bad
-arguments.
+"""The converted IDL encodes every instruction as an independent borsh encoder does, and says what
+is wrong with bad arguments.
 """
 
 from __future__ import annotations
@@ -19,9 +19,24 @@ from aftermath.chain.programs import AnchorProgram, authorizer_program, coordina
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
 
-IDLS = {"coordinator": json.loads(COORDINATOR_IDL.read_text()), "authorizer": json.loads(AUTHORIZER_IDL.read_text())}
-PROGRAMS: dict[str, AnchorProgram] = {"coordinator": coordinator_program(), "authorizer": authorizer_program()}
-INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "i32": "<i", "i16": "<h", "i8": "<b"}
+IDLS = {
+    "coordinator": json.loads(COORDINATOR_IDL.read_text()),
+    "authorizer": json.loads(AUTHORIZER_IDL.read_text()),
+}
+PROGRAMS: dict[str, AnchorProgram] = {
+    "coordinator": coordinator_program(),
+    "authorizer": authorizer_program(),
+}
+INTEGERS = {
+    "u8": "<B",
+    "u16": "<H",
+    "u32": "<I",
+    "u64": "<Q",
+    "i64": "<q",
+    "i32": "<i",
+    "i16": "<h",
+    "i8": "<b",
+}
 
 
 def borsh(value: Any, kind: Any, types: dict[str, Any]) -> bytes:
@@ -42,7 +57,9 @@ def borsh(value: Any, kind: Any, types: dict[str, Any]) -> bytes:
         return b"".join(borsh(v, inner[0], types) for v in value)
     if form == "vec":
         return struct.pack("<I", len(value)) + b"".join(borsh(v, inner, types) for v in value)
-    return b"".join(borsh(value[f["name"]], f["type"], types) for f in types[inner["name"]]["fields"])
+    return b"".join(
+        borsh(value[f["name"]], f["type"], types) for f in types[inner["name"]]["fields"]
+    )
 
 
 def values(kind: Any, types: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -52,7 +69,11 @@ def values(kind: Any, types: dict[str, Any]) -> st.SearchStrategy[Any]:
             bits = 8 * struct.calcsize(INTEGERS[kind])
             low = 0 if kind[0] == "u" else -(1 << bits - 1)
             return st.integers(low, low + (1 << bits) - 1)
-        simple = {"bool": st.booleans(), "string": st.text(max_size=40), "bytes": st.binary(max_size=40)}
+        simple = {
+            "bool": st.booleans(),
+            "string": st.text(max_size=40),
+            "bytes": st.binary(max_size=40),
+        }
         return simple.get(kind, st.binary(min_size=32, max_size=32).map(Pubkey))
     (form, inner) = next(iter(kind.items()))
     if form == "option":
@@ -63,7 +84,9 @@ def values(kind: Any, types: dict[str, Any]) -> st.SearchStrategy[Any]:
         return st.lists(values(inner[0], types), min_size=inner[1], max_size=inner[1])
     if form == "vec":
         return st.lists(values(inner, types), max_size=4)
-    return st.fixed_dictionaries({f["name"]: values(f["type"], types) for f in types[inner["name"]]["fields"]})
+    return st.fixed_dictionaries(
+        {f["name"]: values(f["type"], types) for f in types[inner["name"]]["fields"]}
+    )
 
 
 INSTRUCTIONS = [(name, i["name"]) for name, idl in IDLS.items() for i in idl["instructions"]]
@@ -71,7 +94,9 @@ INSTRUCTIONS = [(name, i["name"]) for name, idl in IDLS.items() for i in idl["in
 
 @pytest.mark.parametrize(("program", "name"), INSTRUCTIONS)
 @given(data=st.data())
-def test_every_instruction_is_encoded_as_borsh(program: str, name: str, data: st.DataObject) -> None:
+def test_every_instruction_is_encoded_as_borsh(
+    program: str, name: str, data: st.DataObject
+) -> None:
     idl = IDLS[program]
     types = {t["name"]: t["type"] for t in idl["types"]}
     instruction = next(i for i in idl["instructions"] if i["name"] == name)
@@ -83,7 +108,8 @@ def test_every_instruction_is_encoded_as_borsh(program: str, name: str, data: st
     assert bytes(built.data) == expected
     assert expected[:8] == bytes(instruction["discriminator"])
     assert [(m.pubkey, m.is_signer, m.is_writable) for m in built.accounts] == [
-        (accounts[a["name"]], a.get("signer", False), a.get("writable", False)) for a in instruction["accounts"]
+        (accounts[a["name"]], a.get("signer", False), a.get("writable", False))
+        for a in instruction["accounts"]
     ]
 
 
@@ -105,13 +131,19 @@ def test_enums_and_options_of_structs_survive_the_conversion() -> None:
         "types": [
             {
                 "name": "Place",
-                "type": {"kind": "enum", "variants": [{"name": "None"}, {"name": "At", "fields": fields}]},
+                "type": {
+                    "kind": "enum",
+                    "variants": [{"name": "None"}, {"name": "At", "fields": fields}],
+                },
             },
             {
                 "name": "Pair",
                 "type": {
                     "kind": "struct",
-                    "fields": [{"name": "a_1b", "type": "u8"}, {"name": "_pad", "type": {"array": ["u8", 3]}}],
+                    "fields": [
+                        {"name": "a_1b", "type": "u8"},
+                        {"name": "_pad", "type": {"array": ["u8", 3]}},
+                    ],
                 },
             },
         ],
@@ -126,20 +158,35 @@ def test_enums_and_options_of_structs_survive_the_conversion() -> None:
 
 @pytest.mark.parametrize(
     ("program", "names"),
-    [("coordinator", {"Run", "Model", "Members", "Witnesses", "Membership"}), ("authorizer", {"Authorization"})],
+    [
+        ("coordinator", {"Run", "Model", "Members", "Witnesses", "Membership"}),
+        ("authorizer", {"Authorization"}),
+    ],
 )
-def test_other_clients_can_read_every_account_that_an_idl_lists(program: str, names: set[str]) -> None:
-    """Those that the program owns, each with the discriminator that its bytes begin with, and a layout."""
+def test_other_clients_can_read_every_account_that_an_idl_lists(
+    program: str, names: set[str]
+) -> None:
+    """Those that the program owns, each with the discriminator that its bytes begin with, and a
+    layout.
+    """
     idl = IDLS[program]
     found = {account["name"]: bytes(account["discriminator"]) for account in idl["accounts"]}
-    assert found == {name: hashlib.sha256(f"account:{name}".encode()).digest()[:8] for name in names}
+    assert found == {
+        name: hashlib.sha256(f"account:{name}".encode()).digest()[:8] for name in names
+    }
     assert names <= {entry["name"] for entry in idl["types"]}
 
 
 @pytest.mark.parametrize("program", IDLS)
 def test_the_fixed_addresses_of_an_idl_are_addresses(program: str) -> None:
-    """Stock clients fill them in: an expression in their place makes them refuse the whole instruction."""
-    accounts = [account for instruction in IDLS[program]["instructions"] for account in instruction["accounts"]]
+    """Stock clients fill them in: an expression in their place makes them refuse the whole
+    instruction.
+    """
+    accounts = [
+        account
+        for instruction in IDLS[program]["instructions"]
+        for account in instruction["accounts"]
+    ]
     fixed = {Pubkey.from_string(account["address"]) for account in accounts if "address" in account}
     assert Pubkey.default() in fixed  # the system program
 
@@ -196,6 +243,11 @@ def test_a_missing_idl_says_so(tmp_path: Any) -> None:
 
 def test_truncated_and_foreign_accounts_are_refused() -> None:
     program = authorizer_program()
-    for data in (b"", bytes(8), bytes(200), bytes(IDLS["authorizer"]["accounts"][0]["discriminator"])):
+    for data in (
+        b"",
+        bytes(8),
+        bytes(200),
+        bytes(IDLS["authorizer"]["accounts"][0]["discriminator"]),
+    ):
         with pytest.raises(CoordinatorError.__mro__[1]):
             program.account("Authorization", data)

@@ -1,4 +1,6 @@
-"""A member of a run on the real programs: it joins, warms up, witnesses, attests and leaves, also after an outage."""
+"""A member of a run on the real programs: it joins, warms up, witnesses, attests and leaves, also
+after an outage.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,31 @@ from chain.networks import SCHEMA_HASH, Place, config_table
 
 
 @asynccontextmanager
-async def member_of(place: Place, pool: RpcPool | None = None, run_id: str = "") -> AsyncIterator[SolanaMember]:
+async def member_of(
+    place: Place, pool: RpcPool | None = None, run_id: str = ""
+) -> AsyncIterator[SolanaMember]:
     wallet = Wallet(Keypair())
     await ensure_funds(place.pool, wallet.pubkey, 1_000_000_000)
-    async with SolanaMember(pool or place.pool, wallet, run_id or place.run_id, client_version="1.0.0") as member:
+    async with SolanaMember(
+        pool or place.pool, wallet, run_id or place.run_id, client_version="1.0.0"
+    ) as member:
         yield member
 
 
 async def join(member: SolanaMember, **changes: object) -> None:
-    wish = {"p2p": member.wallet, "tier": 0, "weight": 10, "schema_hash": SCHEMA_HASH, "stateless": False}
+    wish = {
+        "p2p": member.wallet,
+        "tier": 0,
+        "weight": 10,
+        "schema_hash": SCHEMA_HASH,
+        "stateless": False,
+    }
     await member.join(**{**wish, **changes})  # type: ignore[arg-type]
 
 
-async def until(member: SolanaMember, condition: Callable[[Run], bool], *, tick: bool = True) -> Run:
+async def until(
+    member: SolanaMember, condition: Callable[[Run], bool], *, tick: bool = True
+) -> Run:
     """The first state that meets `condition`, ticking the run along meanwhile."""
     async with asyncio.timeout(30):
         while True:
@@ -114,7 +128,14 @@ async def witness(member: SolanaMember, run: Run) -> None:
     assert (attestation.seat, attestation.participation) == (0, participation)
     with pytest.raises(Refused) as caught:
         await member.witness(
-            0, run.round_id, participation, fingerprints, step=1, loss=1.0, tokens_per_sec=1, bytes_per_sec=1
+            0,
+            run.round_id,
+            participation,
+            fingerprints,
+            step=1,
+            loss=1.0,
+            tokens_per_sec=1,
+            bytes_per_sec=1,
         )
     assert caught.value.name in ("StaleHeight", "WrongState", "DuplicateWitness", "NotElected")
 
@@ -215,7 +236,9 @@ async def test_another_client_version_is_named(place: Place) -> None:
         await place.admit_all()
         await coordinator.set_paused(place.run_id, False)
         await member.view(fresh=True)
-        with pytest.raises(Refused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0") as caught:
+        with pytest.raises(
+            Refused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0"
+        ) as caught:
             await join(member)
         assert caught.value.name == "ClientVersionMismatch"
         assert f"update-config --run-id {place.run_id} --client-version 1.0.0" in caught.value.fix
@@ -237,8 +260,12 @@ async def test_a_run_in_which_others_may_convict_it_is_not_joined(place: Place) 
         assert (after.run.seq, after.members.pending) == (run.seq, 0)
 
 
-async def test_it_is_told_too_if_the_owner_was_faster(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The transaction that asks for a place says nothing of the config, and may land after a change of it."""
+async def test_it_is_told_too_if_the_owner_was_faster(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction that asks for a place says nothing of the config, and may land after a change
+    of it.
+    """
     coordinator = await embedded.open_run()
     async with member_of(embedded) as member:
         send = member._send

@@ -8,7 +8,14 @@ import pytest
 
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.failures import BEHIND, RpcError
-from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, LAG_SECONDS, LEAVE_MAX, LEAVE_SECONDS, Node, Nodes
+from aftermath.chain.nodes import (
+    FAILURES_BEFORE_LEAVING,
+    LAG_SECONDS,
+    LEAVE_MAX,
+    LEAVE_SECONDS,
+    Node,
+    Nodes,
+)
 
 UNASKED: Any = None
 DOUBLED = (20.0, 40.0, 60.0, 60.0)
@@ -18,10 +25,14 @@ DOUBLED = (20.0, 40.0, 60.0, 60.0)
 def nodes() -> Nodes:
     """A primary and a fallback, both known to be of the cluster."""
     places = ("http://127.0.0.1:1", "http://127.0.0.1:2")
-    return Nodes([Node(endpoint(place), UNASKED, verified=True) for place in places], "RPC endpoint")
+    return Nodes(
+        [Node(endpoint(place), UNASKED, verified=True) for place in places], "RPC endpoint"
+    )
 
 
-def test_a_node_that_fails_is_tried_by_one_call_at_a_time_after_pauses_that_double(nodes: Nodes) -> None:
+def test_a_node_that_fails_is_tried_by_one_call_at_a_time_after_pauses_that_double(
+    nodes: Nodes,
+) -> None:
     primary, fallback = nodes.all
     assert max(DOUBLED) == LEAVE_MAX
     for failures in range(FAILURES_BEFORE_LEAVING):
@@ -40,7 +51,9 @@ def test_a_node_that_fails_is_tried_by_one_call_at_a_time_after_pauses_that_doub
     assert nodes.choose([], now) is primary
     for _ in range(FAILURES_BEFORE_LEAVING):
         nodes.failed(primary, TimeoutError(), now)
-    assert nodes.choose([], now + LEAVE_SECONDS) is primary, "the next outage begins with a short pause"
+    assert nodes.choose([], now + LEAVE_SECONDS) is primary, (
+        "the next outage begins with a short pause"
+    )
 
 
 def test_a_call_goes_round_all_nodes_before_it_tries_one_twice_as_often(nodes: Nodes) -> None:
@@ -51,13 +64,17 @@ def test_a_call_goes_round_all_nodes_before_it_tries_one_twice_as_often(nodes: N
         failed.append(expected)
 
 
-def test_node_is_left_only_if_it_stays_behind(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_node_is_left_only_if_it_stays_behind(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
     primary, fallback = nodes.all
     behind = RpcError(BEHIND, "Minimum context slot has not been reached")
     for now in (0.0, 0.5, LAG_SECONDS - 0.1):
         nodes.failed(primary, behind, now)
         assert nodes.choose([], now) is primary
-    assert nodes.choose([primary] * FAILURES_BEFORE_LEAVING, 0.5) is fallback, "this call goes on elsewhere"
+    assert nodes.choose([primary] * FAILURES_BEFORE_LEAVING, 0.5) is fallback, (
+        "this call goes on elsewhere"
+    )
     assert not caplog.messages
     for now in (LAG_SECONDS, LAG_SECONDS + 1):
         nodes.failed(primary, behind, now)

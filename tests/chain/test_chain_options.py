@@ -31,7 +31,12 @@ def test_a_websocket_without_its_node_names_both_options(number: int) -> None:
 
 
 def test_up_to_three_nodes_are_used_in_their_order() -> None:
-    given = {"rpc": "http://one:1", "ws_rpc": "ws://one:7", "rpc_2": "http://two:1", "rpc_3": "http://three:1"}
+    given = {
+        "rpc": "http://one:1",
+        "ws_rpc": "ws://one:7",
+        "rpc_2": "http://two:1",
+        "rpc_3": "http://three:1",
+    }
     for choice in choices(**given):
         pool = open_pool(choice, patience=3)
         assert [(e.http, e.ws) for e in pool.endpoints] == [
@@ -77,7 +82,9 @@ def test_shown_address_has_no_user_password_or_key(address: str) -> None:
 def test_mistyped_rpc_address_is_refused_without_its_secrets() -> None:
     for option in ("rpc", "ws_rpc", "rpc_2"):
         for choice in choices(**{option: "htps://me:SECRET@host.example/SECRET?api-key=SECRET"}):
-            with pytest.raises(UsageError, match=r"htps://host\.example.* is not an RPC address") as refused:
+            with pytest.raises(
+                UsageError, match=r"htps://host\.example.* is not an RPC address"
+            ) as refused:
                 open_pool(choice, patience=1)
             assert "SECRET" not in str(refused.value)
 
@@ -94,7 +101,9 @@ def test_a_coordinator_is_named_by_its_key() -> None:
     for choice in choices():
         assert coordinator_id(choice) is None
     for choice in choices(coordinator_program_id="nonsense"):
-        with pytest.raises(UsageError, match="'nonsense' is not a public key\n--coordinator-program-id takes"):
+        with pytest.raises(
+            UsageError, match="'nonsense' is not a public key\n--coordinator-program-id takes"
+        ):
             coordinator_id(choice)
 
 

@@ -34,7 +34,9 @@ def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, 
         there = away
         assert not said_away or there, "what was said last is so"
     assert said_back == told - said_away
-    assert told + counted + outages.unreported + (there and not said_away) == began, "each is told or counted"
+    assert told + counted + outages.unreported + (there and not said_away) == began, (
+        "each is told or counted"
+    )
     assert told <= 1 + now / PAUSE_FIRST
     assert not began or told, "the first is told at once"
 

@@ -22,10 +22,13 @@ COMMAND = re.compile(r"aftermath-solana ([^;:]+)")
 
 def refusal_of(name: str, run_id: str) -> Refused:
     """What a user is told when the coordinator, or else the authorizer, answers with this error."""
-    program = COORDINATOR if name in {error.name for error in COORDINATOR.errors.values()} else AUTHORIZER
+    program = (
+        COORDINATOR if name in {error.name for error in COORDINATOR.errors.values()} else AUTHORIZER
+    )
     (code,) = [code for code, error in program.errors.items() if error.name == name]
     step = CoordinatorInstructions(COORDINATOR, Pubkey.new_unique()).tick(run_id)
-    errors = {COORDINATOR.id: program.errors}  # the authorizer's table too is looked up for the instruction at hand
+    # the authorizer's table too is looked up for the instruction at hand
+    errors = {COORDINATOR.id: program.errors}
     return refused(TransactionFailed({"InstructionError": [0, {"Custom": code}]}), [step], errors)
 
 
@@ -40,7 +43,8 @@ def test_it_names_the_run_and_commands_that_exist(name: str) -> None:
         assert command in INDEX
         if "--run-id" in words:
             parser = load(command)
-            signed = ["-w", "x"] if any("-w" in option.opts for option in parser.params) else []  # some only look
+            # some only look
+            signed = ["-w", "x"] if any("-w" in option.opts for option in parser.params) else []
             assert parser.make_context(command, [*words, *signed]).params["run_id"] == "my run"
 
 

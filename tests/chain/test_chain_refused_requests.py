@@ -1,4 +1,6 @@
-"""What stands before an RPC node refuses a request: Retry-After is waited for, and the fix fits the refusal."""
+"""What stands before an RPC node refuses a request: Retry-After is waited for, and the fix fits the
+refusal.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ async def test_retry_after_of_years_ends_after_minute() -> None:
         (status(403), "HTTP 403.*Check the API key"),
         (status(429), "HTTP 429[\\s\\S]*limits the request rate"),
         (status(404), "HTTP 404.*Check the path"),
-        (status(301, Location="https://rpc.example/?key=hidden"), r"redirect to https://rpc\.example\).*--rpc https"),
+        (
+            status(301, Location="https://rpc.example/?key=hidden"),
+            r"redirect to https://rpc\.example\).*--rpc https",
+        ),
         (status(308, Location="https://[::1]:7/x"), r"--rpc https://\[::1\]:7"),
         (status(301), "HTTP 301.*Check that it runs"),
         (status(500), "HTTP 500.*Check that it runs"),

@@ -1,4 +1,6 @@
-"""What an RPC node replies: taken only if it is the reply to our request and can be read, a genesis only if a hash."""
+"""What an RPC node replies: taken only if it is the reply to our request and can be read, a genesis
+only if a hash.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ UNFUNDED = {"err": "AccountNotFound", "logs": None}
         ("m", RpcError),
     ],
 )
-def test_reply_error_raises_transaction_failed_or_rpc_error(error: object, kind: type[Exception]) -> None:
+def test_reply_error_raises_transaction_failed_or_rpc_error(
+    error: object, kind: type[Exception]
+) -> None:
     with pytest.raises(kind) as caught:
         raise_error(error, "SimulateVersionedTransaction")
     assert type(caught.value) is kind
@@ -48,7 +52,9 @@ NO_HASH = [None, 7, "", "cluster-one", "1" * 31, "1" * 65, [str(Hash.default())]
 
 @pytest.mark.parametrize("nonsense", NO_HASH)
 async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> None:
-    """At the start, where it would become the cluster's, and later, where it would be another cluster's."""
+    """At the start, where it would become the cluster's, and later, where it would be another
+    cluster's.
+    """
     node = Node()
     truth = node.genesis
     async with serving(node) as where, RpcPool(where) as pool, asyncio.timeout(60):
@@ -80,7 +86,9 @@ async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -
         return web.json_response({"jsonrpc": "2.0", "id": number, "result": 6})
 
     async def foreign(_: dict[str, Any]) -> web.Response:
-        return web.json_response({"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "not yours"}})
+        return web.json_response(
+            {"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "not yours"}}
+        )
 
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
@@ -112,7 +120,9 @@ async def test_reader_that_fails_blames_reply() -> None:
         assert await pool.call(trips) == 3
 
 
-@pytest.mark.parametrize("detail", [5, -1, True, None, [], {}, [[1]], {"Custom": "x"}, {"a": 1, "b": 2}, "x" * 10_000])
+@pytest.mark.parametrize(
+    "detail", [5, -1, True, None, [], {}, [[1]], {"Custom": "x"}, {"a": 1, "b": 2}, "x" * 10_000]
+)
 def test_a_refusal_that_is_none_of_the_clusters_is_still_a_sentence(detail: Any) -> None:
     key = Keypair.from_seed(bytes(32)).pubkey()
     moved = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
@@ -123,7 +133,9 @@ def test_a_refusal_that_is_none_of_the_clusters_is_still_a_sentence(detail: Any)
 
 def packed(body: bytes, encoding: str) -> Any:
     async def reply(_: dict[str, Any]) -> web.Response:
-        return web.Response(body=body, headers={"Content-Encoding": encoding, "Content-Type": "application/json"})
+        return web.Response(
+            body=body, headers={"Content-Encoding": encoding, "Content-Type": "application/json"}
+        )
 
     return reply
 

@@ -16,21 +16,50 @@ from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
-from chain.scripted import Answer, Node, cluster, error, get_slot, hang, result, serving, status, text
+from chain.scripted import (
+    Answer,
+    Node,
+    cluster,
+    error,
+    get_slot,
+    hang,
+    result,
+    serving,
+    status,
+    text,
+)
 
 
 @pytest.mark.parametrize(
     "fault",
     [
         *(status(code) for code in (429, 503)),
-        *(error(code) for code in (-32000, -32002, -32003, -32005, -32007, -32016, -32099, -32429, -32603, 429, -1)),
+        *(
+            error(code)
+            for code in (
+                -32000,
+                -32002,
+                -32003,
+                -32005,
+                -32007,
+                -32016,
+                -32099,
+                -32429,
+                -32603,
+                429,
+                -1,
+            )
+        ),
         text('{"error": "Too many requests"}'),
         text('{"error": {"code": "rate_limited", "message": "Too many requests"}}'),
         text("<html>"),
         text("[]"),
         text("[" * 100_000),
         text('{"result": ' * 100_000),
-        *(text('{"error": {"code": -32005, "message": %s}}' % ("[" * n + "]" * n)) for n in (500, 900, 970)),
+        *(
+            text('{"error": {"code": -32005, "message": %s}}' % ("[" * n + "]" * n))
+            for n in (500, 900, 970)
+        ),
     ],
 )
 async def test_passing_faults_are_retried(fault: Answer) -> None:
@@ -53,7 +82,9 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
 
 @pytest.mark.parametrize("code", [-32602, -32600, -32601, -32700])
 async def test_a_kind_of_request_that_was_answered_before_is_not_malformed(code: int) -> None:
-    """A gateway says so of quotas, or of what it cut off itself: that passes, and is no reason to give up."""
+    """A gateway says so of quotas, or of what it cut off itself: that passes, and is no reason to
+    give up.
+    """
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
         assert await pool.call(get_slot) == 7
@@ -85,7 +116,9 @@ async def test_what_all_nodes_call_malformed_is_not_asked_for_ever() -> None:
 
 
 @pytest.mark.parametrize("code", [-32000, -32050, -31999, 1])
-async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patience_ends(code: int) -> None:
+async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patience_ends(
+    code: int,
+) -> None:
     node = Node()
     node.script = [error(code)] * 1000
     async with serving(node) as where, RpcPool(where) as pool:
@@ -101,10 +134,16 @@ async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(TransactionFailed) as caught:
             await pool.call(lambda node: node.send_raw_transaction(b"one"))
-    assert (caught.value.custom, caught.value.instruction, caught.value.logs) == (6007, (2, {"Custom": 6007}), ("one",))
+    assert (caught.value.custom, caught.value.instruction, caught.value.logs) == (
+        6007,
+        (2, {"Custom": 6007}),
+        ("one",),
+    )
 
 
-async def test_a_transaction_that_is_said_to_have_failed_where_none_was_sent_is_the_nodes_failure() -> None:
+async def test_a_transaction_that_is_said_to_have_failed_where_none_was_sent_is_the_nodes_failure() -> (
+    None
+):
     """It ended members: nothing that reads expects it."""
     liar, honest = Node(), Node()
     async with serving(liar, honest) as where, RpcPool(where) as pool:
@@ -162,14 +201,18 @@ async def test_a_first_answer_that_is_long_in_coming_is_said_to_be_waited_for(
             await asyncio.sleep(0.1)
         for task in asked:
             task.cancel()
-        assert caplog.messages == [f"waits for RPC endpoint {node.url}"], "before any try has failed"
+        assert caplog.messages == [f"waits for RPC endpoint {node.url}"], (
+            "before any try has failed"
+        )
         node.always = None
         await pool.call(get_slot)
         caplog.clear()
         node.always = hang
         with pytest.raises(Unavailable):
             await pool.call(get_slot, patience=rpc.TOLD_AFTER + 1)
-        assert not any("waits for" in message for message in caplog.messages), "that is of a start alone"
+        assert not any("waits for" in message for message in caplog.messages), (
+            "that is of a start alone"
+        )
 
 
 async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
@@ -183,7 +226,9 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
 
 
 async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None:
-    """Of three, two hung: all of the first call's patience went to these, and the third was never tried."""
+    """Of three, two hung: all of the first call's patience went to these, and the third was never
+    tried.
+    """
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -225,7 +270,9 @@ async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
     node = Node()
     async with serving(node) as where:
         pass
-    async with RpcPool([endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")]) as pool:
+    async with RpcPool(
+        [endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")]
+    ) as pool:
         with pytest.raises(Unavailable) as caught:
             await pool.call(get_slot)
     said = str(caught.value)
@@ -283,7 +330,9 @@ async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_replies_have_few_values() -> None:
-    """A million numbers, in some kilobytes on the wire, take ten seconds in which a member does nothing else."""
+    """A million numbers, in some kilobytes on the wire, take ten seconds in which a member does
+    nothing else.
+    """
     fat, honest = Node(), Node()
     numbers = [1e300] * node_client.MOST_VALUES
     fat.always = text(json.dumps({"jsonrpc": "2.0", "result": 6, "pad": numbers}))
@@ -293,7 +342,10 @@ async def test_replies_have_few_values() -> None:
 
 async def test_the_same_seed_waits_the_same() -> None:
     where = [endpoint("http://127.0.0.1:9")]
-    waits = [[pool.backoff(n) for n in range(1, 9)] for pool in (RpcPool(where, seed=3), RpcPool(where, seed=3))]
+    waits = [
+        [pool.backoff(n) for n in range(1, 9)]
+        for pool in (RpcPool(where, seed=3), RpcPool(where, seed=3))
+    ]
     assert waits[0] == waits[1]
     assert all(w <= rpc.BACKOFF_MAX for w in waits[0])
 
@@ -348,18 +400,24 @@ def test_the_websocket_address_follows_from_the_http_one(http: str, ws: str) -> 
 def test_a_cluster_that_everybody_knows_has_a_name() -> None:
     assert endpoint("localnet") == endpoint(defaults.RPC)
     assert endpoint("localnet").is_loopback
-    assert endpoint("devnet") == Endpoint("https://api.devnet.solana.com", "wss://api.devnet.solana.com")
+    assert endpoint("devnet") == Endpoint(
+        "https://api.devnet.solana.com", "wss://api.devnet.solana.com"
+    )
     assert all(endpoint(name).http == address for name, address in CLUSTERS.items())
     with pytest.raises(UsageError) as refused:
         endpoint("Devnet")
-    assert refused.value.fix == f"It must look like http://host:port, or be one of {', '.join(CLUSTERS)}"
+    assert (
+        refused.value.fix
+        == f"It must look like http://host:port, or be one of {', '.join(CLUSTERS)}"
+    )
     with pytest.raises(UsageError) as refused:
         endpoint("devnet", "devnet")
     assert refused.value.fix == "It must look like ws://host:port"
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "localhost:8899", "ftp://x", "http://", "http://x:99999", "http://x:0", "http://[::1"]
+    "bad",
+    ["", "localhost:8899", "ftp://x", "http://", "http://x:99999", "http://x:0", "http://[::1"],
 )
 def test_addresses_that_are_none_are_refused(bad: str) -> None:
     with pytest.raises(UsageError, match="not an RPC address"):
@@ -386,7 +444,9 @@ async def test_cookies_of_a_node_do_not_add_up() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         cookies = [("Set-Cookie", f"c{next(given)}=x") for _ in range(20)]
-        return httpx.Response(200, headers=cookies, json={"id": json.loads(request.content)["id"], "result": 7})
+        return httpx.Response(
+            200, headers=cookies, json={"id": json.loads(request.content)["id"], "result": 7}
+        )
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as session:
         node = NodeClient("http://node.example", session, set())

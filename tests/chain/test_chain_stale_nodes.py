@@ -35,8 +35,13 @@ def standing_still(
         if refuses and body["params"][1].get("minContextSlot"):
             return answer_error(body, -32016)
         body["params"][1].pop("minContextSlot", None)
-        async with ClientSession() as session, session.post(place.network.rpc_url, json=body) as response:
-            return answer(body, shown.setdefault(str(body["params"][0]), (await response.json())["result"]))
+        async with (
+            ClientSession() as session,
+            session.post(place.network.rpc_url, json=body) as response,
+        ):
+            return answer(
+                body, shown.setdefault(str(body["params"][0]), (await response.json())["result"])
+            )
 
     return lie
 
@@ -44,7 +49,9 @@ def standing_still(
 async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Place) -> None:
     """The command said that a run which it had just paused was new."""
     await embedded.open_run()
-    async with meddling(embedded.network.rpc_url, standing_still(embedded, "getAccountInfo")) as url:
+    async with meddling(
+        embedded.network.rpc_url, standing_still(embedded, "getAccountInfo")
+    ) as url:
         nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
         async with RpcPool(nodes) as pool:
             coordinator = CoordinatorClient(pool, embedded.wallet)

@@ -1,4 +1,6 @@
-"""Following a run while nodes and sockets fail: no change is missed for long, none is undone, and the watch goes on."""
+"""Following a run while nodes and sockets fail: no change is missed for long, none is undone, and
+the watch goes on.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def watcher_of(place: Place, pool: RpcPool, **options: float) -> RunWatcher:
 
 
 @asynccontextmanager
-async def watching(place: Place, pool: RpcPool | None = None, **options: float) -> AsyncIterator[RunWatcher]:
+async def watching(
+    place: Place, pool: RpcPool | None = None, **options: float
+) -> AsyncIterator[RunWatcher]:
     watcher = watcher_of(place, pool or place.pool, **options)
     await watcher.start()
     try:
@@ -96,7 +100,9 @@ async def test_a_slow_reader_gets_the_newest_state(embedded: Place) -> None:
         assert (await anext(watcher.updates())).seq == newest
 
 
-async def test_a_silent_websocket_is_replaced_by_polling_within_two_seconds(embedded: Place) -> None:
+async def test_a_silent_websocket_is_replaced_by_polling_within_two_seconds(
+    embedded: Place,
+) -> None:
     await embedded.configured_run()
     now = asyncio.get_running_loop().time
     async with (
@@ -143,7 +149,11 @@ async def test_every_outage_told_within_five_seconds(
             while sum(words in message for message in caplog.messages) < times:
                 await asyncio.sleep(0.25)
 
-    async with proxied(embedded) as (http, ws, where), RpcPool([where]) as pool, watching(embedded, pool):
+    async with (
+        proxied(embedded) as (http, ws, where),
+        RpcPool([where]) as pool,
+        watching(embedded, pool),
+    ):
         for number in (1, 2, 3):
             began = now()
             for way in (http, ws):
@@ -155,7 +165,9 @@ async def test_every_outage_told_within_five_seconds(
                 await way.open()
             await told("answers again", number)
             await asyncio.sleep(5)
-            assert caplog.text.count("does not answer") == caplog.text.count("answers again") == number
+            assert (
+                caplog.text.count("does not answer") == caplog.text.count("answers again") == number
+            )
 
 
 async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
@@ -183,7 +195,9 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-async def test_a_websocket_that_sends_nonsense_is_left_for_the_next_endpoint(embedded: Place, nonsense: str) -> None:
+async def test_a_websocket_that_sends_nonsense_is_left_for_the_next_endpoint(
+    embedded: Place, nonsense: str
+) -> None:
     await embedded.configured_run()
     async with faulty_websocket(NONSENSE[nonsense]) as faulty:
         await _left_for_the_next(embedded, faulty)
@@ -192,7 +206,14 @@ async def test_a_websocket_that_sends_nonsense_is_left_for_the_next_endpoint(emb
 @pytest.mark.slow
 async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(embedded: Place) -> None:
     await embedded.configured_run()
-    for confirmation in ({"id": 2}, {"id": "1"}, {"id": None}, {"id": True}, {"result": True}, {"result": "3"}):
+    for confirmation in (
+        {"id": 2},
+        {"id": "1"},
+        {"id": None},
+        {"id": True},
+        {"result": True},
+        {"result": "3"},
+    ):
         async with faulty_websocket(**confirmation) as faulty:
             await _left_for_the_next(embedded, faulty, str(confirmation))
 
@@ -368,7 +389,9 @@ def _notification(program: Pubkey, data: bytes, slot: int = 1) -> str:
 
 async def _state(place: Place, run_id: str | None = None, **later: int) -> bytes:
     """The run's account, as if it had so many more changes behind it."""
-    _, account = await fetch(place.pool, run_addresses(place.coordinator.program_id, run_id or place.run_id).run)
+    _, account = await fetch(
+        place.pool, run_addresses(place.coordinator.program_id, run_id or place.run_id).run
+    )
     assert account is not None
     data = bytearray(account.data)
     for field, more in later.items():
@@ -404,7 +427,9 @@ async def test_run_state_change_is_pushed(embedded: Place) -> None:
         assert (await seen(watcher, newest.seq, 5)).state is newest.state
 
 
-async def test_another_run_is_not_taken_for_this_one(embedded: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_another_run_is_not_taken_for_this_one(
+    embedded: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     coordinator = await embedded.configured_run()
     await embedded.configured_run("another")
     lie = _notification(coordinator.program_id, await _state(embedded, "another", changes=5))

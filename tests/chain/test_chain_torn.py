@@ -41,15 +41,23 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
 
     async with meddling(embedded.network.rpc_url, tear) as url:
         where = Endpoint(url, embedded.network.ws_url)
-        async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "torn", client_version="") as member:
+        async with (
+            RpcPool([where]) as pool,
+            SolanaMember(pool, embedded.wallet, "torn", client_version="") as member,
+        ):
             assert (await member.view()).members.find(member.wallet) is None
             assert (await member.view()).model.metadata.name == "torn"
     assert not any(torn.values())
 
 
-async def test_lamports_at_an_address_without_an_authorization_keep_nobody_out(embedded: Place) -> None:
+async def test_lamports_at_an_address_without_an_authorization_keep_nobody_out(
+    embedded: Place,
+) -> None:
     coordinator = await embedded.open_run("sprinkled")
-    run, authorizer = run_addresses(coordinator.program_id, "sprinkled").run, Authorizer(embedded.pool)
+    run, authorizer = (
+        run_addresses(coordinator.program_id, "sprinkled").run,
+        Authorizer(embedded.pool),
+    )
     grantor, sender = embedded.wallet.pubkey, coordinator.sender
     for grantee in (EVERYONE, grantor):
         place = authorization_address(authorizer.program_id, grantor, grantee, bytes(run))
@@ -57,10 +65,17 @@ async def test_lamports_at_an_address_without_an_authorization_keep_nobody_out(e
         await sender.send_packed([transfer(params)])
         assert await authorizer.fetch(grantor, grantee, bytes(run)) is None
     where = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
-    async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "sprinkled", client_version="") as member:
-        await member.join(p2p=member.wallet, tier=0, weight=10, schema_hash=SCHEMA_HASH, stateless=False)
+    async with (
+        RpcPool([where]) as pool,
+        SolanaMember(pool, embedded.wallet, "sprinkled", client_version="") as member,
+    ):
+        await member.join(
+            p2p=member.wallet, tier=0, weight=10, schema_hash=SCHEMA_HASH, stateless=False
+        )
     ix = authorizer.ix(grantor)
-    await sender.send_packed([ix.create(EVERYONE, bytes(run)), ix.grantor_update(EVERYONE, True, bytes(run))])
+    await sender.send_packed(
+        [ix.create(EVERYONE, bytes(run)), ix.grantor_update(EVERYONE, True, bytes(run))]
+    )
     made = await authorizer.fetch(grantor, EVERYONE, bytes(run))
     assert made is not None
     assert made.active
@@ -101,7 +116,9 @@ async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
 
 
 def _tearing(place: Place, read: list[int]) -> Callable[[], AbstractAsyncContextManager[Endpoint]]:
-    """Nodes that answer everything but attestations, of which they send a part; `read` counts for each node."""
+    """Nodes that answer everything but attestations, of which they send a part; `read` counts for
+    each node.
+    """
     at = run_addresses(place.coordinator.program_id, place.run_id)
 
     @asynccontextmanager
@@ -131,13 +148,19 @@ def _with_attestations(member: SolanaMember) -> Round:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(embedded: Place, nodes: int) -> None:
-    """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and does not end."""
+async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(
+    embedded: Place, nodes: int
+) -> None:
+    """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and
+    does not end.
+    """
     await embedded.configured_run()
     read: list[int] = []
     node = _tearing(embedded, read)
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(RpcPool([await stack.enter_async_context(node()) for _ in range(nodes)]))
+        pool = await stack.enter_async_context(
+            RpcPool([await stack.enter_async_context(node()) for _ in range(nodes)])
+        )
         member = SolanaMember(pool, embedded.wallet, embedded.run_id, client_version="")
         stored = _with_attestations(await stack.enter_async_context(member))
         with pytest.raises(Refused, match=r"as they are$") as caught:
@@ -147,7 +170,9 @@ async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(em
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "while the node answers other calls"])
-async def test_attestations_that_a_node_does_not_send_whole_are_had_from_the_next(embedded: Place, busy: bool) -> None:
+async def test_attestations_that_a_node_does_not_send_whole_are_had_from_the_next(
+    embedded: Place, busy: bool
+) -> None:
     await embedded.configured_run()
     read: list[int] = []
     async with AsyncExitStack() as stack:
@@ -183,6 +208,9 @@ async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -
 
     async with meddling(embedded.network.rpc_url, tear) as url:
         where = Endpoint(url, embedded.network.ws_url)
-        async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "anew", client_version="") as member:
+        async with (
+            RpcPool([where]) as pool,
+            SolanaMember(pool, embedded.wallet, "anew", client_version="") as member,
+        ):
             assert (await member.view(fresh=True)).run.run_id == "anew"
     assert not torn

@@ -1,4 +1,6 @@
-"""The transactions of a run, read back from a node: their fees, what witnesses stated, the newest first, bounded."""
+"""The transactions of a run, read back from a node: their fees, what witnesses stated, the newest
+first, bounded.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def test_what_was_sent_is_read_once_with_its_fee(place: Place) -> None:
         while not first or not found.complete:
             first += await found.read(2)
     assert len(first) >= 2
-    assert all(one.fee >= 5000 and one.payer == place.wallet.pubkey and not one.stated for one in first)
+    assert all(
+        one.fee >= 5000 and one.payer == place.wallet.pubkey and not one.stated for one in first
+    )
     await coordinator.set_paused("read", False)
     async with asyncio.timeout(30):
         while not (more := await found.read(10)):
@@ -48,7 +52,9 @@ async def test_what_was_sent_is_read_once_with_its_fee(place: Place) -> None:
 async def test_what_a_witness_states_is_read(embedded: Place) -> None:
     coordinator = await embedded.open_run("stated")
     async with SolanaMember(embedded.pool, embedded.wallet, "stated", client_version="") as member:
-        await member.join(p2p=bytes(Keypair().pubkey()), tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True)
+        await member.join(
+            p2p=bytes(Keypair().pubkey()), tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True
+        )
         async with asyncio.timeout(30):
             while not (run := await coordinator.run("stated")).state.training:
                 try:
@@ -78,7 +84,9 @@ def test_other_instructions_are_told_apart() -> None:
         assert witness.read(other) is None
 
 
-async def test_the_first_look_goes_back_a_few_pages_only(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_look_goes_back_a_few_pages_only(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transactions, "PAGES_BACK", 2)
     coordinator = await embedded.configured_run("long")
     for paused in (False, True) * 2:
@@ -94,7 +102,9 @@ async def test_the_first_look_goes_back_a_few_pages_only(embedded: Place, monkey
 SIGNATURE = {"signature": str(Signature.default()), "slot": 1}
 
 
-@pytest.mark.parametrize("listed", [7, [7], [{"signature": "x", "slot": 1}], [SIGNATURE] * (PAGE + 1)])
+@pytest.mark.parametrize(
+    "listed", [7, [7], [{"signature": "x", "slot": 1}], [SIGNATURE] * (PAGE + 1)]
+)
 async def test_malformed_list_is_the_nodes_failure(listed: Any) -> None:
     await _first_node_is_left(result(listed))
 
@@ -116,7 +126,9 @@ async def test_malformed_transaction_is_the_nodes_failure(transaction: Any) -> N
 async def _first_node_is_left(*script: Answer) -> None:
     broken, honest = Node(), Node()
     broken.script = [*script] + [result(7)] * 2
-    honest.always = by_method(getGenesisHash=honest.genesis, getSignaturesForAddress=[], getTransaction=None)
+    honest.always = by_method(
+        getGenesisHash=honest.genesis, getSignaturesForAddress=[], getTransaction=None
+    )
     async with serving(broken, honest) as endpoints, RpcPool(endpoints) as pool:
         assert await RunTransactions(pool, Pubkey.default(), Pubkey.default()).read(1) == []
     assert honest.methods[-1] == broken.methods[-1]
@@ -131,7 +143,10 @@ async def test_no_answer_is_an_outage() -> None:
 async def test_memos_of_strangers_do_not_hide_the_transactions() -> None:
     """Anybody may name a run in a transaction whose memo is full of commas."""
     node = Node()
-    listed = [{"signature": str(Signature.new_unique()), "slot": 1, "memo": "[900] " + "," * 900} for _ in range(PAGE)]
+    listed = [
+        {"signature": str(Signature.new_unique()), "slot": 1, "memo": "[900] " + "," * 900}
+        for _ in range(PAGE)
+    ]
     node.script = [result(listed), result(None)]
     async with serving(node) as endpoints, RpcPool(endpoints) as pool:
         found = RunTransactions(pool, Pubkey.default(), Pubkey.default(), page=PAGE + 1)

@@ -68,7 +68,17 @@ def test_the_default_file_is_used_and_its_absence_names_the_ways(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "[1,2,3]", "[256" + ",1" * 63 + "]", "hello", "[" + "1," * 63 + "1]", '{"a": 1}', "0" * 88, "é" * 10],
+    [
+        "",
+        "[]",
+        "[1,2,3]",
+        "[256" + ",1" * 63 + "]",
+        "hello",
+        "[" + "1," * 63 + "1]",
+        '{"a": 1}',
+        "0" * 88,
+        "é" * 10,
+    ],
 )
 def test_bad_keys_are_refused_without_quoting_them(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
@@ -130,7 +140,11 @@ def test_address_or_key_in_place_of_a_path_is_refused(
     keypair = Keypair()
     secrets = {"base58": str(keypair), "array": keypair.to_json(), "hex": keypair.secret().hex()}
     text = {"address": str(keypair.pubkey())} | secrets
-    for use in (load_wallet, create_wallet, lambda path: identity_secret("r", Wallet(keypair), path)):
+    for use in (
+        load_wallet,
+        create_wallet,
+        lambda path: identity_secret("r", Wallet(keypair), path),
+    ):
         with pytest.raises(WalletError) as caught:
             use(Path(text[kind]))
         told = f"{caught.value.message}\n{caught.value.fix}"
@@ -141,7 +155,9 @@ def test_address_or_key_in_place_of_a_path_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_key_file_named_as_an_address_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_named_as_an_address_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     made = create_wallet(tmp_path / "made.json")
     Path("made.json").rename(str(made.pubkey))
@@ -154,7 +170,9 @@ def test_a_keypair_whose_public_half_is_another_is_refused() -> None:
         load_wallet(None, {WALLET_VARIABLE: json.dumps(mixed)})
 
 
-def test_a_file_others_may_read_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_others_may_read_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "open.json"
     create_wallet(path)
     path.chmod(0o644)

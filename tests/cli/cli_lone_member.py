@@ -1,4 +1,6 @@
-"""A member without a trainer: takes a run on a real network through one epoch by its instructions alone."""
+"""A member without a trainer: takes a run on a real network through one epoch by its instructions
+alone.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ QUICK = {
 TOLD = {"loss": 1.0, "tokens_per_sec": 1.0, "bytes_per_sec": 1.0}
 
 
-def quick_config(material: Path, tmp_path: Path, more: Mapping[str, str] = MappingProxyType({})) -> Path:
+def quick_config(
+    material: Path, tmp_path: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> Path:
     text = (material / "config.toml").read_text()
     for usual, quick in {**QUICK, **more}.items():
         assert usual in text
@@ -46,7 +50,9 @@ async def join(shell: Shell, run_id: str, max_bond: int) -> None:
         SolanaMember(pool, wallet, run_id, client_version="", max_bond=max_bond) as chain,
     ):
         schema_hash = (await chain.view()).model.schema_hash
-        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+        await chain.join(
+            p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True
+        )
 
 
 async def leave(shell: Shell, run_id: str) -> None:
@@ -57,8 +63,12 @@ async def leave(shell: Shell, run_id: str) -> None:
         await chain.leave()
 
 
-async def one_epoch(rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapping[int, bytes]) -> Run:
-    """Join, witness every round as its only member, and attest these level hashes; returns the run in Cooldown."""
+async def one_epoch(
+    rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapping[int, bytes]
+) -> Run:
+    """Join, witness every round as its only member, and attest these level hashes; returns the run
+    in Cooldown.
+    """
     wallet = load_wallet(wallet_path)
     async with (
         RpcPool([endpoint(rpc)]) as pool,
@@ -66,7 +76,9 @@ async def one_epoch(rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapp
         asyncio.timeout(60),
     ):
         schema_hash = (await chain.view()).model.schema_hash
-        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+        await chain.join(
+            p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True
+        )
         while (run := (await chain.view(fresh=True)).run).state is not RunState.COOLDOWN:
             with contextlib.suppress(Refused):
                 await _act(chain, run)
@@ -90,5 +102,7 @@ async def _act(chain: SolanaMember, run: Run) -> None:
         before = run.round(now.height - 1)
         seen = before.roster if before is not None and before.batch else 0
         done = {0: bytes(31) + b"\1"}
-        fingerprints = pack_fingerprints(done, before.roster, now.salt) if before and seen else bytes(320)
+        fingerprints = (
+            pack_fingerprints(done, before.roster, now.salt) if before and seen else bytes(320)
+        )
         await chain.witness(0, run.round_id, seen, fingerprints, step=now.step, **TOLD)

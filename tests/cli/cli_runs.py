@@ -24,7 +24,16 @@ from typer.testing import CliRunner
 from aftermath.cli.main import app
 
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
-LOCAL = ("--iroh-relay", "disabled", "--iroh-discovery", "local", "--device", "cpu", "--threads", "1")
+LOCAL = (
+    "--iroh-relay",
+    "disabled",
+    "--iroh-discovery",
+    "local",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +95,14 @@ def invoke_typing(typed: str, *arguments: str | Path | int) -> Outcome:
 
 
 def invoke_ending(*arguments: str | Path | int, script: Typer = app) -> Outcome:
-    """Run a command that ends its process, in this process: `os._exit` becomes an exit that the runner sees."""
+    """Run a command that ends its process, in this process: `os._exit` becomes an exit that the
+    runner sees.
+    """
     log = logging.getLogger("aftermath")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "_exit", sys.exit)
-        patch.setattr(log, "handlers", log.handlers[:])  # `train` adds one, which writes to this command's output
+        # `train` adds one, which writes to this command's output
+        patch.setattr(log, "handlers", log.handlers[:])
         patch.setattr(log, "propagate", log.propagate)
         return invoke(*arguments, script=script)
 
@@ -98,7 +110,8 @@ def invoke_ending(*arguments: str | Path | int, script: Typer = app) -> Outcome:
 def invoke_during(
     act: Callable[[Callable[[str], None]], None], *arguments: str | Path | int, script: Typer = app
 ) -> Outcome:
-    """Run a command that goes on until `act`, in a thread of its own, ends it: as by `press_ctrl_c`.
+    """Run a command that goes on until `act`, in a thread of its own, ends it: as by
+    `press_ctrl_c`.
 
     `act` is given a function that waits until the command has printed a text.
     """
@@ -136,7 +149,10 @@ def press_ctrl_c() -> None:
 
 
 def _run(
-    runner: CliRunner, script: Typer, arguments: tuple[str | Path | int, ...], typed: str | None = None
+    runner: CliRunner,
+    script: Typer,
+    arguments: tuple[str | Path | int, ...],
+    typed: str | None = None,
 ) -> Outcome:
     result = runner.invoke(script, [str(argument) for argument in arguments], input=typed)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -162,7 +178,9 @@ class Shell:
     wallet: Path
 
     def __call__(self, command: str, *arguments: str | Path | int) -> Outcome:
-        """A command against the cluster, signed by the wallet where the command signs, with `--json`."""
+        """A command against the cluster, signed by the wallet where the command signs, with
+        `--json`.
+        """
         signer = () if command in UNSIGNED else ("-w", self.wallet)
         return invoke(command, "--rpc", self.rpc, *signer, *arguments, "--json")
 

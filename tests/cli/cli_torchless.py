@@ -1,4 +1,6 @@
-"""Runs command lines in one process without torch. A command that imports it ends there, as by Ctrl-C."""
+"""Runs command lines in one process without torch. A command that imports it ends there, as by
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ Torchless = Callable[..., Outcome]
 @contextmanager
 def torchless_server() -> Iterator[Torchless]:
     """Yield a function that runs a command line and returns how it ended."""
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     stdin, stdout = process.stdin, process.stdout

@@ -21,13 +21,31 @@ from aftermath.testnet.chain import SOLANA
 from cli.cli_runs import CONSOLE, Shell, invoke
 
 ROOT = Path(__file__).parents[2]
-SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate", "256"]
+SHAPE = [
+    "--hidden",
+    "64",
+    "--layers",
+    "2",
+    "--heads",
+    "4",
+    "--kv-heads",
+    "2",
+    "--intermediate",
+    "256",
+]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_variables_of_the_user() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("RPC", "WS_RPC", "RUN_ID", "AUTHORIZER", "WALLET_PRIVATE_KEY_PATH", "RAW_WALLET_PRIVATE_KEY"):
+        for name in (
+            "RPC",
+            "WS_RPC",
+            "RUN_ID",
+            "AUTHORIZER",
+            "WALLET_PRIVATE_KEY_PATH",
+            "RAW_WALLET_PRIVATE_KEY",
+        ):
             patch.delenv(name, raising=False)
         yield
 
@@ -42,16 +60,22 @@ def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_tls_context() -> Iterator[None]:
-    """Share one TLS context: httpx reads the system's certificates for each client, which is half of a command."""
+    """Share one TLS context: httpx reads the system's certificates for each client, which is half
+    of a command.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(httpx_transports, "create_ssl_context", functools.cache(httpx.create_ssl_context))
+        patch.setattr(
+            httpx_transports, "create_ssl_context", functools.cache(httpx.create_ssl_context)
+        )
         yield
 
 
 @pytest.fixture(scope="session")
 def rpc() -> Iterator[str]:
     """The RPC address of `aftermath-solana localnet` on a port of the system's choice."""
-    process = subprocess.Popen([CONSOLE, "localnet", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [CONSOLE, "localnet", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     said = ""
     while not said.endswith("}\n"):
@@ -101,7 +125,9 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`aftermath.testnet.configs` makes model and tokens by commands, each in a process of its own otherwise."""
+    """`aftermath.testnet.configs` makes model and tokens by commands, each in a process of its own
+    otherwise.
+    """
 
     def call(line: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         assert line[: len(SOLANA)] == SOLANA

@@ -45,7 +45,9 @@ from cli.test_cli_bad_input import ELSEWHERE
 OTHER = "9.9.9"
 
 FAR = ("--rpc-2", ELSEWHERE, "--data-root", "/")
-"""A node that is not of this machine: the run's local paths are not opened then, unless the member says where."""
+"""A node that is not of this machine: the run's local paths are not opened then, unless the member
+says where.
+"""
 
 
 @pytest.fixture
@@ -54,9 +56,14 @@ def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
     text = (material / "config.toml").read_text()
     for usual, quick in QUICK.items():
         text = text.replace(usual, quick, 1)
-    (tmp_path / "config.toml").write_text(text.replace("init_min_clients = 1", "init_min_clients = 2"))
+    (tmp_path / "config.toml").write_text(
+        text.replace("init_min_clients = 1", "init_min_clients = 2")
+    )
     assert owner("create-run", "--run-id", run_id).code == 0
-    assert owner("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code
+        == 0
+    )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     return owner
 
@@ -91,7 +98,12 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
 
 def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> None:
     cluster = asyncio.run(genesis(waiting.rpc))
-    place = {"cluster": cluster, "program": str(COORDINATOR_ID), "run_id": run_id, "wallet": public(waiting.wallet)}
+    place = {
+        "cluster": cluster,
+        "program": str(COORDINATOR_ID),
+        "run_id": run_id,
+        "wallet": public(waiting.wallet),
+    }
     with only_process(cache_directory("locks"), **place):
         assert verdict(waiting, run_id, waiting.wallet) == [
             f"another process on this machine takes part in run {run_id} with this key"
@@ -107,7 +119,10 @@ def test_run_id_taken_by_another_wallet_is_not_joined(
 ) -> None:
     def admit(owner: str | None = None) -> None:
         settings = TrainSettings(
-            run_id=run_id, rpc=waiting.rpc, wallet_private_key_path=Path(waiting.wallet), owner=owner
+            run_id=run_id,
+            rpc=waiting.rpc,
+            wallet_private_key_path=Path(waiting.wallet),
+            owner=owner,
         )
         reach = on_solana(settings)
         asyncio.run(let_in(settings, reach.pool, member_of(settings, reach)))
@@ -118,7 +133,10 @@ def test_run_id_taken_by_another_wallet_is_not_joined(
     (tmp_path / "mallory").mkdir()
     mallory = new_user(waiting.rpc, tmp_path / "mallory")
     assert mallory("create-run", "--run-id", run_id).code == 0
-    assert mallory("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code == 0
+    assert (
+        mallory("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code
+        == 0
+    )
     assert mallory("set-paused", "--run-id", run_id, "resume").code == 0
     with pytest.raises(Unsuitable, match="another owner") as refused:
         admit()
@@ -127,9 +145,14 @@ def test_run_id_taken_by_another_wallet_is_not_joined(
     assert reason == refused.value.message
     asked = waiting("can-join", "--run-id", run_id, "--address", waiting.wallet)
     assert json.loads(asked.out)["fixes"] == [refused.value.fix]
-    shown = invoke("can-join", "--rpc", waiting.rpc, "--run-id", run_id, "--address", waiting.wallet)
+    shown = invoke(
+        "can-join", "--rpc", waiting.rpc, "--run-id", run_id, "--address", waiting.wallet
+    )
     assert f"fix: {refused.value.fix}\n" in shown.out
-    assert "belongs to" in verdict(waiting, run_id, waiting.wallet, "--owner", public(waiting.wallet))[0]
+    assert (
+        "belongs to"
+        in verdict(waiting, run_id, waiting.wallet, "--owner", public(waiting.wallet))[0]
+    )
     admit(public(mallory.wallet))
     assert verdict(waiting, run_id, waiting.wallet) == []
 
@@ -145,10 +168,14 @@ def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_i
 
     async def change(percent: int) -> None:
         """As an owner with a client of its own can; ours refuses to."""
-        async with sign_in(SigningOptions(rpc=waiting.rpc, wallet_private_key_path=waiting.wallet)) as chain:
+        async with sign_in(
+            SigningOptions(rpc=waiting.rpc, wallet_private_key_path=waiting.wallet)
+        ) as chain:
             await chain.coordinator.set_paused(run_id, True)
             config = asdict((await chain.coordinator.run(run_id)).config)
-            await chain.coordinator.update(run_id, config=config | {"verification_percent": percent})
+            await chain.coordinator.update(
+                run_id, config=config | {"verification_percent": percent}
+            )
             await chain.coordinator.set_paused(run_id, False)
 
     asyncio.run(change(40))
@@ -202,7 +229,12 @@ def other_model(place: Path) -> tuple[str, ...]:
     ids=["tier", "device", "data", "other data", "model"],
 )
 def test_it_asks_what_train_on_this_machine_asks(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path, spoil: Callable[[Path], tuple[str, ...]], said: str
+    owner: Shell,
+    run_id: str,
+    material: Path,
+    tmp_path: Path,
+    spoil: Callable[[Path], tuple[str, ...]],
+    said: str,
 ) -> None:
     place = tmp_path / "here"
     shutil.copytree(material, place)
@@ -217,7 +249,10 @@ def test_it_asks_what_train_on_this_machine_asks(
     assert said in reason
     refused = train(owner, "--run-id", run_id, *more, "--logs", "json")
     assert f"error: {reason}\n" in refused.err
-    assert owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--device", "gpu").code == 2
+    assert (
+        owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--device", "gpu").code
+        == 2
+    )
 
 
 @pytest.mark.slow
@@ -228,12 +263,19 @@ def test_can_join_named_tier_beyond_memory_is_refused_as_by_train(
     place = tmp_path / "here"
     shutil.copytree(material, place)
     document = json.loads((place / "model/config.json").read_text())
-    sizes = {"hidden_size": 16_384, "intermediate_size": 65_536, "num_hidden_layers": 126, "num_attention_heads": 128}
+    sizes = {
+        "hidden_size": 16_384,
+        "intermediate_size": 65_536,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+    }
     sizes |= {"head_dim": 128, "matformer_base_intermediate_size": 65_536}
     (place / "model/config.json").write_text(json.dumps(document | sizes))
     config = place / "config.toml"
     text = config.read_text().replace(str(material), str(place))
-    config.write_text(text.replace("[model.LLM.checkpoint]\nLocal =", "[model.LLM.checkpoint.Dummy]\nrepo_id ="))
+    config.write_text(
+        text.replace("[model.LLM.checkpoint]\nLocal =", "[model.LLM.checkpoint.Dummy]\nrepo_id =")
+    )
     assert owner("create-run", "--run-id", run_id).code == 0
     configured = owner("update-config", "--run-id", run_id, "--config-path", config)
     assert configured.code == 0, configured.err
@@ -241,15 +283,21 @@ def test_can_join_named_tier_beyond_memory_is_refused_as_by_train(
     (reason,) = verdict(owner, run_id, owner.wallet, "--matformer-tier", "0", "--device", "cpu")
     assert reason.startswith("tier 0 takes ")
     assert "GB at least" in reason
-    refused = train(owner, "--run-id", run_id, "--matformer-tier", "0", "--device", "cpu", "--logs", "json")
+    refused = train(
+        owner, "--run-id", run_id, "--matformer-tier", "0", "--device", "cpu", "--logs", "json"
+    )
     assert "error: tier 0 takes " in refused.err
     assert refused.code != 0
 
 
-def test_data_that_train_would_wait_for_is_a_warning(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_data_that_train_would_wait_for_is_a_warning(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
     text = (material / "config.toml").read_text()
     config = tmp_path / "config.toml"
-    config.write_text(text.replace(f"Local = {json.dumps(str(material / 'tokens'))}", 'Server = "127.0.0.1:9"'))
+    config.write_text(
+        text.replace(f"Local = {json.dumps(str(material / 'tokens'))}", 'Server = "127.0.0.1:9"')
+    )
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -261,7 +309,9 @@ def test_data_that_train_would_wait_for_is_a_warning(owner: Shell, run_id: str, 
 
 
 @pytest.mark.parametrize("lamports", [0, FEES_IN_HAND - 1])
-def test_a_wallet_that_train_finds_too_poor(waiting: Shell, run_id: str, tmp_path: Path, lamports: int) -> None:
+def test_a_wallet_that_train_finds_too_poor(
+    waiting: Shell, run_id: str, tmp_path: Path, lamports: int
+) -> None:
     """On a cluster that gives nothing, as one node that is not of this machine makes it."""
     poor = Shell(waiting.rpc, tmp_path / "poor.json")
     (tmp_path / "poor.json").write_text(Keypair().to_json())
@@ -290,7 +340,9 @@ def test_a_faucet_that_gives_nothing(
     poor.chmod(0o600)
 
     async def refuse(body: dict[str, Any]) -> web.StreamResponse | None:
-        return answer_error(body, -32603, "no faucet") if body["method"] == "requestAirdrop" else None
+        return (
+            answer_error(body, -32603, "no faucet") if body["method"] == "requestAirdrop" else None
+        )
 
     async def asked(lamports: int) -> list[str]:
         if lamports:
@@ -299,12 +351,17 @@ def test_a_faucet_that_gives_nothing(
             return await asyncio.to_thread(verdict, Shell(rpc, poor), run_id, poor)
 
     (reason,) = asyncio.run(asked(0))
-    assert f"wallet {load_wallet(poor).pubkey} holds 0 SOL but needs 0.005 SOL: 0.005 SOL are missing" in reason
+    assert (
+        f"wallet {load_wallet(poor).pubkey} holds 0 SOL but needs 0.005 SOL: 0.005 SOL are missing"
+        in reason
+    )
     assert asyncio.run(asked(FEES_IN_HAND)) == []
 
 
 def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material: Path) -> None:
-    """The authorization that lets everybody join and the owner's next commands included: the sum is enough for them."""
+    """The authorization that lets everybody join and the owner's next commands included: the sum is
+    enough for them.
+    """
     own = load_wallet(owner.wallet).pubkey
     elsewhere = ("--run-id", run_id, *FAR[:2])
 
@@ -350,7 +407,9 @@ def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
             for count, member in enumerate(members):
                 assert await asyncio.to_thread(listed) == count
                 digest = (await member.view()).model.schema_hash
-                await member.join(p2p=member.wallet, tier=0, weight=1, schema_hash=digest, stateless=True)
+                await member.join(
+                    p2p=member.wallet, tier=0, weight=1, schema_hash=digest, stateless=True
+                )
             assert await asyncio.to_thread(listed) == 2
             while (await members[0].view(fresh=True)).run.state is not RunState.WARMUP:
                 with contextlib.suppress(Refused):
@@ -369,7 +428,9 @@ def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_
     from aftermath.cli.options import SigningOptions
 
     async def first_step_only() -> None:
-        async with sign_in(SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)) as chain:
+        async with sign_in(
+            SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)
+        ) as chain:
             await chain.sender.send(chain.coordinator.creation(run_id)[:1])
 
     asyncio.run(first_step_only())
@@ -377,11 +438,22 @@ def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_
 
 
 def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
-    asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet, "--device", "cpu", "--matformer-tier", "auto")
+    asked = (
+        "can-join",
+        "--run-id",
+        run_id,
+        "--address",
+        waiting.wallet,
+        "--device",
+        "cpu",
+        "--matformer-tier",
+        "auto",
+    )
     found = waiting(*asked).data
     assert (found["can_join"], found["tier"]) == (True, 0)
     assert "it fits (" in found["why_tier"]
-    elsewhere = ("--bind-p2p-interface", "192.0.2.1")  # not of this machine, which ends train once the tier is chosen
+    # not of this machine, which ends train once the tier is chosen
+    elsewhere = ("--bind-p2p-interface", "192.0.2.1")
     ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", *elsewhere)
     assert ended.code == 1
     assert "--matformer-tier auto: tier 0; it fits" in ended.err
@@ -389,7 +461,9 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     assert ", tier 0, wallet " in ended.out
 
 
-def test_lamports_at_a_runs_addresses_keep_nobody_from_creating_it(owner: Shell, run_id: str) -> None:
+def test_lamports_at_a_runs_addresses_keep_nobody_from_creating_it(
+    owner: Shell, run_id: str
+) -> None:
     places = run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id)
     for place in (places.run, places.members, places.witnesses):
         asyncio.run(airdrop(owner.rpc, place, 10**6))

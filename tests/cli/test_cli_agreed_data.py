@@ -47,7 +47,10 @@ def test_a_member_with_other_files_is_refused_before_it_joins(
     created: Shell, run_id: str, config: Path, tokens: Path
 ) -> None:
     agreed = created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"]
-    assert agreed == invoke("data", "inspect", "--data-path", tokens, "--seq-len", 64, "--json").data["hash"]
+    assert (
+        agreed
+        == invoke("data", "inspect", "--data-path", tokens, "--seq-len", 64, "--json").data["hash"]
+    )
     assert created("predownload", "--run-id", run_id).code == 0
     other(tokens)
     refused = created("predownload", "--run-id", run_id).error
@@ -56,7 +59,10 @@ def test_a_member_with_other_files_is_refused_before_it_joins(
     said = train(created, "--run-id", run_id, "--device", "cpu", "--json")
     assert json.loads(said.err.splitlines()[-1]) == refused
     assert created("json-dump-run", "--run-id", run_id).data["members"]["seats"] == []
-    assert created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"] != agreed
+    assert (
+        created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"]
+        != agreed
+    )
     assert created("predownload", "--run-id", run_id).code == 0
 
 
@@ -69,14 +75,18 @@ def test_an_owner_without_the_data_takes_the_hash_from_who_has_it(
     assert without["data_hash"] == ""
     assert "without data_hash in the file" in without["warnings"][0]
     text = config.read_text()
-    config.write_text(text.replace("[model.LLM]\n", f"[model.LLM]\ndata_hash = {json.dumps(found)}\n"))
+    config.write_text(
+        text.replace("[model.LLM]\n", f"[model.LLM]\ndata_hash = {json.dumps(found)}\n")
+    )
     stated = created("update-config", "--run-id", run_id, "--config-path", config).data
     assert stated["data_hash"] == found
     assert "without data_hash" not in stated["warnings"][0]
     away.rename(tokens)
     assert created("predownload", "--run-id", run_id).code == 0
     other(tokens)
-    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
+        "warnings"
+    ]
     assert "data_hash is another" in warning
 
 
@@ -89,8 +99,12 @@ def test_a_hash_of_made_up_data_is_told_to_be_wrong(config: Path) -> None:
     assert "data_hash is another" in with_agreed_data(made_up.with_data_hash("0" * 64), 256)[1]
 
 
-def test_what_is_no_hash_is_refused_with_its_line(created: Shell, run_id: str, config: Path) -> None:
-    config.write_text(config.read_text().replace("[model.LLM]\n", '[model.LLM]\ndata_hash = "abc"\n'))
+def test_what_is_no_hash_is_refused_with_its_line(
+    created: Shell, run_id: str, config: Path
+) -> None:
+    config.write_text(
+        config.read_text().replace("[model.LLM]\n", '[model.LLM]\ndata_hash = "abc"\n')
+    )
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
     assert "data_hash" in refused
     nothing = invoke("data", "inspect", "--json").mistake

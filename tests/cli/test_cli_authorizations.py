@@ -1,4 +1,6 @@
-"""Who may join: the permissionless default, and the seed's permissioned way with its two shell scripts."""
+"""Who may join: the permissionless default, and the seed's permissioned way with its two shell
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,19 @@ from cli.test_cli_bad_input import ELSEWHERE
 @pytest.fixture
 def people(tmp_path: Path) -> dict[str, Path]:
     """Key files of a grantor, a grantee and two delegates."""
-    paths = {name: tmp_path / f"{name}.json" for name in ("grantor", "grantee", "delegate1", "delegate2", "stranger")}
+    paths = {
+        name: tmp_path / f"{name}.json"
+        for name in ("grantor", "grantee", "delegate1", "delegate2", "stranger")
+    }
     for path in paths.values():
         create_wallet(path)
     return paths
 
 
 def script(name: str, *arguments: str | Path, rpc: str, place: Path, **variables: str) -> None:
-    """Call one of the two scripts as in the seed's book, and run the command that it calls in this process."""
+    """Call one of the two scripts as in the seed's book, and run the command that it calls in this
+    process.
+    """
     for file in (name, "cluster.sh"):
         shutil.copy(ROOT / "scripts" / file, place)
     stand_in = place / "aftermath-solana"
@@ -40,7 +47,9 @@ def script(name: str, *arguments: str | Path, rpc: str, place: Path, **variables
     path = f"{place}{os.pathsep}{os.environ['PATH']}"
     line = ["sh", place / name, "localnet", *arguments]
     environment = {**os.environ, "PATH": path, "RPC": rpc}
-    called = subprocess.run(line, capture_output=True, text=True, env=environment, check=True).stdout
+    called = subprocess.run(
+        line, capture_output=True, text=True, env=environment, check=True
+    ).stdout
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in variables.items():
             patch.setenv(variable, value)
@@ -54,7 +63,9 @@ def public(path: Path) -> str:
 
 def verdict(shell: Shell, run_id: str, address: Path, *more: str) -> list[str]:
     """The reasons why `address` may not join, as `can-join` gives them."""
-    outcome = invoke("can-join", "--rpc", shell.rpc, "--run-id", run_id, "--address", address, *more, "--json")
+    outcome = invoke(
+        "can-join", "--rpc", shell.rpc, "--run-id", run_id, "--address", address, *more, "--json"
+    )
     found = json.loads(outcome.out)
     assert len(found["codes"]) == len(found["reasons"])  # each has one, also those of the program
     assert outcome.code in ([0] if found["can_join"] else [1, 10, 11])
@@ -66,7 +77,9 @@ def reasons(shell: Shell, run_id: str, address: Path, *more: str) -> str:
     return "; ".join(verdict(shell, run_id, address, *more))
 
 
-def test_everybody_may_join_a_run_without_a_join_authority(owner: Shell, run_id: str, people: dict[str, Path]) -> None:
+def test_everybody_may_join_a_run_without_a_join_authority(
+    owner: Shell, run_id: str, people: dict[str, Path]
+) -> None:
     assert owner("create-run", "--run-id", run_id).data["permissionless"] is True
     everybody = owner("join-authorization-read", "--join-authority", owner.wallet).data
     assert everybody["everybody"]
@@ -83,7 +96,9 @@ def test_everybody_may_join_a_run_without_a_join_authority(owner: Shell, run_id:
         ("can-join", "--run-id", "never", "--address", ""),
     ],
 )
-def test_an_unset_variable_of_a_shell_does_not_mean_everybody(owner: Shell, line: tuple[str, ...]) -> None:
+def test_an_unset_variable_of_a_shell_does_not_mean_everybody(
+    owner: Shell, line: tuple[str, ...]
+) -> None:
     outcome = owner(*line)
     assert outcome.code == 2
     assert "the key given is empty" in outcome.err
@@ -106,7 +121,10 @@ def test_who_cannot_join_learns_on_whom_that_waits_and_what_to_do(
         f"{new} configured it yet (update-config)",
         f"See when that is done: aftermath-solana watch --run-id {run_id}",
     ]
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     assert asked() == [
         f"{new} begun it yet (set-paused resume)",
         "Start train now: it joins once that is done",
@@ -120,10 +138,18 @@ def test_who_cannot_join_learns_on_whom_that_waits_and_what_to_do(
 def test_the_seeds_permissioned_way(
     owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
 ) -> None:
-    """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a stranger may not."""
+    """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a
+    stranger may not.
+    """
     grantor, grantee, rpc = people["grantor"], people["grantee"], owner.rpc
-    assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).data["permissionless"] is False
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("create-run", "--run-id", run_id, "--join-authority", grantor).data["permissionless"]
+        is False
+    )
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     refusal = "is not admitted to run"
     assert refusal in reasons(owner, run_id, grantee)
@@ -138,16 +164,35 @@ def test_the_seeds_permissioned_way(
     line = ("--run-id", run_id, "--address", people["delegate1"], "--authorizer", public(grantee))
     not_yet = json.loads(owner("can-join", *line).out)
     assert refusal in not_yet["reasons"][0]
-    assert f"{public(grantee)} makes it a delegate with aftermath-solana join-auth" in not_yet["fixes"][0]
+    assert (
+        f"{public(grantee)} makes it a delegate with aftermath-solana join-auth"
+        in not_yet["fixes"][0]
+    )
 
     delegates = (people["delegate1"], people["delegate2"])
-    script("join-authorization-set-delegates.sh", public(grantor), grantee, *delegates, rpc=rpc, place=tmp_path)
+    script(
+        "join-authorization-set-delegates.sh",
+        public(grantor),
+        grantee,
+        *delegates,
+        rpc=rpc,
+        place=tmp_path,
+    )
     for delegate in delegates:
         assert refusal not in reasons(owner, run_id, delegate, "--authorizer", public(grantee))
     assert refusal in reasons(owner, run_id, people["stranger"], "--authorizer", public(grantee))
 
-    script("join-authorization-set-delegates.sh", public(grantor), grantee, delegates[1], rpc=rpc, place=tmp_path)
-    read = owner("join-authorization-read", "--join-authority", grantor, "--authorizer", grantee).data
+    script(
+        "join-authorization-set-delegates.sh",
+        public(grantor),
+        grantee,
+        delegates[1],
+        rpc=rpc,
+        place=tmp_path,
+    )
+    read = owner(
+        "join-authorization-read", "--join-authority", grantor, "--authorizer", grantee
+    ).data
     assert read["delegates"] == [public(delegates[1])]
 
 
@@ -157,8 +202,13 @@ def test_an_authorization_for_one_run_admits_to_no_other(
     grantor, grantee = Shell(owner.rpc, people["grantor"]), people["grantee"]
     other = f"{run_id}b"
     for name in (run_id, other):
-        assert owner("create-run", "--run-id", name, "--join-authority", people["grantor"]).code == 0
-        assert owner("update-config", "--run-id", name, "--config-path", material / "config.toml").code == 0
+        assert (
+            owner("create-run", "--run-id", name, "--join-authority", people["grantor"]).code == 0
+        )
+        assert (
+            owner("update-config", "--run-id", name, "--config-path", material / "config.toml").code
+            == 0
+        )
         assert owner("set-paused", "--run-id", name, "resume").code == 0
     refusal = "is not admitted to run"
     one = ("--authorizer", grantee, "--run-id", run_id)
@@ -174,11 +224,25 @@ def test_an_authorization_for_one_run_admits_to_no_other(
     assert refusal not in reasons(owner, other, grantee)
     assert grantor("join-authorization-delete", "--authorizer", grantee).data["closed"]
     assert refusal not in reasons(owner, run_id, grantee)
-    added = ("--join-authority", people["grantor"], "--run-id", run_id, "--delegates-added", people["delegate1"])
-    assert len(Shell(owner.rpc, grantee)("join-authorization-delegate", *added).data["delegates"]) == 1
-    assert refusal not in reasons(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
+    added = (
+        "--join-authority",
+        people["grantor"],
+        "--run-id",
+        run_id,
+        "--delegates-added",
+        people["delegate1"],
+    )
+    assert (
+        len(Shell(owner.rpc, grantee)("join-authorization-delegate", *added).data["delegates"]) == 1
+    )
+    assert refusal not in reasons(
+        owner, run_id, people["delegate1"], "--authorizer", public(grantee)
+    )
     read = owner("join-authorization-read", "--join-authority", people["grantor"], *one).data
-    assert (read["delegates"], read["delegates_sponsor"]) == ([public(people["delegate1"])], public(grantee))
+    assert (read["delegates"], read["delegates_sponsor"]) == (
+        [public(people["delegate1"])],
+        public(grantee),
+    )
     assert not grantor("join-authorization-delete", *one).data["closed"]
     assert refusal in reasons(owner, run_id, grantee)
     create = ("join-authorization-create.sh", people["grantor"], public(grantee))
@@ -196,7 +260,11 @@ def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) ->
     assert gone["closed"]
     assert gone["lamports_returned"] > 0
     missing = grantor(
-        "join-authorization-read", "--join-authority", people["grantor"], "--authorizer", people["grantee"]
+        "join-authorization-read",
+        "--join-authority",
+        people["grantor"],
+        "--authorizer",
+        people["grantee"],
     )
     assert "has given no authorization" in missing.error["error"]
 
@@ -209,7 +277,13 @@ def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[st
     assert grantee("join-authorization-delegate", *added).data["signatures"] == []
     gone = grantor("join-authorization-delete", "--authorizer", people["grantee"]).data
     assert not gone["closed"]
-    read = grantor("join-authorization-read", "--join-authority", people["grantor"], "--authorizer", people["grantee"])
+    read = grantor(
+        "join-authorization-read",
+        "--join-authority",
+        people["grantor"],
+        "--authorizer",
+        people["grantee"],
+    )
     assert read.data["active"] is False
 
 
@@ -220,12 +294,16 @@ def test_many_delegates_take_several_transactions(owner: Shell, people: dict[str
     grantor("join-authorization-create", "--authorizer", people["grantee"])
     keys = [str(Keypair().pubkey()) for _ in range(45)]
     flags = [word for key in keys for word in ("--delegates-added", key)]
-    added = grantee("join-authorization-delegate", "--join-authority", people["grantor"], *flags).data
+    added = grantee(
+        "join-authorization-delegate", "--join-authority", people["grantor"], *flags
+    ).data
     assert added["delegates"] == keys
     assert len(added["signatures"]) > 1
 
 
-@pytest.mark.parametrize("name", ["join-authorization-create.sh", "join-authorization-set-delegates.sh"])
+@pytest.mark.parametrize(
+    "name", ["join-authorization-create.sh", "join-authorization-set-delegates.sh"]
+)
 def test_scripts_explain_themselves(name: str) -> None:
     done = subprocess.run(["sh", ROOT / "scripts" / name, "devnet"], capture_output=True, text=True)
     assert done.returncode == 2
@@ -235,7 +313,9 @@ def test_scripts_explain_themselves(name: str) -> None:
     assert f"(for example: sh scripts/{name} devnet " in fix
 
 
-def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(people: dict[str, Path]) -> None:
+def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(
+    people: dict[str, Path],
+) -> None:
     words = ["localnet", people["grantee"], people["delegate1"], people["delegate2"]]
     line = ["sh", ROOT / "scripts/join-authorization-set-delegates.sh", *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -246,7 +326,9 @@ def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(people: 
     line = ["sh", ROOT / "scripts/join-authorization-create.sh", "localnet", people["grantor"], ""]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the third word is empty: GRANTEE_PUBKEY; is its variable set?\nfix: ")
+    assert done.stderr.startswith(
+        "error: the third word is empty: GRANTEE_PUBKEY; is its variable set?\nfix: "
+    )
 
 
 def test_a_key_file_that_is_missing_is_called_missing(owner: Shell) -> None:
@@ -267,7 +349,9 @@ async def fund(rpc: str, key: str) -> None:
         await ensure_funds(pool, Pubkey.from_string(key), 2 * 10**9)
 
 
-def test_run_on_another_network_is_not_opened_before_its_first_epoch(owner: Shell, run_id: str, material: Path) -> None:
+def test_run_on_another_network_is_not_opened_before_its_first_epoch(
+    owner: Shell, run_id: str, material: Path
+) -> None:
     """A second node that is not of this machine: strangers may be on that network."""
     asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # on another network it gets nothing
     far = ("--run-id", run_id, "--rpc-2", ELSEWHERE)

@@ -1,4 +1,6 @@
-"""Whatever a user gets wrong is one sentence, a fix and an exit code; nothing is sent, and no traceback is shown."""
+"""Whatever a user gets wrong is one sentence, a fix and an exit code; nothing is sent, and no
+traceback is shown.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from cli.cli_runs import CONSOLE, Shell, invoke, unread
 from cli.conftest import new_run_id, new_user
 
 ELSEWHERE = "http://0.0.0.0:9"
-"""A fallback that refuses connections at once, and no loopback address: with it, no wallet is given SOL."""
+"""A fallback that refuses connections at once, and no loopback address: with it, no wallet is given
+SOL.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +44,23 @@ def run(owner: Shell) -> str:
 
 def refusal(name: str) -> str:
     """The program's own sentence for an error."""
-    (found,) = [error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"] if error["name"] == name]
+    (found,) = [
+        error["msg"]
+        for error in json.loads(COORDINATOR_IDL.read_text())["errors"]
+        if error["name"] == name
+    ]
     return str(found)
 
 
-@pytest.mark.parametrize("name", ["json-dump-run", "close-run", "set-paused", "tick", "predownload", "update-config"])
+@pytest.mark.parametrize(
+    "name", ["json-dump-run", "close-run", "set-paused", "tick", "predownload", "update-config"]
+)
 def test_unknown_run(owner: Shell, name: str) -> None:
-    more = {"update-config": ("--name", "x"), "close-run": ("--yes",), "set-paused": ("pause",)}.get(name, ())
+    more = {
+        "update-config": ("--name", "x"),
+        "close-run": ("--yes",),
+        "set-paused": ("pause",),
+    }.get(name, ())
     found = owner(name, "--run-id", "nowhere", *more).error
     assert "there is no run 'nowhere'" in found["error"]
     assert "list-runs" in found["fix"]
@@ -113,7 +127,9 @@ CONFIG_MISTAKES = [
 def test_bad_config(
     owner: Shell, run: str, material: Path, tmp_path: Path, right: str, wrong: str, name: str | None
 ) -> None:
-    """The sentence is the program's own, with file and line, before anything is sent: the run does not change."""
+    """The sentence is the program's own, with file and line, before anything is sent: the run does
+    not change.
+    """
     text = (material / "config.toml").read_text()
     assert right in text
     path = tmp_path / "config.toml"
@@ -137,20 +153,32 @@ def test_config_file_that_is_missing_or_no_toml(owner: Shell, run: str, tmp_path
 
 
 def test_checkpoint_that_is_missing(owner: Shell, run: str, material: Path, tmp_path: Path) -> None:
-    text = (material / "config.toml").read_text().replace(str(material / "model"), str(tmp_path / "gone"))
+    text = (
+        (material / "config.toml")
+        .read_text()
+        .replace(str(material / "model"), str(tmp_path / "gone"))
+    )
     (tmp_path / "config.toml").write_text(text)
     assert (
         str(tmp_path / "gone")
-        in owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error["error"]
+        in owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error[
+            "error"
+        ]
     )
 
 
-def test_width_that_does_not_divide_names_the_nearest(owner: Shell, run: str, material: Path, tmp_path: Path) -> None:
+def test_width_that_does_not_divide_names_the_nearest(
+    owner: Shell, run: str, material: Path, tmp_path: Path
+) -> None:
     whole = json.loads((material / "model/config.json").read_text())
     model = {key: value for key, value in whole.items() if not key.startswith("matformer_")}
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(model | {"intermediate_size": 250}))
-    text = (material / "config.toml").read_text().replace(str(material / "model"), str(tmp_path / "model"))
+    text = (
+        (material / "config.toml")
+        .read_text()
+        .replace(str(material / "model"), str(tmp_path / "model"))
+    )
     (tmp_path / "config.toml").write_text(text)
     found = owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error
     assert "250" in found["error"]
@@ -175,7 +203,9 @@ def test_missing_wallet(rpc: str) -> None:
     assert "show-identity --create" in found.err
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2, 3]", "not a key", "[" + "1," * 63 + "1]", "[" * 4000])
+@pytest.mark.parametrize(
+    "content", ["", "[1, 2, 3]", "not a key", "[" + "1," * 63 + "1]", "[" * 4000]
+)
 def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, content: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)
@@ -185,7 +215,9 @@ def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, conte
     assert not content or content not in found.err
 
 
-def test_nobody_is_told_to_change_the_mode_of_a_file_that_is_no_key(rpc: str, tmp_path: Path) -> None:
+def test_nobody_is_told_to_change_the_mode_of_a_file_that_is_no_key(
+    rpc: str, tmp_path: Path
+) -> None:
     (tmp_path / "notes.txt").write_text("not a key")
     (tmp_path / "notes.txt").chmod(0o644)
     found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", tmp_path / "notes.txt")
@@ -282,15 +314,29 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_pat
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    asyncio.run(join(owner, run_id, 0))  # from now on a deadline runs, so there is something to tick for
-    line = [CONSOLE, "tick", "--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet, "--ms-interval", "50"]
+    # from now on a deadline runs, so there is something to tick for
+    asyncio.run(join(owner, run_id, 0))
+    line = [
+        CONSOLE,
+        "tick",
+        "--rpc",
+        owner.rpc,
+        "--run-id",
+        run_id,
+        "-w",
+        owner.wallet,
+        "--ms-interval",
+        "50",
+    ]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert "until Ctrl-C" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     try:
         _, said = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:  # the first one can fall into a library that is being imported
+    except (
+        subprocess.TimeoutExpired
+    ):  # the first one can fall into a library that is being imported
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
@@ -308,7 +354,9 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_pat
 )
 def test_a_result_that_can_go_nowhere_is_told(where: str, sentence: str) -> None:
     line = f'"{CONSOLE}" config show {where}'
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "unexpected" not in done.stderr

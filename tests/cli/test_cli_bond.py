@@ -22,10 +22,19 @@ FEE = 5_000
 @pytest.fixture
 def bonded(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
     """The owner of a run that asks for a bond and waits for two members."""
-    text = (material / "config.toml").read_text().replace("init_min_clients = 1", "init_min_clients = 2")
-    (tmp_path / "config.toml").write_text(text.replace("[config]", f"[config]\njoin_bond = {BOND}", 1))
+    text = (
+        (material / "config.toml")
+        .read_text()
+        .replace("init_min_clients = 1", "init_min_clients = 2")
+    )
+    (tmp_path / "config.toml").write_text(
+        text.replace("[config]", f"[config]\njoin_bond = {BOND}", 1)
+    )
     assert owner("create-run", "--run-id", run_id).code == 0
-    assert owner("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code
+        == 0
+    )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     return owner
 

@@ -18,7 +18,9 @@ OF_ONE_MACHINE = {"python", "disk", "wallet", "hub-token"}
 
 
 async def test_check_without_run_is_skipped() -> None:
-    asked = [name for name in CHECKS if name not in OF_ONE_MACHINE | {"torch", "udp", "server", "relay"}]
+    asked = [
+        name for name in CHECKS if name not in OF_ONE_MACHINE | {"torch", "udp", "server", "relay"}
+    ]
     assert await examine(Subject(), asked) == []
     assert set(ADMISSION) | set(FIT) < CHECKS.keys()
 

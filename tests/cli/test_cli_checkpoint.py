@@ -1,4 +1,6 @@
-"""The commands that need an epoch behind them: a checkpoint of the attested model, and a member's record."""
+"""The commands that need an epoch behind them: a checkpoint of the attested model, and a member's
+record.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
 ) -> None:
     """One epoch of a run of two steps: what may be recorded after it, and how the run goes on."""
     config = quick_config(
-        material, tmp_path, {"total_steps = 48": "total_steps = 2", "final_lr = 1.0e-3": "final_lr = 0.0"}
+        material,
+        tmp_path,
+        {"total_steps = 48": "total_steps = 2", "final_lr = 1.0e-3": "final_lr = 0.0"},
     )
     named = ("--run-id", run_id)
     for command, *arguments in (
@@ -41,7 +45,10 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     ):
         assert owner(command, *named, *arguments).code == 0
     assert invoke("can-join", "--rpc", owner.rpc, *named, "--address", owner.wallet).code == 0
-    assert "only a finished run is reopened" in owner("reopen", *named, "--total-steps", 9).error["error"]
+    assert (
+        "only a finished run is reopened"
+        in owner("reopen", *named, "--total-steps", 9).error["error"]
+    )
     assert "can be taken back" in owner("rewind", *named, "--to-step", 0).error["error"]
     schema = shape_of(load_config(config)).schema.state
     weights = load(material / "model", 0)
@@ -49,7 +56,8 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     run = asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))
     assert run.levels_attested == 0b111
 
-    # Another model is refused before anything is sent; the attested one is recorded and ends the cooldown.
+    # Another model is refused before anything is sent; the attested one is recorded and ends the
+    # cooldown.
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", other, "--seed", "1", *SHAPE).code == 0
     refused = owner("checkpoint", *named, "--path", other).error
@@ -59,19 +67,32 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     assert owner("json-dump-run", *named).data["model"]["checkpoint_step"] == 0
     recorded = owner(*checkpoint).data
     assert recorded["repo"] == str(material / "model")
-    assert recorded["step"] == run.attested_step - 1 == 2  # the chain counts the step that comes next
+    # the chain counts the step that comes next
+    assert recorded["step"] == run.attested_step - 1 == 2
     member = owner("json-dump-user", *named, "--address", owner.wallet).data["member"]
     assert member["points"] == 90
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
     with torchless_server() as torchless:
         for tier in ("0", "auto"):
-            ended = torchless("train", "--rpc", owner.rpc, "-w", owner.wallet, *LOCAL, *named, "--matformer-tier", tier)
+            ended = torchless(
+                "train",
+                "--rpc",
+                owner.rpc,
+                "-w",
+                owner.wallet,
+                *LOCAL,
+                *named,
+                "--matformer-tier",
+                tier,
+            )
             assert ended.code == 0, ended.err
             finished = f"the run is finished: 2 steps; the model is in {material / 'model'}"
             assert ended.out.splitlines()[-1].endswith(finished)
             assert "loading PyTorch" not in ended.out + ended.err
     assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
-    assert "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
+    assert (
+        "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
+    )
 
     shown = " ".join(invoke("show-run", "--rpc", owner.rpc, *named).out.split())
     assert f"checkpoint step 2 at {material / 'model'}" in shown
@@ -92,12 +113,17 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     assert f"reopen --run-id {run_id} --total-steps 80" in idle["fix"]
     prolonged = config.with_name("prolonged.toml")
     prolonged.write_text(config.read_text().replace("total_steps = 2\n", "total_steps = 30\n", 1))
-    assert calls(owner("update-config", *named, "--config-path", prolonged, "--dry-run"))  # of a finished run
+    # of a finished run
+    assert calls(owner("update-config", *named, "--config-path", prolonged, "--dry-run"))
     reopening = calls(owner("reopen", *named, "--total-steps", 30, "--dry-run"))
     assert reopening == ["coordinator.update", "coordinator.set_paused"]
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
-    too_few = invoke("reopen", "--rpc", owner.rpc, "-w", owner.wallet, *named, "--total-steps", 30, "--dry-run")
-    assert "warning: the learning rate changes until step 48 and the run has 30 steps" in too_few.err
+    too_few = invoke(
+        "reopen", "--rpc", owner.rpc, "-w", owner.wallet, *named, "--total-steps", 30, "--dry-run"
+    )
+    assert (
+        "warning: the learning rate changes until step 48 and the run has 30 steps" in too_few.err
+    )
     opened = owner("reopen", *named, "--total-steps", 30).data
     assert "let the schedule last as long as total_steps" in opened["warnings"][0]
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
@@ -109,15 +135,22 @@ def test_finished_run_without_checkpoint_warns_before_it_ends(
 ) -> None:
     """A member that was stopped may have saved the model, which the chain does not know."""
     config = quick_config(
-        material, tmp_path, {"total_steps = 48": "total_steps = 2", "cooldown_time = 15": "cooldown_time = 1"}
+        material,
+        tmp_path,
+        {"total_steps = 48": "total_steps = 2", "cooldown_time = 15": "cooldown_time = 1"},
     )
     named = ("--run-id", run_id)
     assert owner("create-run", *named).code == 0
     assert owner("update-config", *named, "--config-path", config).code == 0
     assert owner("set-paused", *named, "resume").code == 0
-    asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, {level: bytes([level + 1]) * 32 for level in range(3)}))
+    asyncio.run(
+        one_epoch(
+            owner.rpc, owner.wallet, run_id, {level: bytes([level + 1]) * 32 for level in range(3)}
+        )
+    )
     signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
-    ticked = invoke("tick", *signed, "--ms-interval", 100)  # until the cooldown ends, and with it all deadlines
+    # until the cooldown ends, and with it all deadlines
+    ticked = invoke("tick", *signed, "--ms-interval", 100)
     assert (ticked.code, "which is now finished" in ticked.out) == (0, True)
     unknown = "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may hold one"
     refused = invoke("reopen", *signed, "--total-steps", 30)

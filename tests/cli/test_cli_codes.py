@@ -39,7 +39,9 @@ def codes() -> set[str]:
 def refusals() -> set[str]:
     """Of what programs refuse, and of what is found before them."""
     names = {
-        error["name"] for idl in (COORDINATOR_IDL, AUTHORIZER_IDL) for error in json.loads(idl.read_text())["errors"]
+        error["name"]
+        for idl in (COORDINATOR_IDL, AUTHORIZER_IDL)
+        for error in json.loads(idl.read_text())["errors"]
     }
     return {Refused(name, "").code for name in names | FOUND_HERE}
 
@@ -54,7 +56,9 @@ def test_the_page_lists_every_code_and_no_other(codes: set[str], refusals: set[s
 
 
 @pytest.mark.parametrize("code", sorted(PAGES))
-def test_a_code_leads_to_a_section_that_exists(code: str, codes: set[str], refusals: set[str]) -> None:
+def test_a_code_leads_to_a_section_that_exists(
+    code: str, codes: set[str], refusals: set[str]
+) -> None:
     assert code in codes | refusals
     page, _, section = PAGES[code].partition("#")
     assert section in slugs(ROOT / page)
@@ -65,9 +69,22 @@ def test_a_code_leads_to_a_section_that_exists(code: str, codes: set[str], refus
     [
         (AftermathError("Not so.", "Do this."), "failed", "", 1),
         (UsageError("Not so.", "Do this."), "usage", "", 2),
-        (Refused("ClientVersionMismatch", "Not so."), "client-version-mismatch", "docs/operations.md#upgrading", 10),
-        (Refused("BondTooLow", "Not so.", "Do this."), "bond-too-low", "docs/operations.md#what-it-costs", 1),
-        *((Refused(name, "Not so."), code_of(name), PAGES.get(code_of(name), ""), 11) for name in NOT_ADMITTED),
+        (
+            Refused("ClientVersionMismatch", "Not so."),
+            "client-version-mismatch",
+            "docs/operations.md#upgrading",
+            10,
+        ),
+        (
+            Refused("BondTooLow", "Not so.", "Do this."),
+            "bond-too-low",
+            "docs/operations.md#what-it-costs",
+            1,
+        ),
+        *(
+            (Refused(name, "Not so."), code_of(name), PAGES.get(code_of(name), ""), 11)
+            for name in NOT_ADMITTED
+        ),
         (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#keep-a-run", 11),
         (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
@@ -93,17 +110,28 @@ def test_an_error_is_told_with_its_code_and_page(
             assert (found["code"], found.get("docs", "")) == (code, docs)
         else:
             lines = [line.partition(":")[0] for line in said.splitlines()]
-            assert lines == ["error", *(["fix"] if found["fix"] else []), *(["docs"] if docs else [])]
+            assert lines == [
+                "error",
+                *(["fix"] if found["fix"] else []),
+                *(["docs"] if docs else []),
+            ]
             assert said.endswith(f"docs: {docs}\n") is bool(docs)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_the_pages_that_an_error_names_are_there(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elsewhere: bool
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    elsewhere: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path if elsewhere else ROOT)
     with pytest.raises(typer.Exit), reporting(as_json=True):
-        raise Refused("BondTooLow", "Not so.", "Do this, docs/models.md shows how, and not in docs/nothing/at.md")
+        raise Refused(
+            "BondTooLow",
+            "Not so.",
+            "Do this, docs/models.md shows how, and not in docs/nothing/at.md",
+        )
     found = json.loads(capsys.readouterr().err)
     page = found["fix"].split()[2]
     assert Path(page).samefile(ROOT / "docs/models.md")
@@ -124,7 +152,10 @@ def test_the_pages_that_an_error_names_are_there(
     ],
 )
 def test_what_is_no_command_tells_of_wrong_options_in_the_same_form(
-    line: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(ROOT)
     module, *words = line[1:] if line[0] == "-m" else line

@@ -1,4 +1,6 @@
-"""`config validate`, `explain` and `schema`, and the page of all keys: one truth about a file, told four ways."""
+"""`config validate`, `explain` and `schema`, and the page of all keys: one truth about a file, told
+four ways.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,24 @@ def run_toml(material: Path, tmp_path: Path) -> Path:
 def test_the_page_of_keys_is_current() -> None:
     page = (ROOT / "docs/config.md").read_text()
     assert page == config_page.page(), "run: python -m aftermath.cli.config_page docs/config.md"
-    assert [key.name for key in keys() if key.table is None and f"| `{key.path[-1]}` |" not in page] == []
+    assert [
+        key.name for key in keys() if key.table is None and f"| `{key.path[-1]}` |" not in page
+    ] == []
 
 
 def test_a_config_that_a_run_can_have_is_said_to_be_one(run_toml: Path) -> None:
     said = validate(run_toml).data
-    assert said == {"file": str(run_toml), "ok": True, "mistakes": [], "warnings": [], "not_looked_at": []}
-    assert invoke("config", "validate", run_toml).out == f"{run_toml} is a config that a run can have\n"
+    assert said == {
+        "file": str(run_toml),
+        "ok": True,
+        "mistakes": [],
+        "warnings": [],
+        "not_looked_at": [],
+    }
+    assert (
+        invoke("config", "validate", run_toml).out
+        == f"{run_toml} is a config that a run can have\n"
+    )
 
 
 @pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
@@ -80,13 +93,21 @@ WRONG = [
     ('"HfLlama"', '"HfLama"', "wrong-word"),
     ("tiers = 3", "tiers = 9", "out-of-range"),
     ("max_seq_len = 64", 'max_seq_len = 64\ndata_hash = "x"', "wrong-form"),
-    ("[model.LLM.optimizer.Distro]", "[model.LLM.optimizer.AdamW]\n[model.LLM.optimizer.Distro]", "wrong-choice"),
+    (
+        "[model.LLM.optimizer.Distro]",
+        "[model.LLM.optimizer.AdamW]\n[model.LLM.optimizer.Distro]",
+        "wrong-choice",
+    ),
     ("[config]", "[config", "not-toml"),
     ('architecture = "HfLlama"', 'architecture = "HfNanoGPT"', "architecture-differs"),
     ("max_seq_len = 64", "max_seq_len = 2049", "sequence-too-long"),
     ("max_seq_len = 64", "max_seq_len = 1", "sequence-too-short"),
     ('data_type = "Pretraining"', 'data_type = "Finetuning"', "labels-not-there"),
-    ("rounds_per_epoch = 16", "rounds_per_epoch = 16\nverification_percent = 50", "verification-not-there"),
+    (
+        "rounds_per_epoch = 16",
+        "rounds_per_epoch = 16\nverification_percent = 50",
+        "verification-not-there",
+    ),
     ("quantize_1bit = true", "quantize_1bit = true\nweight_decay = 251.0", "weight-decay-too-high"),
 ]
 
@@ -99,7 +120,9 @@ def test_a_mistake_has_its_code_and_update_config_says_the_same(
     assert text.count(right) == 1
     mistakes = refused(run_toml, text.replace(right, wrong))
     assert mistakes[0]["code"] == code
-    told = invoke("update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json").error["error"]
+    told = invoke(
+        "update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json"
+    ).error["error"]
     assert told.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
     shown = invoke("config", "validate", run_toml)
     assert shown.code == 1
@@ -108,7 +131,9 @@ def test_a_mistake_has_its_code_and_update_config_says_the_same(
 
 def test_every_mistake_is_told_at_once(run_toml: Path) -> None:
     text = (
-        run_toml.read_text().replace("max_seq_len = 64", "max_seq_len = 4096").replace('"Pretraining"', '"Finetuning"')
+        run_toml.read_text()
+        .replace("max_seq_len = 64", "max_seq_len = 4096")
+        .replace('"Pretraining"', '"Finetuning"')
     )
     assert len(refused(run_toml, text)) == 2
 
@@ -133,7 +158,9 @@ def test_several_mistakes_are_told_in_the_order_of_their_lines_by_every_command(
     lines = [one["line"] for one in mistakes]
     assert len(set(lines)) > 1
     assert lines == sorted(lines)
-    told = invoke("update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json").error["error"]
+    told = invoke(
+        "update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json"
+    ).error["error"]
     assert told.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
 
 
@@ -170,7 +197,9 @@ def test_nobody_is_asked_for_data(run_toml: Path, place: str) -> None:
     assert validate(run_toml).data["not_looked_at"] == ["the data: nobody is asked for it"]
 
 
-def test_nobody_is_asked_for_a_checkpoint_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_asked_for_a_checkpoint_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     path = tmp_path / "run.toml"
     path.write_text(SEED)
@@ -178,23 +207,38 @@ def test_nobody_is_asked_for_a_checkpoint_on_the_hub(tmp_path: Path, monkeypatch
     assert said["ok"]
     assert [what.partition(":")[0] for what in said["not_looked_at"]] == ["the model"]
     path.write_text(changed((r"^repo_id.*", 'repo_id = "not a repo"')))
-    assert [one["code"] for one in json.loads(validate(path).out)["mistakes"]] == ["repository-name"]
+    assert [one["code"] for one in json.loads(validate(path).out)["mistakes"]] == [
+        "repository-name"
+    ]
 
 
-def test_what_is_not_on_this_machine_is_a_mistake_of_a_model_and_a_warning_of_data(run_toml: Path) -> None:
+def test_what_is_not_on_this_machine_is_a_mistake_of_a_model_and_a_warning_of_data(
+    run_toml: Path,
+) -> None:
     text = run_toml.read_text()
-    mistakes = refused(run_toml, re.sub(r'^Local = ".*model"$', 'Local = "nowhere"', text, flags=re.MULTILINE))
+    mistakes = refused(
+        run_toml, re.sub(r'^Local = ".*model"$', 'Local = "nowhere"', text, flags=re.MULTILINE)
+    )
     assert [one["code"] for one in mistakes] == ["checkpoint"]
-    run_toml.write_text(re.sub(r'^Local = ".*tokens"$', 'Local = "nowhere"', text, flags=re.MULTILINE))
+    run_toml.write_text(
+        re.sub(r'^Local = ".*tokens"$', 'Local = "nowhere"', text, flags=re.MULTILINE)
+    )
     said = validate(run_toml).data
     assert [one["code"] for one in said["warnings"]] == ["data-here"]
-    run_toml.write_text(text.replace("max_seq_len = 64", f'max_seq_len = 64\ndata_hash = "{"0" * 64}"'))
+    run_toml.write_text(
+        text.replace("max_seq_len = 64", f'max_seq_len = 64\ndata_hash = "{"0" * 64}"')
+    )
     (warning,) = validate(run_toml).data["warnings"]
     assert "data_hash is another" in warning["message"]
 
 
 def test_config_check_names_missing_model_and_missing_data(run_toml: Path) -> None:
-    text = re.sub(r'^Local = ".*(model|tokens)"$', r'Local = "no-\1"', run_toml.read_text(), flags=re.MULTILINE)
+    text = re.sub(
+        r'^Local = ".*(model|tokens)"$',
+        r'Local = "no-\1"',
+        run_toml.read_text(),
+        flags=re.MULTILINE,
+    )
     (mistake,) = refused(run_toml, text)
     (warning,) = json.loads(validate(run_toml).out)["warnings"]
     for said, name, fix in (
@@ -206,7 +250,9 @@ def test_config_check_names_missing_model_and_missing_data(run_toml: Path) -> No
 
 
 def test_what_a_file_beside_says_of_the_model_is_looked_at(run_toml: Path) -> None:
-    text = re.sub(r'^Local = ".*model"$', 'Local = "nowhere"', run_toml.read_text(), flags=re.MULTILINE)
+    text = re.sub(
+        r'^Local = ".*model"$', 'Local = "nowhere"', run_toml.read_text(), flags=re.MULTILINE
+    )
     run_toml.write_text(text)
     beside = run_toml.with_suffix(".files.toml")
     for options, codes in (
@@ -246,7 +292,10 @@ def test_a_file_moves_no_cursor(run_toml: Path) -> None:
 
 def test_a_key_is_explained() -> None:
     (said,) = invoke("config", "explain", "config.global_batch_size_end", "--json").data
-    assert {name: said[name] for name in ("key", "type", "unit", "limits", "required", "default", "example")} == {
+    assert {
+        name: said[name]
+        for name in ("key", "type", "unit", "limits", "required", "default", "example")
+    } == {
         "key": "config.global_batch_size_end",
         "type": "whole number",
         "unit": "sequences",
@@ -258,7 +307,8 @@ def test_a_key_is_explained() -> None:
     assert said["what"].startswith("Sequences of a round")
     page = invoke("config", "explain", "config.global_batch_size_end").out
     assert all(
-        str(part) in page for part in ("whole number", "sequences", "1 to 65,535", "must be given", said["example"])
+        str(part) in page
+        for part in ("whole number", "sequences", "1 to 65,535", "must be given", said["example"])
     )
 
 
@@ -274,7 +324,9 @@ def test_an_unknown_key_gets_the_nearest_names() -> None:
     told = invoke("config", "explain", "config.global_batch_sise_end", "--json").mistake
     assert told["fix"].startswith("Did you mean config.global_batch_size_end")
     assert "compression_topk" in invoke("config", "explain", "topk", "--json").mistake["fix"]
-    assert invoke("config", "explain", "zzz", "--json").mistake["fix"] == "docs/config.md lists them"
+    assert (
+        invoke("config", "explain", "zzz", "--json").mistake["fix"] == "docs/config.md lists them"
+    )
 
 
 def test_a_key_is_explained_by_the_name_that_update_config_shows() -> None:
@@ -298,12 +350,16 @@ def test_validate_tokens_of_another_width_is_a_mistake(run_toml: Path) -> None:
     table = re.search(r'^Local = ".*tokens"$', text, flags=re.MULTILINE)
     assert table is not None
     wrong = text.replace(
-        table[0], table[0].replace("Local = ", "Local = { path = ") + ', token_size_in_bytes = "FourBytes" }'
+        table[0],
+        table[0].replace("Local = ", "Local = { path = ") + ', token_size_in_bytes = "FourBytes" }',
     )
     (mistake,) = refused(run_toml, wrong)
     assert (mistake["code"], mistake["key"]) == ("data", "model.LLM.data_location")
     with pytest.raises(Mistaken, match="token_size_in_bytes") as update:
         with_agreed_data(load_config(run_toml), 257)
     assert f"{run_toml}:{mistake['line']}: " in update.value.message
-    run_toml.write_text(wrong.replace("max_seq_len = 64", f'max_seq_len = 64\ndata_hash = "{"0" * 64}"'))
-    assert [one["code"] for one in validate(run_toml).data["warnings"]] == ["data-here"]  # members may have others
+    run_toml.write_text(
+        wrong.replace("max_seq_len = 64", f'max_seq_len = 64\ndata_hash = "{"0" * 64}"')
+    )
+    # members may have others
+    assert [one["code"] for one in validate(run_toml).data["warnings"]] == ["data-here"]

@@ -1,4 +1,6 @@
-"""What the program takes and members would not do is refused with the config's line, before anything is sent."""
+"""What the program takes and members would not do is refused with the config's line, before
+anything is sent.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,24 @@ def line_of(text: str, part: str) -> int:
 @pytest.mark.parametrize(
     ("right", "wrong", "says"),
     [
-        ('architecture = "HfLlama"', 'architecture = "HfNanoGPT"', 'the checkpoint is of another; use "HfLlama"'),
+        (
+            'architecture = "HfLlama"',
+            'architecture = "HfNanoGPT"',
+            'the checkpoint is of another; use "HfLlama"',
+        ),
         ("max_seq_len = 64", "max_seq_len = 2049", "2049: the model is made for 2048 tokens"),
         ("max_seq_len = 64", "max_seq_len = 1", "nothing to predict"),
         ('data_type = "Pretraining"', 'data_type = "Finetuning"', 'use "Pretraining"'),
-        ("rounds_per_epoch = 16", "rounds_per_epoch = 16\nverification_percent = 50", "no client recomputes"),
-        ("quantize_1bit = true", "quantize_1bit = true\nweight_decay = 251.0", "the highest learning rate, 0.004"),
+        (
+            "rounds_per_epoch = 16",
+            "rounds_per_epoch = 16\nverification_percent = 50",
+            "no client recomputes",
+        ),
+        (
+            "quantize_1bit = true",
+            "quantize_1bit = true\nweight_decay = 251.0",
+            "the highest learning rate, 0.004",
+        ),
     ],
 )
 def test_what_members_do_not_do_is_refused(
@@ -46,7 +60,10 @@ def test_what_members_do_not_do_is_refused(
 
 def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_path: Path) -> None:
     out = tmp_path / "slices"
-    assert invoke("model", "export", "--src", material / "model", "--tiers", "1", "--out", out).code == 0
+    assert (
+        invoke("model", "export", "--src", material / "model", "--tiers", "1", "--out", out).code
+        == 0
+    )
     place = out / "model-tier1"
     assert (place / "config.json").is_file()
     usual = f"Local = {json.dumps(str(material / 'model'))}"
@@ -62,25 +79,37 @@ def test_a_repository_that_cannot_be_is_refused_before_the_hub_is_asked(
     owner: Shell, material: Path, tmp_path: Path
 ) -> None:
     text = (material / "config.toml").read_text()
-    text = text.replace(f"Local = {json.dumps(str(material / 'model'))}", 'Hub = { repo_id = "not a repo" }')
+    text = text.replace(
+        f"Local = {json.dumps(str(material / 'model'))}", 'Hub = { repo_id = "not a repo" }'
+    )
     found = configure(owner, tmp_path / "config.toml", text)
     line = line_of(text, "not a repo")
-    assert found.startswith(f'{tmp_path / "config.toml"}:{line}: repo_id = "not a repo" is not the name of')
+    assert found.startswith(
+        f'{tmp_path / "config.toml"}:{line}: repo_id = "not a repo" is not the name of'
+    )
     assert "OWNER/NAME" in found
 
 
 def test_every_limit_is_reported_at_once(owner: Shell, material: Path, tmp_path: Path) -> None:
     text = (material / "config.toml").read_text()
-    for right, wrong in (("max_seq_len = 64", "max_seq_len = 4096"), ('"Pretraining"', '"Finetuning"')):
+    for right, wrong in (
+        ("max_seq_len = 64", "max_seq_len = 4096"),
+        ('"Pretraining"', '"Finetuning"'),
+    ):
         text = text.replace(right, wrong)
     assert len(configure(owner, tmp_path / "config.toml", text).splitlines()) == 2
 
 
-def test_what_the_model_allows_is_accepted(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_what_the_model_allows_is_accepted(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
     config = tmp_path / "config.toml"
     config.write_bytes(
-        b"\xef\xbb\xbf" + (material / "config.toml").read_bytes().replace(b"max_seq_len = 64", b"max_seq_len = 2048")
+        b"\xef\xbb\xbf"
+        + (material / "config.toml")
+        .read_bytes()
+        .replace(b"max_seq_len = 64", b"max_seq_len = 2048")
     )
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("json-dump-run", "--run-id", run_id).data["model"]["max_seq_len"] == 2048

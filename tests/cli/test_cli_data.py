@@ -25,8 +25,14 @@ def test_text_becomes_tokens_that_can_be_looked_at(tmp_path: Path) -> None:
     (tmp_path / "text" / "a.txt").write_text("some words, some more of them")
     tokenize = ("data", "tokenize", "--input", tmp_path / "text", "--output", tmp_path / "out")
     assert invoke(*tokenize, "--json").data["tokens"] == 30
-    found = invoke("data", "inspect", "--data-path", tmp_path / "out", "--seq-len", 8, "--json").data
-    assert (found["tokens"], found["sequences"], [one["bytes"] for one in found["files"]]) == (30, 3, [60])
+    found = invoke(
+        "data", "inspect", "--data-path", tmp_path / "out", "--seq-len", 8, "--json"
+    ).data
+    assert (found["tokens"], found["sequences"], [one["bytes"] for one in found["files"]]) == (
+        30,
+        3,
+        [60],
+    )
     assert found["seq_len"] == 8
     again = invoke(*tokenize)
     assert again.code == 1
@@ -57,7 +63,16 @@ def test_tokenize_writes_a_tokenizer_that_names_its_end_token(
     tokenizer = _tokenizer_with(tmp_path, "<x>", "<y>")
     if config is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    words = ("data", "tokenize", "--input", tmp_path / "a.txt", "--output", tmp_path / "out", "--tokenizer", tokenizer)
+    words = (
+        "data",
+        "tokenize",
+        "--input",
+        tmp_path / "a.txt",
+        "--output",
+        tmp_path / "out",
+        "--tokenizer",
+        tokenizer,
+    )
     made = invoke(*words, *options, "--json").data
     assert (made["tokens"], made["end_token"], made["vocab_size"]) == (23, end_token, 259)
     written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
@@ -84,9 +99,20 @@ def test_tokenize_of_a_large_file_takes_bounded_memory(tmp_path: Path) -> None:
     with (tmp_path / "stories.txt").open("w") as file:
         for _ in range(2000):
             file.write(line * 160 + "<|endoftext|>\n")
-    words = [*PROGRAM, "data", "tokenize", "--input", str(tmp_path / "stories.txt"), "--output", str(tmp_path / "out")]
-    # Linux counts the memory of the process that starts a child as the child's own, so a small process starts it.
-    measured = subprocess.run([sys.executable, "-c", _PEAK_OF, *words], capture_output=True, text=True, check=True)
+    words = [
+        *PROGRAM,
+        "data",
+        "tokenize",
+        "--input",
+        str(tmp_path / "stories.txt"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    # Linux counts the memory of the process that starts a child as the child's own, so a small
+    # process starts it.
+    measured = subprocess.run(
+        [sys.executable, "-c", _PEAK_OF, *words], capture_output=True, text=True, check=True
+    )
     peak = int(measured.stdout.split()[-1])
     assert peak * (1 if sys.platform == "darwin" else 1024) < 500e6
     tokens = np.fromfile(tmp_path / "out" / "tokens-00000.bin", "<u2")
@@ -98,7 +124,14 @@ def test_tokenize_without_an_end_token_says_so(tmp_path: Path) -> None:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "t.json"))
     (tmp_path / "a.txt").write_text("two two")
-    tokenize = ("data", "tokenize", "--input", tmp_path / "a.txt", "--tokenizer", tmp_path / "t.json")
+    tokenize = (
+        "data",
+        "tokenize",
+        "--input",
+        tmp_path / "a.txt",
+        "--tokenizer",
+        tmp_path / "t.json",
+    )
     made = invoke(*tokenize, "--output", tmp_path / "out")
     assert made.code == 0
     assert "no end-of-text token is known" in made.err
@@ -114,7 +147,10 @@ def test_tokenize_skips_rare_records_without_text_with_a_warning(tmp_path: Path)
     words = ("data", "tokenize", "--input", tmp_path / "a.jsonl", "--output")
     made = invoke(*words, tmp_path / "out")
     assert made.code == 0
-    assert f'skipped 1 record without text in "text", the first at {tmp_path / "a.jsonl"}, line 2' in made.err
+    assert (
+        f'skipped 1 record without text in "text", the first at {tmp_path / "a.jsonl"}, line 2'
+        in made.err
+    )
     assert "--text-field" in made.err
     counts = invoke(*words, tmp_path / "again", "--json").data
     assert (counts["documents"], counts["skipped_records"]) == (2, 1)
@@ -150,7 +186,9 @@ def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
     with serving() as web:
         web.files = {f"/t{number:03}.bin": bytes([number]) * 1000 for number in (1, 2)}
         words = ("data", "fetch", "--output", tmp_path, "--files", 2, "--left-pad-zeros", 3)
-        assert invoke(*words, "--url-template", f"{web.url}/t{{}}.bin", "--json").data["bytes"] == 2000
+        assert (
+            invoke(*words, "--url-template", f"{web.url}/t{{}}.bin", "--json").data["bytes"] == 2000
+        )
         assert {path.name: path.read_bytes() for path in tmp_path.glob("*.bin")} == {
             "t001.bin": bytes([1]) * 1000,
             "t002.bin": bytes([2]) * 1000,
@@ -176,7 +214,17 @@ def test_inspect_of_an_unreadable_file_says_how_to_allow_it(tmp_path: Path) -> N
 def test_a_server_serves_until_it_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(64, dtype="<u2").tobytes())
     (tmp_path / "data.toml").write_text('dir = "a.bin"\nseq_len = 8\n')
-    words = [*PROGRAM, "data", "serve", "--config", str(tmp_path / "data.toml"), "--host", "127.0.0.1", "--port", "0"]
+    words = [
+        *PROGRAM,
+        "data",
+        "serve",
+        "--config",
+        str(tmp_path / "data.toml"),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+    ]
     environment = os.environ | {"COLUMNS": "200"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None

@@ -1,4 +1,6 @@
-"""`decode-gradients`: what files of results hold, as a table, as JSON, and as tensors of the parameters' shapes."""
+"""`decode-gradients`: what files of results hold, as a table, as JSON, and as tensors of the
+parameters' shapes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ LATTICE = Schema(SCHEMA.state, SparseLoCo(inner_steps=1, topk=4, topk_embeddings
 def result_of(schema: Schema, tier: int, seat: int = 3) -> GradientFile:
     """The result of a member of that tier whose gradients are as chance has it."""
     generator = torch.Generator().manual_seed(seat)
-    params = {name: torch.randn(s, generator=generator) for name, s in CONFIG.parameter_shapes(tier).items()}
+    params = {
+        name: torch.randn(s, generator=generator)
+        for name, s in CONFIG.parameter_shapes(tier).items()
+    }
 
     def backward(_: torch.Tensor) -> float:
         for tensor in params.values():
@@ -36,7 +41,9 @@ def result_of(schema: Schema, tier: int, seat: int = 3) -> GradientFile:
 
     for tensor in params.values():
         tensor.requires_grad_()
-    trained = Engine(schema, tier, params).train(torch.zeros(1, 2, dtype=torch.int64), backward, 0.1, 0.1)
+    trained = Engine(schema, tier, params).train(
+        torch.zeros(1, 2, dtype=torch.int64), backward, 0.1, 0.1
+    )
     about = About(run_id="demo", epoch=0, round=3, step=12, seat=seat, tier=tier, learning_rate=0.1)
     return GradientFile(schema, about, trained.payloads)
 
@@ -63,7 +70,12 @@ def test_a_file_is_described_level_by_level(tmp_path: Path) -> None:
     }
     assert levels.keys() == {"1", "2"}
     for level, votes in file.votes().items():
-        expected = {"bytes": len(file.payloads[level]), "votes": len(votes.values), "least": -1.0, "most": 1.0}
+        expected = {
+            "bytes": len(file.payloads[level]),
+            "votes": len(votes.values),
+            "least": -1.0,
+            "most": 1.0,
+        }
         assert levels[str(level)] == expected | {"of": SCHEMA.results.entries(level)}
 
 
@@ -106,9 +118,15 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "is no result of a member" in told(tmp_path / "text.safetensors")["error"]
     assert "cannot read" in told(tmp_path / "gone.safetensors")["error"]
     assert "cannot write to" in told(path, "--out", tmp_path / "taken")["error"]
-    assert "the same name" in invoke("decode-gradients", path, twin, "--out", tmp_path / "x", "--json").mistake["error"]
     assert (
-        "would replace the input file" in invoke("decode-gradients", path, "--out", tmp_path, "--json").mistake["error"]
+        "the same name"
+        in invoke("decode-gradients", path, twin, "--out", tmp_path / "x", "--json").mistake[
+            "error"
+        ]
+    )
+    assert (
+        "would replace the input file"
+        in invoke("decode-gradients", path, "--out", tmp_path, "--json").mistake["error"]
     )
     assert invoke("decode-gradients", "--json").mistake["error"] == "files is missing"
     monkeypatch.setattr(command, "LARGEST_TENSOR", 100)
@@ -125,13 +143,17 @@ def test_a_payload_that_is_no_encoding_is_told(tmp_path: Path) -> None:
     assert told["fix"]
 
 
-def test_a_model_for_which_there_is_no_room_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_for_which_there_is_no_room_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A payload that stands for tensors of a thousand times its size."""
     monkeypatch.setattr(command, "LARGEST_TENSOR", 1 << 26)
     huge = CONFIG.to_hf() | {"vocab_size": 1 << 18, "hidden_size": 1 << 7, "num_hidden_layers": 1}
     schema = build_schema(huge, 1, SparseLoCo(topk=1, topk_embeddings=1, chunk=255, bits=1))
     entries = schema.results.entries(0)
-    payload = encode_level(schema.results, 0, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
+    payload = encode_level(
+        schema.results, 0, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32)
+    )
     about = About(run_id="demo", epoch=0, round=0, step=1, seat=0, tier=0, learning_rate=0.1)
     path = put(tmp_path, GradientFile(schema, about, {0: payload}))
     told = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error

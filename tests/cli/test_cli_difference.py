@@ -1,4 +1,6 @@
-"""`update-config` says what changes, key by key, before it sends it, and sends nothing where nothing changes."""
+"""`update-config` says what changes, key by key, before it sends it, and sends nothing where
+nothing changes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from cli.cli_runs import Shell, invoke
 @pytest.fixture
 def configured(owner: Shell, run_id: str, material: Path) -> Shell:
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     return owner
 
 
@@ -21,7 +26,10 @@ def other(material: Path, place: Path, **replaced: str) -> Path:
     """The config with some keys' values replaced."""
     text = (material / "config.toml").read_text()
     for key, value in replaced.items():
-        lines = [f"{key} = {value}" if line.startswith(f"{key} = ") else line for line in text.splitlines()]
+        lines = [
+            f"{key} = {value}" if line.startswith(f"{key} = ") else line
+            for line in text.splitlines()
+        ]
         assert lines != text.splitlines()
         text = "\n".join(lines)
     path = place / "other.toml"
@@ -39,19 +47,41 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
     }
 
 
-def test_what_is_told_is_what_then_differs(configured: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
-    """The optimizer's kind and the rules change: every key of the dumps before and after that an owner sets is told."""
+def test_what_is_told_is_what_then_differs(
+    configured: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    """The optimizer's kind and the rules change: every key of the dumps before and after that an
+    owner sets is told.
+    """
     before = flat(configured("json-dump-run", "--run-id", run_id).data)
-    head = other(material, tmp_path, cooldown_time="77").read_text().partition("[model.LLM.optimizer")[0]
-    (tmp_path / "other.toml").write_text(head + "[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\n")
-    line = ("update-config", "--run-id", run_id, "--config-path", tmp_path / "other.toml", "--name", "New")
+    head = (
+        other(material, tmp_path, cooldown_time="77")
+        .read_text()
+        .partition("[model.LLM.optimizer")[0]
+    )
+    (tmp_path / "other.toml").write_text(
+        head + "[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\n"
+    )
+    line = (
+        "update-config",
+        "--run-id",
+        run_id,
+        "--config-path",
+        tmp_path / "other.toml",
+        "--name",
+        "New",
+    )
     planned = configured(*line, "--dry-run").data
     assert flat(configured("json-dump-run", "--run-id", run_id).data) == before
     done = configured(*line).data
     assert done["changes"] == planned["changes"]
     after = flat(configured("json-dump-run", "--run-id", run_id).data)
     drawn = {"run.seq", "run.model_seq", "model.spec_hash"}
-    seen = {key: (before.get(key), after.get(key)) for key in before | after if before.get(key) != after.get(key)}
+    seen = {
+        key: (before.get(key), after.get(key))
+        for key in before | after
+        if before.get(key) != after.get(key)
+    }
     told = {one["key"]: (one["old"], one["new"]) for one in done["changes"]}
     assert told == {key: values for key, values in seen.items() if key not in drawn}
     assert told["run.config.cooldown_time"][1] == 77
@@ -62,14 +92,23 @@ def test_what_is_told_is_what_then_differs(configured: Shell, run_id: str, mater
 
 def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material: Path) -> None:
     for more in ((), ("--name", "Test"), ("--client-version", ""), ("--switch-to-hub",)):
-        line = ("update-config", "--run-id", run_id, "--config-path", material / "config.toml", *more)
+        line = (
+            "update-config",
+            "--run-id",
+            run_id,
+            "--config-path",
+            material / "config.toml",
+            *more,
+        )
         for asked in (line, (*line, "--dry-run")):
             found = configured(*asked)
             assert (found.data["changes"], found.data["signatures"]) == ([], []), asked
             assert f"run {run_id} is so already: nothing is sent" in found.err
 
 
-def test_people_read_it_before_it_is_sent(configured: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_people_read_it_before_it_is_sent(
+    configured: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
     line = ("update-config", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
     for more in (("--dry-run",), ()):
         said = invoke(*line, "--config-path", other(material, tmp_path, cooldown_time="78"), *more)
@@ -78,9 +117,18 @@ def test_people_read_it_before_it_is_sent(configured: Shell, run_id: str, materi
         assert (row[0], row[2]) == ("run.config.cooldown_time", "78")
 
 
-def test_of_a_first_config_people_read_what_is_not_as_by_default(owner: Shell, run_id: str, material: Path) -> None:
+def test_of_a_first_config_people_read_what_is_not_as_by_default(
+    owner: Shell, run_id: str, material: Path
+) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
-    line = ("update-config", "--run-id", run_id, "--config-path", material / "config.toml", "--dry-run")
+    line = (
+        "update-config",
+        "--run-id",
+        run_id,
+        "--config-path",
+        material / "config.toml",
+        "--dry-run",
+    )
     changes = {one["key"]: one["new"] for one in owner(*line).data["changes"]}
     said = invoke(*line, "--rpc", owner.rpc, "-w", owner.wallet).err
     shown = {row.split()[0] for row in said.splitlines() if row.startswith(("run.", "model."))}
@@ -91,7 +139,12 @@ def test_of_a_first_config_people_read_what_is_not_as_by_default(owner: Shell, r
     assert {key.split(".")[-1] for key in hidden} == left_out
     assert not any(f"{name} =" in (material / "config.toml").read_text() for name in left_out)
     assert changes["model.tiers"] == 3
-    assert {"run.config.total_steps", "model.tiers", "model.checkpoint.repo", "model.lr_schedule.base_lr"} <= shown
+    assert {
+        "run.config.total_steps",
+        "model.tiers",
+        "model.checkpoint.repo",
+        "model.lr_schedule.base_lr",
+    } <= shown
 
 
 def test_a_step_to_restart_from_is_told_with_its_data(configured: Shell, run_id: str) -> None:

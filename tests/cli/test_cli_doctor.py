@@ -29,7 +29,10 @@ WITHOUT_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 
 
 def test_as_text_of_ok_finding_with_advice_is_a_hint() -> None:
-    found = [("relay", findings.fine("none asked", "Name one")), ("disk", findings.broken("full", "Make room"))]
+    found = [
+        ("relay", findings.fine("none asked", "Name one")),
+        ("disk", findings.broken("full", "Make room")),
+    ]
     assert findings.as_text(found).split("\n") == [
         "ok       relay: none asked",
         "         hint: Name one",
@@ -129,7 +132,16 @@ def test_udp_that_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_udp_on_a_machine_whose_every_interface_is_down() -> None:
     if subprocess.run([*WITHOUT_NETWORK, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace may be made here")
-    line = [*WITHOUT_NETWORK, sys.executable, "-m", "aftermath.cli.main", "doctor", "--device", "cpu", "--json"]
+    line = [
+        *WITHOUT_NETWORK,
+        sys.executable,
+        "-m",
+        "aftermath.cli.main",
+        "doctor",
+        "--device",
+        "cpu",
+        "--json",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     (udp,) = [one for one in json.loads(done.stdout)["checks"] if one["check"] == "udp"]
@@ -137,7 +149,9 @@ def test_udp_on_a_machine_whose_every_interface_is_down() -> None:
     assert "firewall" in udp["fix"]
 
 
-def test_a_relay_that_is_not_there_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_that_is_not_there_is_given_up_within_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
     code, checks = examined("--iroh-relay", "http://127.0.0.1:9")
     assert (code, checks["relay"]["status"]) == (1, "failure")
@@ -145,7 +159,9 @@ def test_a_relay_that_is_not_there_is_given_up_within_seconds(monkeypatch: pytes
     assert "TCP port 9" in checks["relay"]["fix"]
 
 
-async def test_a_relay_that_answers_and_takes_nobody_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_relay_that_answers_and_takes_nobody_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,12 +218,16 @@ def test_what_a_relay_sees_says_by_what_way_others_come(
 def test_a_device_that_is_not_there() -> None:
     outcome = invoke("doctor", "--device", "cuda:63", "--json")
     assert outcome.code == 1
-    assert {one["check"]: one["status"] for one in json.loads(outcome.out)["checks"]}["torch"] == "failure"
+    assert {one["check"]: one["status"] for one in json.loads(outcome.out)["checks"]}[
+        "torch"
+    ] == "failure"
 
 
 async def test_what_the_hub_says_of_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(status=200 if request.headers["Authorization"] == "Bearer good" else 401)
+        return web.Response(
+            status=200 if request.headers["Authorization"] == "Bearer good" else 401
+        )
 
     app = web.Application()
     app.router.add_get("/api/whoami-v2", answer)
@@ -233,7 +253,13 @@ def test_little_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ["typer>=99", "no-such-package", "torch>=2.8", "nothing; extra == 'hf'", "solders<0.27,>=0.26"]
+    asked = [
+        "typer>=99",
+        "no-such-package",
+        "torch>=2.8",
+        "nothing; extra == 'hf'",
+        "solders<0.27,>=0.26",
+    ]
     monkeypatch.setattr(machine_checks, "requires", lambda _: asked)
     code, checks = examined()
     assert code == 1
@@ -247,11 +273,14 @@ def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
     code, checks = examined("--rpc", "http://127.0.0.1:9", "--run-id", "demo")
     assert code == 1
     assert checks["rpc"]["status"] == "failure"
-    assert checks.keys() == ALONE | {"rpc"}  # said once: whatever else would ask it waits as long, and says the same
+    # said once: whatever else would ask it waits as long, and says the same
+    assert checks.keys() == ALONE | {"rpc"}
 
 
 @pytest.mark.slow
-def test_a_run_and_what_it_asks(owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_what_it_asks(
+    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From no run to one that the wallet may join: every check says what is missing."""
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     code, checks = examined(*line)
@@ -264,16 +293,23 @@ def test_a_run_and_what_it_asks(owner: Shell, run_id: str, material: Path, monke
     code, checks = examined(*line)
     assert code == 1
     assert "its owner has not configured it yet (update-config)" in checks["state"]["message"]
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     code, checks = examined(*line)
     assert code == 0, checks
     assert {one["status"] for one in checks.values()} == {"ok"}
     assert "tier 0 fits" in checks["memory"]["message"]
-    needed = [float(text.split(" GB")[0]) for text in checks["memory"]["message"].split("GB free")[1].split(": ")[1:4]]
+    needed = [
+        float(text.split(" GB")[0])
+        for text in checks["memory"]["message"].split("GB free")[1].split(": ")[1:4]
+    ]
     assert needed == sorted(needed, reverse=True)
     assert (
-        checks["reach"]["message"] == f"the run reads {material / 'model'} (model); reads {material / 'tokens'} (data)"
+        checks["reach"]["message"]
+        == f"the run reads {material / 'model'} (model); reads {material / 'tokens'} (data)"
     )
 
     code, checks = examined(*line, "--matformer-tier", 7)
@@ -295,11 +331,18 @@ def test_a_run_for_another_client(owner: Shell, run_id: str) -> None:
     assert "9.9.9" in checks["version"]["message"]
 
 
-def test_a_wallet_that_nobody_admits_is_told_both_ways_in(owner: Shell, run_id: str, tmp_path: Path) -> None:
-    """Its own authorization, and as a delegate that of another; of a grantee that is named, what that one does."""
+def test_a_wallet_that_nobody_admits_is_told_both_ways_in(
+    owner: Shell, run_id: str, tmp_path: Path
+) -> None:
+    """Its own authorization, and as a delegate that of another; of a grantee that is named, what
+    that one does.
+    """
     for name in ("grantor", "grantee"):
         create_wallet(tmp_path / f"{name}.json")
-    assert owner("create-run", "--run-id", run_id, "--join-authority", tmp_path / "grantor.json").code == 0
+    assert (
+        owner("create-run", "--run-id", run_id, "--join-authority", tmp_path / "grantor.json").code
+        == 0
+    )
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     fix = examined(*line)[1]["authorization"]["fix"]
     assert f"join-authorization-create --authorizer {load_wallet(owner.wallet).pubkey}; " in fix

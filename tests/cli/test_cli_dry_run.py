@@ -1,4 +1,6 @@
-"""`--dry-run` of every command that signs, on a real local network: it says what would happen, and nothing does."""
+"""`--dry-run` of every command that signs, on a real local network: it says what would happen, and
+nothing does.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from cli.cli_lone_member import join, leave
 from cli.cli_runs import Outcome, Shell, invoke
 from cli.test_cli_bad_input import ELSEWHERE as NOT_LOCAL
 
-SIGNING = {"sign_in", "SigningOptions", "WalletOptions", "load_wallet", "create_wallet", "Sender", "CoordinatorClient"}
+SIGNING = {
+    "sign_in",
+    "SigningOptions",
+    "WalletOptions",
+    "load_wallet",
+    "create_wallet",
+    "Sender",
+    "CoordinatorClient",
+}
 """What a command names if it has a wallet at hand."""
 SENDS_NOTHING = {"show-identity", "doctor", "estimate", "can-join", "status"}
 OTHERWISE = {"client train": "a server asks for no rent, bond or fee"}
@@ -34,20 +44,29 @@ Ready = Callable[[Shell, str, Path], tuple[Any, ...]]
 
 
 def names_in(index: Index, name: str) -> set[str]:
-    """Return what a command's function names, and the functions and classes of its module that it uses."""
+    """Return what a command's function names, and the functions and classes of its module that it
+    uses.
+    """
     identifier = name.replace("-", "_").replace(" ", "_")
     spec = find_spec(f"{index.package}.{index.entries[name].module or identifier}")
     assert spec is not None
     assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text())
     parts = {
-        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     }
     names = {identifier}
     waiting = [identifier]
     while waiting:
         part = parts.pop(waiting.pop())
-        found = {alias.name for node in ast.walk(part) if isinstance(node, ast.ImportFrom) for alias in node.names}
+        found = {
+            alias.name
+            for node in ast.walk(part)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
         found |= {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
         waiting += [one for one in found - names if one in parts]
         names |= found
@@ -64,7 +83,9 @@ def test_every_command_that_signs_has_a_dry_run(index: Index) -> None:
     for name in index.entries:
         wallet = SIGNING & names_in(index, name)
         if wallet and name not in SENDS_NOTHING | set(OTHERWISE):
-            assert has_dry_run(index, name), f"{name} has a wallet at hand ({wallet}) and no --dry-run"
+            assert has_dry_run(index, name), (
+                f"{name} has a wallet at hand ({wallet}) and no --dry-run"
+            )
 
 
 def created(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
@@ -74,7 +95,11 @@ def created(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
 
 def configured(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
     named = created(shell, run_id, material)
-    text = (material / "config.toml").read_text().replace("init_min_clients = 1", "init_min_clients = 2")
+    text = (
+        (material / "config.toml")
+        .read_text()
+        .replace("init_min_clients = 1", "init_min_clients = 2")
+    )
     config = shell.wallet.with_name("config.toml")
     config.write_text(text)
     assert shell("update-config", *named, "--config-path", config).code == 0
@@ -103,7 +128,12 @@ def granted(shell: Shell) -> tuple[Any, ...]:
 
 def authorized(shell: Shell) -> tuple[Any, ...]:
     """The shell's wallet, whom a stranger has authorized."""
-    assert Shell(shell.rpc, stranger(shell))("join-authorization-create", "--authorizer", shell.wallet).code == 0
+    assert (
+        Shell(shell.rpc, stranger(shell))(
+            "join-authorization-create", "--authorizer", shell.wallet
+        ).code
+        == 0
+    )
     return ("--join-authority", stranger(shell), "--delegates-added", stranger(shell))
 
 
@@ -159,9 +189,15 @@ def test_a_dry_run_tells_to_the_lamport_what_the_command_then_does(
 ) -> None:
     asyncio.run(airdrop(owner))
     line = LINES[name](owner, run_id, material)
-    before, slots = lamports(owner), invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out
+    before, slots = (
+        lamports(owner),
+        invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out,
+    )
     found = owner(name, *line, "--dry-run").data
-    assert (lamports(owner), invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out) == (before, slots)
+    assert (
+        lamports(owner),
+        invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out,
+    ) == (before, slots)
     assert found["dry_run"] is True
     assert found["refusal"] is None
     assert found["transactions"][0]["outcome"] == "accepted"
@@ -181,7 +217,12 @@ def test_instructions_and_accounts_go_by_name(owner: Shell, run_id: str) -> None
     line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
     said = invoke(*line)
     assert said.code == 0, said.err
-    for words in ("nothing was sent", "coordinator.init_run", "coordinator.grow x ", "authorizer.create"):
+    for words in (
+        "nothing was sent",
+        "coordinator.init_run",
+        "coordinator.grow x ",
+        "authorizer.create",
+    ):
         assert words in said.out
     data = invoke(*line, "--json").data
     calls = [call for one in data["transactions"] for call in one["instructions"]]
@@ -212,7 +253,9 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     assert lamports(owner) == 0
 
 
-def test_a_refusal_is_told_with_its_fix_and_its_exit_code(owner: Shell, run_id: str, material: Path) -> None:
+def test_a_refusal_is_told_with_its_fix_and_its_exit_code(
+    owner: Shell, run_id: str, material: Path
+) -> None:
     named = created(owner, run_id, material)
     refused = owner("set-paused", *named, "resume", "--dry-run")
     assert refused.error["code"] == owner("set-paused", *named, "resume").error["code"]
@@ -220,7 +263,10 @@ def test_a_refusal_is_told_with_its_fix_and_its_exit_code(owner: Shell, run_id: 
     shown = json.loads(refused.out)
     assert shown["refusal"]["fix"] == refused.error["fix"]
     assert [one["outcome"] for one in shown["transactions"]] == ["refused"]
-    assert "refused by the simulation" in person(owner, "set-paused", *named, "resume", "--dry-run").out
+    assert (
+        "refused by the simulation"
+        in person(owner, "set-paused", *named, "resume", "--dry-run").out
+    )
 
 
 def person(shell: Shell, name: str, *line: Any) -> Outcome:
@@ -250,4 +296,6 @@ def test_delegates_keep_an_authorization_from_being_closed(owner: Shell) -> None
     planned = owner("join-authorization-delete", *line, "--dry-run").data["transactions"]
     assert [one["instructions"] for one in planned] == [["authorizer.grantor_update"]]
     assert owner("join-authorization-delete", *line).data["closed"] is False
-    assert owner("join-authorization-delete", *line, "--dry-run").error["code"] == "closed-too-early"
+    assert (
+        owner("join-authorization-delete", *line, "--dry-run").error["code"] == "closed-too-early"
+    )

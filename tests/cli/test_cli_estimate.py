@@ -45,12 +45,19 @@ async def held(rpc: str, key: Pubkey, *, at_least: int = 0) -> int:
 
 
 async def join(rpc: str, wallet: Wallet, run_id: str) -> None:
-    async with RpcPool([endpoint(rpc)]) as pool, SolanaMember(pool, wallet, run_id, client_version="") as chain:
+    async with (
+        RpcPool([endpoint(rpc)]) as pool,
+        SolanaMember(pool, wallet, run_id, client_version="") as chain,
+    ):
         schema_hash = (await chain.view()).model.schema_hash
-        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+        await chain.join(
+            p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True
+        )
 
 
-def test_the_sum_is_what_owner_and_member_spend(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_the_sum_is_what_owner_and_member_spend(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
     """On a cluster whose faucet gave both enough before, so that nothing is added meanwhile."""
     path = quick_config(material, tmp_path)
     key = Pubkey.from_string(invoke("show-identity", "-w", owner.wallet, "--json").data["wallet"])
@@ -71,7 +78,9 @@ def test_the_sum_is_what_owner_and_member_spend(owner: Shell, run_id: str, mater
     asyncio.run(join(owner.rpc, member, run_id))
     joined = before - asyncio.run(held(owner.rpc, member.pubkey))
     assert joined == pytest.approx(found["member"]["rent"] + found["member"]["join_fee"], rel=0.1)
-    assert spent + joined == pytest.approx(found["lamports"] - found["member"]["fees_until_the_end"], rel=0.1)
+    assert spent + joined == pytest.approx(
+        found["lamports"] - found["member"]["fees_until_the_end"], rel=0.1
+    )
 
 
 def test_bytes_are_those_of_a_result(material: Path) -> None:
@@ -95,7 +104,9 @@ def test_bytes_are_those_of_a_result(material: Path) -> None:
 
 
 def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
-    """12 sequences of 64 in each of 48 steps, three epochs of 16 rounds of 21 s, each with 75 s around it."""
+    """12 sequences of 64 in each of 48 steps, three epochs of 16 rounds of 21 s, each with 75 s
+    around it.
+    """
     found = estimated(material / "config.toml")
     assert found["tokens"] == 12 * 64 * 48
     assert found["seconds_per_round_at_most"] == 21
@@ -105,7 +116,8 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     text = (material / "config.toml").read_text()
     (tmp_path / "grows.toml").write_text(
         text.replace(
-            "global_batch_size_end = 12", f"global_batch_size_end = 24\nglobal_batch_size_warmup_tokens = {12 * 64 * 4}"
+            "global_batch_size_end = 12",
+            f"global_batch_size_end = 24\nglobal_batch_size_warmup_tokens = {12 * 64 * 4}",
         )
     )
     grown = estimated(tmp_path / "grows.toml")
@@ -115,7 +127,12 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     assert "SOL in all" in shown
     assert f"{found['tokens']:,} in 48 steps" in shown
     for members, said in ((1, "with 1 member, of which"), (2, "with 2 members, of which")):
-        assert said in invoke("estimate", "--config-path", material / "config.toml", "--members", members).out
+        assert (
+            said
+            in invoke(
+                "estimate", "--config-path", material / "config.toml", "--members", members
+            ).out
+        )
 
 
 def test_a_model_that_is_still_to_be_made_is_reckoned_as_planned(
@@ -133,20 +150,34 @@ def test_members_like_this_machine_need_what_is_measured_here(material: Path) ->
     """Of each tier how fast it is, and what that comes to."""
     config = load_config(material / "config.toml")
     tiers = config.llm.matformer.tiers
-    outcome = invoke("estimate", "--config", material / "config.toml", "--members", 5, "--device", "cpu", "--json")
+    outcome = invoke(
+        "estimate",
+        "--config",
+        material / "config.toml",
+        "--members",
+        5,
+        "--device",
+        "cpu",
+        "--json",
+    )
     assert outcome.code == 0, outcome.err
     assert [pace["tier"] for pace in outcome.data["here"]] == list(range(tiers))
     for one in outcome.data["here"]:
         speed = one["sequences_per_minute"]
         assert speed > 0
-        assert one["seconds_per_round"] == pytest.approx(max(config.config.min_round_time, 3 * 60 / speed))  # 12 for 5
+        # 12 for 5
+        assert one["seconds_per_round"] == pytest.approx(
+            max(config.config.min_round_time, 3 * 60 / speed)
+        )
         assert 0 < one["seconds"] <= 48 * one["seconds_per_round"]
         assert f"benchmarking tier {one['tier']}: about 10 s once the model is made" in outcome.err
     assert "here" not in estimated(material / "config.toml")
     shown = invoke("estimate", "--config", material / "config.toml", "--device", "cpu").out
     assert "like this machine" in shown
     assert "sequences a minute compute" in shown
-    refused = invoke("estimate", "--config", material / "config.toml", "--device", "cuda:0,1", "--json")
+    refused = invoke(
+        "estimate", "--config", material / "config.toml", "--device", "cuda:0,1", "--json"
+    )
     assert refused.code in (1, 2)
     assert "device" in refused.err
 
@@ -154,4 +185,5 @@ def test_members_like_this_machine_need_what_is_measured_here(material: Path) ->
 def test_the_pace_of_a_round_is_that_of_its_largest_part() -> None:
     rules = builders.config(global_batch_size_end=10, min_round_time=2, total_steps=100)
     assert pace(rules, 3, 1000, 1, 60) == Pace(1, 60, 4.0, pytest.approx(1000 / 3))
-    assert pace(rules, 10, 1000, 0, 120) == Pace(0, 120, 2.0, 200.0)  # no round ends before its least time
+    # no round ends before its least time
+    assert pace(rules, 10, 1000, 0, 120) == Pace(0, 120, 2.0, 200.0)

@@ -29,7 +29,9 @@ class Writer:
     def __init__(self, directory: Path, tier: int, run: tuple[str, int, str] | None = None) -> None:
         self.at = NOON + timedelta(seconds=tier / 10)
         self.events = Events(lambda: 1.0, [EpochFiles(directory, lambda: self.at)])
-        self.events.emit(said("started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0"))
+        self.events.emit(
+            said("started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0")
+        )
         if run is not None:
             owner, created, identity = run
             self.events.emit(said("run_found", owner=owner, created=created, identity=identity))
@@ -38,9 +40,13 @@ class Writer:
         for step in range(first, last + 1):
             self.at += timedelta(seconds=1)
             if step % 5 == 1:
-                self.events.emit(said("state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20))
+                self.events.emit(
+                    said("state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20)
+                )
             self.events.emit(said("round", epoch=step // 5, step=step))
-            self.events.emit(said("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10))
+            self.events.emit(
+                said("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10)
+            )
             self.events.emit(said("fetch_failed", height=step, seat=2, why=EVIL))
 
 
@@ -56,7 +62,9 @@ def test_a_replay_reads_from_the_first_event_to_the_last(kept: Path) -> None:
     said_ = invoke("events", kept)
     assert said_.code == 0
     lines = said_.out.splitlines()
-    assert lines[0].startswith("2026-11-21 12:00:00  Wa11et0W tier 0  run demo, tier 0, wallet Wa11et0")
+    assert lines[0].startswith(
+        "2026-11-21 12:00:00  Wa11et0W tier 0  run demo, tier 0, wallet Wa11et0"
+    )
     assert [line.split("  ")[1:3] for line in lines if "loss" in line] == [
         [f"Wa11et{tier}W tier {tier}", f"step {step}"] for step in range(1, 8) for tier in (0, 1)
     ]
@@ -77,7 +85,13 @@ def test_a_replay_in_json_has_all_of_it(kept: Path) -> None:
     lines = [json.loads(line) for line in invoke("events", kept, "--json").out.splitlines()]
     assert len(lines) == 2 * (1 + 2 + 7 * 3)
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
-    first = {"run": "demo", "member": "Wa11et0" * 6, "member_tier": 0, "client": "0.1.0", "kind": "started"}
+    first = {
+        "run": "demo",
+        "member": "Wa11et0" * 6,
+        "member_tier": 0,
+        "client": "0.1.0",
+        "kind": "started",
+    }
     assert first.items() <= lines[0].items()
 
 
@@ -85,24 +99,34 @@ def test_a_replay_at_the_pace_of_what_happened(kept: Path, monkeypatch: pytest.M
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     assert invoke("events", kept, "--speed", "2").code == 0
-    assert sum(slept) == pytest.approx(7.1 / 2)  # from the first event of the first to the last of the second
+    # from the first event of the first to the last of the second
+    assert sum(slept) == pytest.approx(7.1 / 2)
 
 
 def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
     gone = invoke("events", tmp_path / "nowhere", "--json")
     assert "no such file or directory" in gone.error["error"]
     (tmp_path / "empty").mkdir()
-    assert "there are no such events" in invoke("events", tmp_path / "empty", "--json").error["error"]
-    assert "there are no such events" in invoke("events", kept, "--kind", "ejected", "--json").error["error"]
+    assert (
+        "there are no such events" in invoke("events", tmp_path / "empty", "--json").error["error"]
+    )
+    assert (
+        "there are no such events"
+        in invoke("events", kept, "--kind", "ejected", "--json").error["error"]
+    )
     assert "no training events" in invoke("plot", tmp_path / "empty", "--json").error["error"]
 
 
 @pytest.mark.parametrize("command", [("plot",), ("events",)])
 @pytest.mark.parametrize("form", ["file", "directory"])
-def test_unreadable_events_come_with_a_fix_for_them(tmp_path: Path, command: tuple[str, ...], form: str) -> None:
+def test_unreadable_events_come_with_a_fix_for_them(
+    tmp_path: Path, command: tuple[str, ...], form: str
+) -> None:
     events = tmp_path / "events"
     events.mkdir()
-    if os.geteuid() == 0:  # nothing is forbidden to root, but the system refuses to read this file from its beginning
+    if (
+        os.geteuid() == 0
+    ):  # nothing is forbidden to root, but the system refuses to read this file from its beginning
         (events / "a.jsonl").symlink_to("/proc/self/mem")
         fix = "Name another file"
     else:
@@ -136,7 +160,9 @@ def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("way", ["file", "standard output"])
-def test_a_table_has_a_row_for_each_event_and_no_formula(kept: Path, tmp_path: Path, way: str) -> None:
+def test_a_table_has_a_row_for_each_event_and_no_formula(
+    kept: Path, tmp_path: Path, way: str
+) -> None:
     if way == "file":
         out = tmp_path / "events.csv"
         assert invoke("events", kept, "--csv", "--out", out, "--json").data["events"] == 48
@@ -159,7 +185,9 @@ def test_a_file_of_all_members_is_read_as_their_own_files_are(kept: Path, tmp_pa
     assert invoke("events", kept, "--out", whole).code == 0
     assert invoke("events", whole).out == invoke("events", kept).out
     assert invoke("events", whole, "--jsonl").out == whole.read_text()
-    first, again = (invoke("plot", place, "--out", tmp_path / "a.svg", "--json").data for place in (kept, whole))
+    first, again = (
+        invoke("plot", place, "--out", tmp_path / "a.svg", "--json").data for place in (kept, whole)
+    )
     assert first == again
 
 
@@ -182,7 +210,9 @@ def test_a_reader_that_goes_away_is_no_error(kept: Path) -> None:
 def test_tail_shows_the_last_and_then_what_comes(kept: Path) -> None:
     """Members that begin later too; Ctrl-C is its end."""
     command = [CONSOLE, "events", kept, "--follow", "--kind", "trained", "--lines", "3", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         seen = [json.loads(process.stdout.readline()) for _ in range(3)]
         assert [(line["member_tier"], line["step"]) for line in seen] == [(1, 6), (0, 7), (1, 7)]
@@ -209,7 +239,11 @@ def local_training(place: Path, losses: list[float | None]) -> Path:
     """Events as train-local writes them."""
     place.mkdir(parents=True)
     events = Events(lambda: 1.0, [JsonLines(place / kinds.EVENTS, lambda: NOON)])
-    events.emit(kinds.Started(optimizer="adamw", tiers=(0,), parameters=9, sequences=9, steps=len(losses), done=0))
+    events.emit(
+        kinds.Started(
+            optimizer="adamw", tiers=(0,), parameters=9, sequences=9, steps=len(losses), done=0
+        )
+    )
     for step, loss in enumerate(losses, start=1):
         rest = {"lr": 1e-3, "tokens": 64, "seconds": 1.0, "bytes": 0, "accepted": 1}
         events.emit(kinds.Step(step=step, loss=loss, losses=[loss], **rest))
@@ -230,7 +264,10 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     ]
     assert drawn["trainings"][0]["held_out_by_tier"] == {"0": 3.5}
     shown = svg.read_text()
-    assert all(f"<!-- {name} -->" in shown for name in ("adamw", "sparseloco", "sparseloco, held out, tier 0"))
+    assert all(
+        f"<!-- {name} -->" in shown
+        for name in ("adamw", "sparseloco", "sparseloco, held out, tier 0")
+    )
     for _ in range(2):  # an earlier file of its own is replaced
         assert invoke("plot", tmp_path / "lab", "--out", table).code == 0
         assert invoke("plot", one, other, "--out", numbers).code == 0
@@ -238,7 +275,9 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     assert "sparseloco,2" not in table.read_text()
     assert json.loads(numbers.read_text())["losses"]["sparseloco"] == [[1, 5.0], [3, 3.0]]
     (tmp_path / "mine.csv").write_text("mine\n")
-    assert "mine.csv" in invoke("plot", one, "--out", tmp_path / "mine.csv", "--json").error["error"]
+    assert (
+        "mine.csv" in invoke("plot", one, "--out", tmp_path / "mine.csv", "--json").error["error"]
+    )
 
 
 def test_plot_of_a_training_beside_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
@@ -255,14 +294,25 @@ def test_plot_writes_the_numbers_of_a_run(kept: Path, tmp_path: Path) -> None:
 
 
 def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None:
-    assert "does not end in .png" in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
-    assert "cannot write" in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
+    assert (
+        "does not end in .png"
+        in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
+    )
+    assert (
+        "cannot write"
+        in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
+    )
     other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
     other.emit(said("started", run_id="another", wallet="x"))
     other.emit(said("trained", step=1, loss=2.0))
     mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error
     assert "of several runs: another (its events do not say who owns it); demo" in mixed["error"]
-    assert invoke("plot", kept, "--run", "demo", "--out", tmp_path / "loss.png", "--json").data["run_id"] == "demo"
+    assert (
+        invoke("plot", kept, "--run", "demo", "--out", tmp_path / "loss.png", "--json").data[
+            "run_id"
+        ]
+        == "demo"
+    )
 
 
 FIRST, SECOND = ("0wnerA", 100, "a" * 16), ("0wnerB", 200, "b" * 16)
@@ -282,11 +332,22 @@ def test_plot_of_two_runs_of_one_id_names_both(namesakes: Path, tmp_path: Path) 
     for owner, created, identity in (FIRST, SECOND):
         assert f"demo of {owner}, created in slot {created}: --run {identity}" in refused["error"]
     assert not (tmp_path / "loss.csv").exists()
-    by_id = invoke("plot", namesakes, "--run", "demo", "--out", tmp_path / "loss.csv", "--json").error
+    by_id = invoke(
+        "plot", namesakes, "--run", "demo", "--out", tmp_path / "loss.csv", "--json"
+    ).error
     assert "of several runs" in by_id["error"]
-    one = invoke("plot", namesakes, "--run", SECOND[2], "--out", tmp_path / "loss.csv", "--json").data
-    assert (one["run_id"], one["steps"], set(one["loss_by_tier"]), one["marks"]) == ("demo", 8, {"1"}, [])
-    none = invoke("plot", namesakes, "--run", "other", "--out", tmp_path / "loss.csv", "--json").error
+    one = invoke(
+        "plot", namesakes, "--run", SECOND[2], "--out", tmp_path / "loss.csv", "--json"
+    ).data
+    assert (one["run_id"], one["steps"], set(one["loss_by_tier"]), one["marks"]) == (
+        "demo",
+        8,
+        {"1"},
+        [],
+    )
+    none = invoke(
+        "plot", namesakes, "--run", "other", "--out", tmp_path / "loss.csv", "--json"
+    ).error
     assert "no training events of run other" in none["error"]
 
 
@@ -342,7 +403,9 @@ def test_lines_without_follow_are_the_last_ones(kept: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "flag"), [("csv", "--jsonl"), ("jsonl", "--csv")])
-def test_export_refuses_format_against_the_ending(kept: Path, tmp_path: Path, ending: str, flag: str) -> None:
+def test_export_refuses_format_against_the_ending(
+    kept: Path, tmp_path: Path, ending: str, flag: str
+) -> None:
     out = tmp_path / f"ev.{ending}"
     refused = invoke("events", kept, flag, "--out", out, "--json").mistake
     assert flag in refused["error"]

@@ -1,4 +1,6 @@
-"""Exit code 2 is for what cannot be meant, before anything is done. What files say or lack ends with 1."""
+"""Exit code 2 is for what cannot be meant, before anything is done. What files say or lack ends
+with 1.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("script", "line", "code"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("script", "line", "code"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_error_exits_2_only_for_usage_and_changes_nothing(
     script: Index, line: str, code: int, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +98,9 @@ def test_error_exits_2_only_for_usage_and_changes_nothing(
     assert everything_in(place) == before
 
 
-def test_missing_member_key_error_names_create_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_member_key_error_names_create_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     line = "client train --run-id x --server-addr 127.0.0.1:9 --json -i"
     fix = invoke_ending(*line.split(), "my nope.key", script=CENTRALIZED.app).error["fix"]

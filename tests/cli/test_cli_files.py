@@ -28,7 +28,8 @@ def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> Non
             stdout=file,
             stderr=subprocess.PIPE,
             text=True,
-            # Python would cut bytecode that it writes under this limit, and later processes would fail to load it.
+            # Python would cut bytecode that it writes under this limit, and later processes would
+            # fail to load it.
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"},
             preexec_fn=limit,
             check=False,
@@ -37,7 +38,9 @@ def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> Non
     assert "the output cannot be written: File too large" in done.stderr
 
 
-def test_unreadable_file_is_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_permission_denied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wallet = tmp_path / "w.json"
     create_wallet(wallet)
     real = os.access

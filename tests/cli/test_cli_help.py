@@ -23,7 +23,8 @@ def test_help_of_every_command_has_an_example_and_json() -> None:
         shown = invoke(*name.split(), "--help")
         assert shown.code == 0, name
         text = "\n".join(line.rstrip() for line in shown.out.splitlines())
-        assert f"  Example:\n    {SOLANA.find(name).example}" in text  # not wrapped, so that it can be copied
+        # not wrapped, so that it can be copied
+        assert f"  Example:\n    {SOLANA.find(name).example}" in text
         assert "--json" in shown.out, name
 
 
@@ -33,7 +34,10 @@ def test_a_page_that_nobody_reads_is_no_fault(words: str) -> None:
     assert unread(line).stderr == ""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.stderr.partition("\n")[0] == "error: the output cannot be written: No space left on device"
+    assert (
+        done.stderr.partition("\n")[0]
+        == "error: the output cannot be written: No space left on device"
+    )
     assert "unexpected" not in done.stderr
 
 
@@ -42,7 +46,11 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_the_index_has_every_heading_once() -> None:
-    headings = [line for line in invoke("--help").out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    headings = [
+        line
+        for line in invoke("--help").out.splitlines()
+        if line.endswith(":") and not line.startswith(" ")
+    ]
     assert "Networks and programs:" in headings
     assert len(headings) == len(set(headings))
 
@@ -64,7 +72,9 @@ def test_help_of_first_word_lists_its_commands() -> None:
 def test_shared_options_are_explained_once() -> None:
     page = docs.page()
     for flag in ("--rpc", "--wallet-private-key-path", "--data-root", "--max-priority-fee"):
-        assert len(re.findall(rf"^- `{flag}`", page, re.MULTILINE)) == (2 if flag == "--rpc" else 1), flag
+        assert len(re.findall(rf"^- `{flag}`", page, re.MULTILINE)) == (
+            2 if flag == "--rpc" else 1
+        ), flag
     tick = page.partition("### tick")[2].partition("\n### ")[0]
     assert "`--run-id`" in tick
     assert "cluster options" in " ".join(tick.split())
@@ -81,10 +91,22 @@ def test_examples_parse(name: str) -> None:
 
 
 def test_documentation_is_current() -> None:
-    assert (ROOT / "docs/commands.md").read_text() == docs.page(), "run: python -m aftermath.cli.docs docs/commands.md"
+    assert (ROOT / "docs/commands.md").read_text() == docs.page(), (
+        "run: python -m aftermath.cli.docs docs/commands.md"
+    )
 
 
-HEAVY = ("torch", "numpy", "anchorpy", "solders", "matplotlib", "importlib.metadata", "rich", "asyncio", "pydantic")
+HEAVY = (
+    "torch",
+    "numpy",
+    "anchorpy",
+    "solders",
+    "matplotlib",
+    "importlib.metadata",
+    "rich",
+    "asyncio",
+    "pydantic",
+)
 
 
 def test_help_of_no_command_imports_anything_heavy() -> None:
@@ -99,7 +121,9 @@ for name in ("", *INDEX):
     found = [heavy for heavy in {HEAVY!r} if heavy in sys.modules and (heavy != "rich" or not name)]
     assert not found, (name, found)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -120,17 +144,26 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
 def test_train_tells_of_an_option_as_other_commands_do(other: str) -> None:
     def told(command: str) -> dict[str, tuple[object, ...]]:
         options = {option.opts[0]: option for option in load(command).params}
-        return {flag: (option.help, option.opts, option.envvar, option.default) for flag, option in options.items()}
+        return {
+            flag: (option.help, option.opts, option.envvar, option.default)
+            for flag, option in options.items()
+        }
 
     ours, theirs = told("train"), told(other)
-    common = ours.keys() & theirs.keys() - {"--json"} - ({"--run-id"} if other == "show-identity" else set())
+    common = ours.keys() & theirs.keys() - {"--json"} - (
+        {"--run-id"} if other == "show-identity" else set()
+    )
     assert "--wallet-private-key-path" in common or "--rpc" in common
     assert {flag: ours[flag] for flag in common} == {flag: theirs[flag] for flag in common}
 
 
 def test_train_offers_every_setting_and_no_secret() -> None:
     options = {option for parameter in load("train").params for option in parameter.opts}
-    expected = {"--" + name.replace("_", "-") for name in TrainSettings.__dataclass_fields__ if name != "hub_token"}
+    expected = {
+        "--" + name.replace("_", "-")
+        for name in TrainSettings.__dataclass_fields__
+        if name != "hub_token"
+    }
     assert expected <= options
     assert "--hub-token" not in options
 

@@ -1,4 +1,6 @@
-"""`init` writes a config that a run can have, every key with its comment, and nothing over what is there."""
+"""`init` writes a config that a run can have, every key with its comment, and nothing over what is
+there.
+"""
 
 from __future__ import annotations
 
@@ -128,13 +130,31 @@ def test_init_with_data_path_carries_the_tokenizer_of_the_data(preset: str, tmp_
     tokenizer.add_special_tokens([f"<{number}>" for number in range(60)])
     tokenizer.save(str(tmp_path / "t.json"))
     (tmp_path / "a.txt").write_text("some text of one's own " * 200)
-    tokenize = ("data", "tokenize", "--input", "a.txt", "--tokenizer", "t.json", "--output", "tokens")
+    tokenize = (
+        "data",
+        "tokenize",
+        "--input",
+        "a.txt",
+        "--tokenizer",
+        "t.json",
+        "--output",
+        "tokens",
+    )
     assert invoke(*tokenize).code == 0
     written("--preset", preset, "--data-path", "tokens")
-    assert recipe_of(Path("run.toml"))["model"]["tokenizer"] == str(Path("tokens", "tokenizer.json"))
+    assert recipe_of(Path("run.toml"))["model"]["tokenizer"] == str(
+        Path("tokens", "tokenizer.json")
+    )
     if preset == "llama-1m":  # whose vocabulary of 257 is widened
-        assert invoke("model", "init", *flags(recipe_of(Path("run.toml"))["model"]), "--out", "model").code == 0
-        assert Path("model/tokenizer.json").read_bytes() == Path("tokens/tokenizer.json").read_bytes()
+        assert (
+            invoke(
+                "model", "init", *flags(recipe_of(Path("run.toml"))["model"]), "--out", "model"
+            ).code
+            == 0
+        )
+        assert (
+            Path("model/tokenizer.json").read_bytes() == Path("tokens/tokenizer.json").read_bytes()
+        )
         document = json.loads(Path("model/config.json").read_text())
         assert (document["vocab_size"], document["eos_token_id"]) == (317, 256)
 
@@ -143,7 +163,9 @@ def test_init_with_data_path_carries_the_tokenizer_of_the_data(preset: str, tmp_
 def test_update_config_takes_what_was_written_once_its_model_is_made(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
-    config = written("--preset", "llama-1m", "--data-path", material / "tokens", "--members", 2, "--steps", 30)
+    config = written(
+        "--preset", "llama-1m", "--data-path", material / "tokens", "--members", 2, "--steps", 30
+    )
     made = invoke("run-files", "run.toml", "--json")
     assert config.llm.checkpoint.Local is not None
     assert made.data == {"made": [config.llm.checkpoint.Local.path]}
@@ -212,9 +234,14 @@ def test_a_wallet_that_is_there_is_not_made_again(tmp_path: Path) -> None:
 
 
 def test_only_what_was_chosen_here_is_warned_of() -> None:
-    """A recipe that sends all for each step does so on purpose; who looks at the file for the first time warns."""
-    Path("recipe.toml").write_text(re.sub("inner_steps = 4", "inner_steps = 1", (SHIPPED / RECIPE).read_text()))
-    shutil.copy((SHIPPED / RECIPE).with_suffix(".files.toml"), "recipe.files.toml")  # says how its model is made
+    """A recipe that sends all for each step does so on purpose; who looks at the file for the first
+    time warns.
+    """
+    Path("recipe.toml").write_text(
+        re.sub("inner_steps = 4", "inner_steps = 1", (SHIPPED / RECIPE).read_text())
+    )
+    # says how its model is made
+    shutil.copy((SHIPPED / RECIPE).with_suffix(".files.toml"), "recipe.files.toml")
     said = invoke("init", "--out", "run.toml", "--recipe", "recipe.toml")
     assert "warning" not in said.err
     warned = invoke("config", "validate", "run.toml", "--json").data["warnings"]
@@ -271,7 +298,9 @@ def test_a_file_beside_that_is_of_another_config_does_not_stay(material: Path) -
     ],
 )
 def test_what_is_no_config_is_not_written(options: list[str], code: int, says: str) -> None:
-    Path("mine.toml").write_text(without("model.LLM.checkpoint.Hub", '[model.LLM.checkpoint]\nLocal = "nowhere"'))
+    Path("mine.toml").write_text(
+        without("model.LLM.checkpoint.Hub", '[model.LLM.checkpoint]\nLocal = "nowhere"')
+    )
     refused = invoke("init", "--out", "run.toml", *options, "--json")
     assert refused.code == code
     assert says in refused.told["error"]
@@ -303,17 +332,41 @@ def test_a_person_is_asked_for_what_no_option_says() -> None:
     assert "one of consilience-match" in err
     assert err.count("one of llama-1m, ") == 2  # once for what was none of them, once for ?
     asked = re.findall(r"([A-Z][a-z ]+) \[", err)
-    assert set(asked) == {"Recipe", "Model", "Tiers", "Optimizer", "Members that begin", "Steps", "Token files"}
+    assert set(asked) == {
+        "Recipe",
+        "Model",
+        "Tiers",
+        "Optimizer",
+        "Members that begin",
+        "Steps",
+        "Token files",
+    }
     config = load_config(Path("run.toml"))
     assert (config.llm.matformer.tiers, config.config.total_steps) == (2, 400)
     assert config.llm.optimizer.Distro is not None
-    assert config.config.init_min_clients == load_config(SHIPPED / "demo/config.toml").config.init_min_clients
+    assert (
+        config.config.init_min_clients
+        == load_config(SHIPPED / "demo/config.toml").config.init_min_clients
+    )
     assert tomllib.loads(Path("run.files.toml").read_text())["model"]["preset"] == "llama-1m"
 
 
 def test_who_says_all_is_not_asked_and_neither_is_a_script() -> None:
-    options = ["--recipe", "demo", "--preset", "llama-1m", "--tiers", "2", "--optimizer", "distro", "--members", "3"]
-    done = invoke_typing("", "init", "--out", "run.toml", *options, "--steps", 100, "--data-path", "tokens")
+    options = [
+        "--recipe",
+        "demo",
+        "--preset",
+        "llama-1m",
+        "--tiers",
+        "2",
+        "--optimizer",
+        "distro",
+        "--members",
+        "3",
+    ]
+    done = invoke_typing(
+        "", "init", "--out", "run.toml", *options, "--steps", 100, "--data-path", "tokens"
+    )
     assert done.code == 0, done.err
     assert "[" not in done.err  # the default of a question
     assert "[" not in invoke("init", "--out", "x.toml").err

@@ -1,4 +1,6 @@
-"""Ctrl-C ends every command quietly from its first line on: also while modules are imported, and when it is done."""
+"""Ctrl-C ends every command quietly from its first line on: also while modules are imported, and
+when it is done.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ CLIENT = ("client", "train", "--run-id", "x", "--server-addr", "127.0.0.1:1")
 
 def run(program: str, *line: str) -> tuple[int, str, str]:
     """How a process ends, and what it says."""
-    ended = subprocess.run([sys.executable, "-c", program, *line], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *line], capture_output=True, text=True, timeout=120
+    )
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -55,7 +59,9 @@ def run(program: str, *line: str) -> tuple[int, str, str]:
         ("aftermath.server", "solders", CLIENT),
     ],
 )
-def test_it_is_one_line_while_modules_are_imported(package: str, module: str, line: tuple[str, ...]) -> None:
+def test_it_is_one_line_while_modules_are_imported(
+    package: str, module: str, line: tuple[str, ...]
+) -> None:
     program = WHEN_IMPORTED.replace("PACKAGE", package).replace("AT:", f"{module!r}:")
     assert run(program, *line) == (130, "", "interrupted\n")
 
@@ -84,7 +90,9 @@ def test_who_has_it_ignored_still_has() -> None:
     """As `nohup` does, or a shell with what it has in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        code, _, err = run(WHEN_IMPORTED.replace("PACKAGE", "aftermath").replace("AT:", "'solders':"), *TRAIN)
+        code, _, err = run(
+            WHEN_IMPORTED.replace("PACKAGE", "aftermath").replace("AT:", "'solders':"), *TRAIN
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     assert code == 1

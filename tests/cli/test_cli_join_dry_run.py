@@ -1,4 +1,6 @@
-"""`train --dry-run` on a real local network: what a join costs, to the lamport, and that nothing has happened."""
+"""`train --dry-run` on a real local network: what a join costs, to the lamport, and that nothing
+has happened.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from cli.test_cli_dry_run import lamports
 __all__ = ["bonded"]
 
 FAR = ("--rpc-2", ELSEWHERE, "--data-root", "/")
-"""A node that is not of this machine: the run's local paths are not opened then, unless the member says where."""
+"""A node that is not of this machine: the run's local paths are not opened then, unless the member
+says where.
+"""
 
 
 def dry(shell: Shell, run_id: str, *more: str | Path | int) -> Outcome:
@@ -35,28 +39,58 @@ def test_it_tells_to_the_lamport_what_a_join_costs_and_what_comes_back(
 ) -> None:
     before, kept = lamports(bonded), dump(bonded, run_id)
     never = tmp_path / "never"
-    found = dry(bonded, run_id, "--max-bond", BOND, "--checkpoint-dir", never, "--events-dir", never).data
+    found = dry(
+        bonded, run_id, "--max-bond", BOND, "--checkpoint-dir", never, "--events-dir", never
+    ).data
     assert (lamports(bonded), dump(bonded, run_id), never.exists()) == (before, kept, False)
-    assert (found["dry_run"], found["refusal"], found["run_id"], found["tier"]) == (True, None, run_id, 0)
+    assert (found["dry_run"], found["refusal"], found["run_id"], found["tier"]) == (
+        True,
+        None,
+        run_id,
+        0,
+    )
     (sent,) = found["transactions"]
-    assert (sent["outcome"], sent["instructions"]) == ("accepted", ["coordinator.enroll", "coordinator.join_run"])
+    assert (sent["outcome"], sent["instructions"]) == (
+        "accepted",
+        ["coordinator.enroll", "coordinator.join_run"],
+    )
     assert [one["rent_lamports"] for one in found["accounts"]] == [minimum_balance(168)]
     assert found["bond_lamports"] == BOND
     asyncio.run(join(bonded, run_id, BOND))
     assert before - lamports(bonded) == found["total_lamports"]
     again = dry(bonded, run_id, "--max-bond", BOND).data
-    assert (again["total_lamports"], again["bond_lamports"], again["accounts"]) == (again["fees_lamports"], 0, [])
+    assert (again["total_lamports"], again["bond_lamports"], again["accounts"]) == (
+        again["fees_lamports"],
+        0,
+        [],
+    )
     asyncio.run(leave(bonded, run_id))
     back = bonded("withdraw", "--run-id", run_id).data["lamports_returned"]
     assert back + FEE == found["withdrawable_lamports"]
 
 
 def test_a_person_reads_the_sum_and_what_is_not_in_it(bonded: Shell, run_id: str) -> None:
-    line = ("train", "--rpc", bonded.rpc, "-w", bonded.wallet, *LOCAL, "--run-id", run_id, "--max-bond", BOND)
+    line = (
+        "train",
+        "--rpc",
+        bonded.rpc,
+        "-w",
+        bonded.wallet,
+        *LOCAL,
+        "--run-id",
+        run_id,
+        "--max-bond",
+        BOND,
+    )
     said = invoke(*line, "--dry-run")
     assert said.code == 0, said.err
     told = " ".join(said.out.split())
-    for words in ("nothing was sent", "of rent, 0.02 SOL of bond", "gives back 0.02", "on top fees of what a member"):
+    for words in (
+        "nothing was sent",
+        "of rent, 0.02 SOL of bond",
+        "gives back 0.02",
+        "on top fees of what a member",
+    ):
         assert words in told
     assert "next:" not in said.err
 
@@ -65,7 +99,11 @@ def test_a_wallet_without_money_is_given_none(bonded: Shell, run_id: str) -> Non
     create_wallet(bonded.wallet.with_name("poor.json"))
     poor = Shell(bonded.rpc, bonded.wallet.with_name("poor.json"))
     found = dry(poor, run_id, "--max-bond", BOND).data
-    assert (found["held_lamports"], found["transactions"][0]["outcome"], lamports(poor)) == (0, "open", 0)
+    assert (found["held_lamports"], found["transactions"][0]["outcome"], lamports(poor)) == (
+        0,
+        "open",
+        0,
+    )
     assert found["needed_lamports"] > found["total_lamports"] > BOND
     elsewhere = dry(poor, run_id, "--max-bond", BOND, *FAR)
     assert elsewhere.error["code"] == "insufficient-funds"
@@ -91,7 +129,9 @@ def test_it_ends_with_what_can_join_says(
         assert bonded(done[0], "--run-id", run_id, *done[1:]).code == 0
     if done and done[0] != "set-paused":
         assert bonded("set-paused", "--run-id", run_id, "resume").code == 0
-    asked = bonded("can-join", "--run-id", run_id, "--address", bonded.wallet, "--device", "cpu", *more)
+    asked = bonded(
+        "can-join", "--run-id", run_id, "--address", bonded.wallet, "--device", "cpu", *more
+    )
     refused = dry(bonded, run_id, *more)
     assert refused.code == asked.code != 0
     assert refused.out == ""

@@ -18,7 +18,9 @@ def stolen(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Path:
     shutil.copytree(material / "tokens", secret)
     (secret / MARK).unlink()
     config = tmp_path / "config.toml"
-    config.write_text((material / "config.toml").read_text().replace(str(material / "tokens"), str(secret)))
+    config.write_text(
+        (material / "config.toml").read_text().replace(str(material / "tokens"), str(secret))
+    )
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
@@ -28,14 +30,18 @@ def stolen(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Path:
 def test_can_join_refuses_foreign_files(owner: Shell, run_id: str, stolen: Path) -> None:
     asked = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
     assert asked.code == 1
-    assert f"the run names {stolen} for its data: paths that a run names are not opened" in asked.out
+    assert (
+        f"the run names {stolen} for its data: paths that a run names are not opened" in asked.out
+    )
     named = owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--data-path", stolen)
     assert named.code == 0, named.out
     assert f"{stolen} (data)" in named.data["reads"]
     assert named.data["contacts"] == []
 
 
-def test_train_and_predownload_refuse_foreign_files(owner: Shell, run_id: str, stolen: Path, material: Path) -> None:
+def test_train_and_predownload_refuse_foreign_files(
+    owner: Shell, run_id: str, stolen: Path, material: Path
+) -> None:
     for command in (("predownload",), ("train", "--dry-run", "--device", "cpu")):
         refused = owner(*command, "--run-id", run_id)
         assert refused.error["error"].startswith(f"the run names {stolen} for its data")

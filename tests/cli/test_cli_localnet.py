@@ -94,7 +94,9 @@ def test_occupied_port() -> None:
     assert str(port) in refused.err
 
 
-def test_engine_validator_without_its_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_engine_validator_without_its_binary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("AFTERMATH_VALIDATOR", raising=False)
     refused = invoke("localnet", "--engine", "validator", "--port", "0")
@@ -104,8 +106,12 @@ def test_engine_validator_without_its_binary(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.slow
-def test_deploy_makes_a_bare_network_usable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Say what deploying both programs costs, then deploy them; `create-run` fails before and works afterwards."""
+def test_deploy_makes_a_bare_network_usable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Say what deploying both programs costs, then deploy them; `create-run` fails before and works
+    afterwards.
+    """
     monkeypatch.chdir(ROOT)
     create_wallet(tmp_path / "w.json")
     with bare_network() as rpc:
@@ -163,20 +169,26 @@ def test_deploy_leaves_what_is_there(owner: Shell, monkeypatch: pytest.MonkeyPat
 
 def test_deploy_refuses_a_key_the_program_was_not_built_for(owner: Shell, tmp_path: Path) -> None:
     create_wallet(tmp_path / "key.json")
-    refused = owner("deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json").error
+    refused = owner(
+        "deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json"
+    ).error
     assert "is built for the address" in refused["error"]
     assert "declare_id!" in refused["fix"]
 
 
 def test_deploy_needs_to_know_whose_key_it_is(owner: Shell, tmp_path: Path) -> None:
     assert owner("deploy", "--program-keypair", tmp_path / "key.json").code == 2
-    missing = owner("deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json").error
+    missing = owner(
+        "deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json"
+    ).error
     assert "key.json" in missing["error"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(VALIDATOR is None, reason="solana-test-validator is not installed")
-def test_engine_validator_runs_the_same_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_engine_validator_runs_the_same_commands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("AFTERMATH_VALIDATOR", str(VALIDATOR))
     create_wallet(tmp_path / "w.json")
     with localnet("--engine", "validator") as rpc:

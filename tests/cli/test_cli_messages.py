@@ -1,4 +1,5 @@
-"""Every error in the sources reads like the others: a sentence that goes on where `error: ` ends, and a fix.
+"""Every error in the sources reads like the others: a sentence that goes on where `error: ` ends,
+and a fix.
 
 How fixes begin is `docs/test_fixes.py`'s.
 """
@@ -31,17 +32,25 @@ def texts(node: ast.expr) -> Iterator[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
-        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        yield "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
+        )
     elif isinstance(node, ast.IfExp):
         yield from (*texts(node.body), *texts(node.orelse))
 
 
 def told() -> Iterator[tuple[str, str, bool]]:
-    """(place, text, whether it is a fix) of every sentence and every fix that an error is made with."""
+    """(place, text, whether it is a fix) of every sentence and every fix that an error is made
+    with.
+    """
     named = {kind.__name__: 1 if issubclass(kind, Refused) else 0 for kind in kinds(AftermathError)}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in named:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in named
+            ):
                 first = named[node.func.id]
                 sentences, fixes = node.args[first : first + 1], node.args[first + 1 : first + 2]
                 fixes += [word.value for word in node.keywords if word.arg == "fix"]
@@ -54,6 +63,8 @@ def test_sentences_begin_small_and_they_and_fixes_end_without_a_stop() -> None:
     found = list(told())
     assert len(found) > 300
     odd = [
-        (where, text) for where, text, is_fix in found if not is_fix and text[:1].isupper() and not PROPER.match(text)
+        (where, text)
+        for where, text, is_fix in found
+        if not is_fix and text[:1].isupper() and not PROPER.match(text)
     ]
     assert not odd + [(where, text) for where, text, _ in found if text.endswith(".")]

@@ -1,4 +1,6 @@
-"""`model …`: presets are of the size they are named by, what is exported merges back, what is broken is told."""
+"""`model …`: presets are of the size they are named by, what is exported merges back, what is
+broken is told.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_preset_is_named_by_its_true_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("deepseek")])
-def test_a_deepseek_of_a_preset_is_written_for_all_its_tiers_and_predicts_in_each(name: str, tmp_path: Path) -> None:
+def test_a_deepseek_of_a_preset_is_written_for_all_its_tiers_and_predicts_in_each(
+    name: str, tmp_path: Path
+) -> None:
     small = ("--layers", "2", "--vocab", "257", "--tiers", "4")
     done = invoke("model", "init", "--preset", name, *small, "--out", str(tmp_path / "m"), "--json")
     assert done.code == 0
@@ -53,7 +57,17 @@ def test_a_deepseek_of_a_preset_is_written_for_all_its_tiers_and_predicts_in_eac
 
 
 def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
-    done = invoke("model", "init", "--preset", "llama-1m", "--layers", "1", "--out", str(tmp_path / "m"), "--json")
+    done = invoke(
+        "model",
+        "init",
+        "--preset",
+        "llama-1m",
+        "--layers",
+        "1",
+        "--out",
+        str(tmp_path / "m"),
+        "--json",
+    )
     assert done.code == 0
     assert json.loads(done.out)["tiers"].keys() == {"0", "1", "2"}
     shown = json.loads(invoke("model", "inspect", "--model", str(tmp_path / "m"), "--json").out)
@@ -77,16 +91,24 @@ def test_inspect_of_a_slice_lists_only_its_tiers(made: Path) -> None:
     assert part["tiers"] == {tier: count for tier, count in full["tiers"].items() if tier != "0"}
 
 
-def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_takes_its_place(made: Path) -> None:
+def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_takes_its_place(
+    made: Path,
+) -> None:
     part = made.with_name("m-tier1")
     for name in ("same", "changed"):
         if name == "changed":
             weights = load_file(part / "model.safetensors")
-            save_file({key: value + 1 for key, value in weights.items()}, part / "model.safetensors")
+            save_file(
+                {key: value + 1 for key, value in weights.items()}, part / "model.safetensors"
+            )
         out = made.with_name(name)
-        done = invoke("model", "merge", "--into", str(made), "--slice", str(part), "--out", str(out))
+        done = invoke(
+            "model", "merge", "--into", str(made), "--slice", str(part), "--out", str(out)
+        )
         assert (done.code, "differ from" in done.err) == (0, name == "changed")
-    full, same, changed = (load_file(made.with_name(name) / "model.safetensors") for name in ("m", "same", "changed"))
+    full, same, changed = (
+        load_file(made.with_name(name) / "model.safetensors") for name in ("m", "same", "changed")
+    )
     assert all(torch.equal(full[key], same[key]) for key in full)
     gate = "model.layers.0.mlp.gate_proj.weight"
     assert torch.equal(changed[gate][:32], full[gate][:32] + 1)
@@ -126,8 +148,16 @@ def _not_finite(weights: dict[str, torch.Tensor]) -> None:
     ("file", "change", "says"),
     [
         ("m/model.safetensors", _not_finite, "model.norm.weight holds a value that is not finite"),
-        ("m-tier2/model.safetensors", lambda weights: weights["model.norm.weight"].add_(1), "SHA-256 differs"),
-        ("m/model.safetensors", lambda weights: weights.pop("model.norm.weight"), "model.norm.weight"),
+        (
+            "m-tier2/model.safetensors",
+            lambda weights: weights["model.norm.weight"].add_(1),
+            "SHA-256 differs",
+        ),
+        (
+            "m/model.safetensors",
+            lambda weights: weights.pop("model.norm.weight"),
+            "model.norm.weight",
+        ),
     ],
 )
 def test_what_is_broken_is_told(made: Path, file: str, change: Any, says: str) -> None:
@@ -144,7 +174,9 @@ def test_a_tier_that_is_another_model_is_told_though_its_digest_is_right(made: P
     assert json.loads(invoke("model", "verify", "--model", str(made), "--json").out)["tiers"] == []
     part = made.with_name("m-tier1") / "model.safetensors"
     _changed(part, lambda weights: weights["model.norm.weight"].add_(1))
-    slice_alone = invoke("model", "verify", "--model", str(made.with_name("m-tier1")), "--json").data
+    slice_alone = invoke(
+        "model", "verify", "--model", str(made.with_name("m-tier1")), "--json"
+    ).data
     assert (slice_alone["slice_of"], slice_alone["files"], slice_alone["tiers"]) == (1, 0, [])
 
 
@@ -161,35 +193,61 @@ def test_model_verify_of_slice_checks_its_tensors_and_digests(made: Path) -> Non
     assert "is not finite" in invoke("model", "verify", "--model", str(moved)).err
 
 
-def test_model_merge_of_slice_from_another_training_warns_with_its_distance(made: Path, tmp_path: Path) -> None:
+def test_model_merge_of_slice_from_another_training_warns_with_its_distance(
+    made: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", str(other), "--seed", "7", *SHAPE).code == 0
     part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
     assert told.code == 0
-    found = re.search(r"warning: \d+ tensors of .* differ from .* by (\d+)\.\d%", told.err.replace("\n", " "))
+    found = re.search(
+        r"warning: \d+ tensors of .* differ from .* by (\d+)\.\d%", told.err.replace("\n", " ")
+    )
     assert found
     assert int(found[1]) > 10
 
 
-BESIDE = ("chat_template.jinja", "added_tokens.json", "tokenizer.model", "merges.txt", "LICENSE", "README.md")
+BESIDE = (
+    "chat_template.jinja",
+    "added_tokens.json",
+    "tokenizer.model",
+    "merges.txt",
+    "LICENSE",
+    "README.md",
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
-def test_model_export_to_another_directory_has_all_files_and_its_dtype(made: Path, tmp_path: Path, dtype: str) -> None:
+def test_model_export_to_another_directory_has_all_files_and_its_dtype(
+    made: Path, tmp_path: Path, dtype: str
+) -> None:
     for name in BESIDE:
         (made / name).write_text("{}")
     out = tmp_path / "out"
-    done = invoke("model", "export", "--src", made, "--tiers", "1,2", "--out", out, "--dtype", dtype)
+    done = invoke(
+        "model", "export", "--src", made, "--tiers", "1,2", "--out", out, "--dtype", dtype
+    )
     assert done.code == 0, done.err
     wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
     for tier, name in enumerate(("m", "m-tier1", "m-tier2")):
-        assert {path.name for path in (out / name).iterdir()} >= {*BESIDE, "tokenizer.json", "tokenizer_config.json"}
-        assert {tensor.dtype for tensor in load_file(out / name / "model.safetensors").values()} == {wanted}
-        assert json.loads((out / name / "config.json").read_text())["torch_dtype"] == str(wanted).split(".")[1]
+        assert {path.name for path in (out / name).iterdir()} >= {
+            *BESIDE,
+            "tokenizer.json",
+            "tokenizer_config.json",
+        }
+        assert {
+            tensor.dtype for tensor in load_file(out / name / "model.safetensors").values()
+        } == {wanted}
+        assert (
+            json.loads((out / name / "config.json").read_text())["torch_dtype"]
+            == str(wanted).split(".")[1]
+        )
         expected = load(made, tier, "universal")
         found = load(out / name, tier)
-        assert all(torch.equal(found[key], tensor.to(wanted).float()) for key, tensor in expected.items())
+        assert all(
+            torch.equal(found[key], tensor.to(wanted).float()) for key, tensor in expected.items()
+        )
     assert invoke("model", "verify", "--model", out / "m", "--json").data["tiers"] == [1, 2]
 
 
@@ -199,13 +257,17 @@ def test_model_export_of_bf16_beside_a_checkpoint_needs_its_very_numbers(made: P
     assert (told.code, "--out DIRECTORY" in told.err) == (1, True)
     assert (made.with_name("m-tier1") / "model.safetensors").read_bytes() == before
     weights = load_file(made / "model.safetensors")
-    save_file({key: tensor.bfloat16() for key, tensor in weights.items()}, made / "model.safetensors")
+    save_file(
+        {key: tensor.bfloat16() for key, tensor in weights.items()}, made / "model.safetensors"
+    )
     assert invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "bfloat16").code == 0
     assert invoke("model", "verify", "--model", made, "--json").data["tiers"] == [1]
     assert invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "int8").code == 2
 
 
-def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     told = invoke("model", "push", "--model", str(made), "--repo", "nobody")
     assert (told.code, "It is OWNER/NAME" in told.err) == (2, True)
@@ -238,7 +300,16 @@ def test_model_init_takes_vocabulary_and_end_token_of_the_tokenizer(
 ) -> None:
     named = {"bos_token": "<s>", "eos_token": {"content": "</x>"}}
     tokenizer = _tokenizer(tmp_path, tokenizer_config=named)
-    done = invoke("model", "init", *options, "--tokenizer", tokenizer.parent, "--out", tmp_path / "m", "--json")
+    done = invoke(
+        "model",
+        "init",
+        *options,
+        "--tokenizer",
+        tokenizer.parent,
+        "--out",
+        tmp_path / "m",
+        "--json",
+    )
     assert done.data["vocab"] == size
     config = config_of(json.loads((tmp_path / "m" / "config.json").read_text()))
     assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (size, 257, 258)
@@ -266,29 +337,44 @@ def test_model_init_with_an_unfit_tokenizer_writes_nothing(
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     (tmp_path / "object.json").write_text('{"model": {}}')
     (tmp_path / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
-    refused = invoke("model", "init", "--tokenizer", tmp_path / file, *options, "--out", tmp_path / "m")
-    assert (refused.code, says in refused.err, "fix:" in refused.err) == (code, True, True), refused.err
+    refused = invoke(
+        "model", "init", "--tokenizer", tmp_path / file, *options, "--out", tmp_path / "m"
+    )
+    assert (refused.code, says in refused.err, "fix:" in refused.err) == (code, True, True), (
+        refused.err
+    )
     assert not (tmp_path / "m").exists()
 
 
 def test_model_init_without_an_end_token_says_so(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
     words.save(str(tmp_path / "t.json"))
-    done = invoke("model", "init", *SHAPE, "--tokenizer", tmp_path / "t.json", "--out", tmp_path / "m")
+    done = invoke(
+        "model", "init", *SHAPE, "--tokenizer", tmp_path / "t.json", "--out", tmp_path / "m"
+    )
     assert done.code == 0
     assert "no end-of-text token" in done.err
     assert json.loads((tmp_path / "m" / "config.json").read_text())["eos_token_id"] is None
 
 
 @pytest.mark.parametrize("in_checkpoint", [True, False])
-def test_model_init_carries_the_files_beside_the_tokenizer(made: Path, tmp_path: Path, in_checkpoint: bool) -> None:
+def test_model_init_carries_the_files_beside_the_tokenizer(
+    made: Path, tmp_path: Path, in_checkpoint: bool
+) -> None:
     place = made if in_checkpoint else tmp_path / "tokens"
     place.mkdir(exist_ok=True)
     _tokenizer(place)
     for name in BESIDE:
         (place / name).write_text("{}")
     done = invoke(
-        "model", "init", "--preset", "llama-1m", "--tokenizer", place / "tokenizer.json", "--out", tmp_path / "n"
+        "model",
+        "init",
+        "--preset",
+        "llama-1m",
+        "--tokenizer",
+        place / "tokenizer.json",
+        "--out",
+        tmp_path / "n",
     )
     assert done.code == 0, done.err
     licensed = {"LICENSE"} if in_checkpoint else set()

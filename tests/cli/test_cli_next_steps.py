@@ -1,4 +1,6 @@
-"""The line that says what usually follows: its commands exist, and people get it where scripts do not."""
+"""The line that says what usually follows: its commands exist, and people get it where scripts do
+not.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,23 @@ def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> No
     given = [word for word in words[len(follows.split()) :] if word.startswith("-")]
     assert set(given) <= {flag for option in command.params for flag in option.opts}
     required = [option for option in command.params if option.required]
-    assert {option.opts[0] for option in required if option.param_type_name == "option"} <= set(given)
+    assert {option.opts[0] for option in required if option.param_type_name == "option"} <= set(
+        given
+    )
 
 
 def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"rpc": "http://x:1", "wallet_private_key_path": Path("my wallet.json"), "run_id": "a b"}
+    given = {
+        "rpc": "http://x:1",
+        "wallet_private_key_path": Path("my wallet.json"),
+        "run_id": "a b",
+    }
     assert line(NEXT["rewind", ""], given) == (
         "aftermath-solana set-paused --run-id 'a b' resume --rpc http://x:1 -w 'my wallet.json'"
     )
-    assert line(NEXT["reopen", ""], given) == "aftermath-solana watch --run-id 'a b' --rpc http://x:1"
+    assert (
+        line(NEXT["reopen", ""], given) == "aftermath-solana watch --run-id 'a b' --rpc http://x:1"
+    )
     monkeypatch.setenv("RPC", "http://x:1")
     assert line(NEXT["reopen", ""], given) == "aftermath-solana watch --run-id 'a b'"
     invited = line(NEXT["update-config", "invited"], given)
@@ -58,7 +68,9 @@ def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
     made = invoke("show-identity", "--create", "-w", wallet)
     assert f"next: aftermath-solana config set wallet {wallet}\n" in made.err
     assert "next:" not in invoke("show-identity", "-w", wallet).err
-    written = invoke("model", "init", "--out", model, "--hidden", 32, "--layers", 1, "--intermediate", 64)
+    written = invoke(
+        "model", "init", "--out", model, "--hidden", 32, "--layers", 1, "--intermediate", 64
+    )
     assert f"next: aftermath-solana model inspect --model {model}\n" in written.err
     given = {"run_id": "demo", "matformer_tier": 1, "rpc": "http://x:1"}
     for before in ("can-join", "predownload"):
@@ -70,15 +82,30 @@ def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "options"),
     [
-        ({"matformer_tier": 0}, "--matformer-tier 0 -w FILE --checkpoint-dir runs/demo/checkpoints"),
-        ({"matformer_tier": AUTO_TIER}, "--matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints"),
-        ({"matformer_tier": 0, "run_id": "../a b"}, "-w FILE --checkpoint-dir runs/_a_b/checkpoints"),
-        ({"owner": "KEY", "max_bond": 0, "device": "auto", "data_path": None}, "-w FILE --owner KEY"),
+        (
+            {"matformer_tier": 0},
+            "--matformer-tier 0 -w FILE --checkpoint-dir runs/demo/checkpoints",
+        ),
+        (
+            {"matformer_tier": AUTO_TIER},
+            "--matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints",
+        ),
+        (
+            {"matformer_tier": 0, "run_id": "../a b"},
+            "-w FILE --checkpoint-dir runs/_a_b/checkpoints",
+        ),
+        (
+            {"owner": "KEY", "max_bond": 0, "device": "auto", "data_path": None},
+            "-w FILE --owner KEY",
+        ),
         (
             {"data_path": Path("a b"), "allow_private_network": True},
             "-w FILE --data-path 'a b' --allow-private-network",
         ),
-        ({"max_bond": 7, "device": "cpu", "authorizer": "A"}, "-w FILE --authorizer A --max-bond 7 --device cpu"),
+        (
+            {"max_bond": 7, "device": "cpu", "authorizer": "A"},
+            "-w FILE --authorizer A --max-bond 7 --device cpu",
+        ),
     ],
 )
 def test_next_train_command_keeps_model_and_options(given: dict[str, object], options: str) -> None:
@@ -108,34 +135,50 @@ def test_people_are_told_and_scripts_are_not(
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     where = f"--rpc {owner.rpc} -w {owner.wallet}"
     made = invoke("create-run", *named, "--join-authority", owner.wallet)
-    assert f"next: aftermath-solana update-config --run-id {run_id} --config-path FILE {where}\n" in made.err
+    assert (
+        f"next: aftermath-solana update-config --run-id {run_id} --config-path FILE {where}\n"
+        in made.err
+    )
     update = ("update-config", *named, "--config-path", material / "config.toml")
     assert "next:" not in invoke(*update, "--dry-run").err
-    assert f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n" in invoke(*update).err
+    assert (
+        f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n"
+        in invoke(*update).err
+    )
     monkeypatch.setenv(QUIET, "1")
     assert "next:" not in invoke(*update).err
     monkeypatch.delenv(QUIET)
     assert "next:" not in owner("set-paused", "--run-id", run_id, "resume").err
     failed = invoke("set-paused", *named, "resume")
     assert failed.code == 1
-    assert f"error: run {run_id} is running already\nfix: Follow it: aftermath-solana watch --run-id" in failed.err
+    assert (
+        f"error: run {run_id} is running already\nfix: Follow it: aftermath-solana watch --run-id"
+        in failed.err
+    )
     assert "next:" not in failed.err
     paused = invoke("set-paused", *named, "pause").err
     assert "next: aftermath-solana update-config" in paused
 
 
-def test_who_invites_members_is_told_to_invite_them(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_who_invites_members_is_told_to_invite_them(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
     create_wallet(tmp_path / "grantor.json")
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named, "--join-authority", tmp_path / "grantor.json").code == 0
     said = invoke("update-config", *named, "--config-path", material / "config.toml").err
-    assert f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH" in said
+    assert (
+        f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH"
+        in said
+    )
     asked = {"run_id": "demo", "matformer_tier": AUTO_TIER}
     assert line(NEXT["can-join", ""], asked) == (
         "aftermath-solana train --run-id demo --matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints"
     )
     asked |= {"address": "my wallet.json"}
-    assert "--matformer-tier auto -w 'my wallet.json' --checkpoint-dir" in line(NEXT["can-join", "file"], asked)
+    assert "--matformer-tier auto -w 'my wallet.json' --checkpoint-dir" in line(
+        NEXT["can-join", "file"], asked
+    )
 
 
 def test_a_run_that_will_pause_is_watched_until_it_has() -> None:
@@ -145,7 +188,12 @@ def test_a_run_that_will_pause_is_watched_until_it_has() -> None:
         assert "watch" in NEXT["set-paused", case_of(builders.run(state, pending_pause=True))]
 
 
-GIVEN = {"rpc": "http://x:1", "ws_rpc": "ws://x:9", "wallet_private_key_path": Path("my wallet.json"), "run_id": "r"}
+GIVEN = {
+    "rpc": "http://x:1",
+    "ws_rpc": "ws://x:9",
+    "wallet_private_key_path": Path("my wallet.json"),
+    "run_id": "r",
+}
 CLUSTER = "--rpc http://x:1 --ws-rpc ws://x:9"
 WHERE = f"{CLUSTER} -w 'my wallet.json'"
 SUGGESTED = {
@@ -193,7 +241,9 @@ def test_suggested_command_leaves_out_what_is_stored(
     assert "--rpc http://x:1" in completed("aftermath-solana tick", given)
 
 
-def test_copied_fix_of_a_refused_change_does_as_it_says(owner: Shell, run_id: str, material: Path) -> None:
+def test_copied_fix_of_a_refused_change_does_as_it_says(
+    owner: Shell, run_id: str, material: Path
+) -> None:
     named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     assert invoke("create-run", *named).code == 0
     update = ("update-config", *named, "--config-path", material / "config.toml")

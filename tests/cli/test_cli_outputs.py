@@ -29,21 +29,58 @@ def model_init(material: Path, out: Path) -> list[str | Path]:
 
 
 def model_merge(material: Path, out: Path) -> list[str | Path]:
-    return ["model", "merge", "--into", material / "model", "--slice", material / "model", "--out", out]
+    return [
+        "model",
+        "merge",
+        "--into",
+        material / "model",
+        "--slice",
+        material / "model",
+        "--out",
+        out,
+    ]
 
 
 def model_export(material: Path, out: Path) -> list[str | Path]:
-    return ["model", "export", "--src", material / out.name.removesuffix("-tier1"), "--tiers", "1", "--out", out.parent]
+    return [
+        "model",
+        "export",
+        "--src",
+        material / out.name.removesuffix("-tier1"),
+        "--tiers",
+        "1",
+        "--out",
+        out.parent,
+    ]
 
 
 def train_local(material: Path, out: Path) -> list[str | Path]:
-    chosen = ["--steps", "2", "--total-batch", "2", "--lr", "0.001", "--device", "cpu", "--threads", "1"]
+    chosen = [
+        "--steps",
+        "2",
+        "--total-batch",
+        "2",
+        "--lr",
+        "0.001",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
     return ["train-local", "--config-path", material / "config.toml", *chosen, "--out", out]
 
 
 def local_testnet(material: Path, out: Path) -> list[str | Path]:
     clients = ["--num-clients", "1", "--headless", "--headless-exit-after-secs", "1"]
-    return ["local-testnet", "start", "--config-path", material / "config.toml", *clients, "--dir", out]
+    return [
+        "local-testnet",
+        "start",
+        "--config-path",
+        material / "config.toml",
+        *clients,
+        "--dir",
+        out,
+    ]
 
 
 def localnet_reset(material: Path, out: Path) -> list[str | Path]:
@@ -81,14 +118,27 @@ def device(place: Path, home: Path) -> None:
     place.symlink_to("/dev/null")
 
 
-PLACES = [foreign_directory, directory_with_a_checkpoint, symbolic_link, dangling_link, wallet, device]
+PLACES = [
+    foreign_directory,
+    directory_with_a_checkpoint,
+    symbolic_link,
+    dangling_link,
+    wallet,
+    device,
+]
 
 
 def everything_in(root: Path) -> dict[str, str]:
     """Every path below a directory, with what a link names and what a file holds."""
     found = {}
     for path in sorted(root.rglob("*")):
-        what = f"-> {path.readlink()}" if path.is_symlink() else path.read_bytes().hex() if path.is_file() else "/"
+        what = (
+            f"-> {path.readlink()}"
+            if path.is_symlink()
+            else path.read_bytes().hex()
+            if path.is_file()
+            else "/"
+        )
         found[str(path.relative_to(root))] = what
     return found
 
@@ -114,7 +164,9 @@ def test_directory_output_keeps_foreign_entries(
     assert everything_in(home) == before
 
 
-@pytest.mark.parametrize("line", [model_init, model_merge, train_local], ids=lambda line: line.__name__)
+@pytest.mark.parametrize(
+    "line", [model_init, model_merge, train_local], ids=lambda line: line.__name__
+)
 def test_directory_output_refuses_current_directory_and_stdout(
     line: Line, material: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +178,9 @@ def test_directory_output_refuses_current_directory_and_stdout(
     assert everything_in(home) == before
 
 
-@pytest.mark.parametrize("line", [model_init, model_merge, model_export], ids=lambda line: line.__name__)
+@pytest.mark.parametrize(
+    "line", [model_init, model_merge, model_export], ids=lambda line: line.__name__
+)
 def test_directory_output_replaces_own_output(line: Line, material: Path, home: Path) -> None:
     out = home / "model-tier1"
     assert invoke(*line(material, out)).code == 0
@@ -156,7 +210,8 @@ def test_tokenize_leaves_the_tokenizer_of_a_folder_alone(home: Path) -> None:
     assert everything_in(home) == {"tokenizer.json": b"mine".hex()}
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files
+#  ------------------------------------------------------------------------------------------------------------
 
 
 def events_in(home: Path) -> Path:
@@ -199,10 +254,14 @@ FILES = [plot, events_csv, events_lines, preview, init, dense]
 
 
 @pytest.mark.parametrize(
-    "place", [foreign_directory, symbolic_link, dangling_link, wallet, device], ids=lambda p: p.__name__
+    "place",
+    [foreign_directory, symbolic_link, dangling_link, wallet, device],
+    ids=lambda p: p.__name__,
 )
 @pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
-def test_file_output_keeps_foreign_entries(line: Line, place: Callable[[Path, Path], None], home: Path) -> None:
+def test_file_output_keeps_foreign_entries(
+    line: Line, place: Callable[[Path, Path], None], home: Path
+) -> None:
     out = home / "out" / "file.png"
     out.parent.mkdir()
     words = line(home, out)
@@ -270,7 +329,9 @@ def test_output_without_room_in_new_directory_leaves_nothing(
     with room_for(0):
         done = invoke(*line(home, Path("new/er/file")))
     assert done.code == 1
-    assert re.search(r"^error: cannot write the [^:]+: File too large$", done.err, re.MULTILINE), done.err
+    assert re.search(r"^error: cannot write the [^:]+: File too large$", done.err, re.MULTILINE), (
+        done.err
+    )
     assert "fix: Free some space" in done.err
     assert not [path for path in home.rglob("*") if path.is_file() and path.stat().st_size]
     assert not (home / "new").exists()
@@ -306,8 +367,12 @@ def test_export_of_foreign_directory_is_refused_with_option(
     assert "fix: Export to another directory: --out DIRECTORY" in refused.err
 
 
-@pytest.mark.parametrize("line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__)
-def test_a_dash_is_the_standard_output(line: Line, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__
+)
+def test_a_dash_is_the_standard_output(
+    line: Line, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(home)
     words = line(home, Path("-"))
     before = everything_in(home)

@@ -1,4 +1,6 @@
-"""An owner's way through a run, on a real local network: create, configure, start, change, pause, close."""
+"""An owner's way through a run, on a real local network: create, configure, start, change, pause,
+close.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from cli.conftest import new_run_id, new_user
 
 @pytest.fixture
 def created(owner: Shell, run_id: str) -> Shell:
-    assert owner("create-run", "--run-id", run_id, "--name", "Test", "--description", "A test").code == 0
+    assert (
+        owner("create-run", "--run-id", run_id, "--name", "Test", "--description", "A test").code
+        == 0
+    )
     return owner
 
 
@@ -35,11 +40,16 @@ def configured(created: Shell, run_id: str, material: Path) -> Shell:
 
 
 @pytest.fixture(scope="module")
-def unchanged(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, str]:
+def unchanged(
+    rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Shell, str]:
     """The owner of a configured run that no test changes, and the run's id."""
     owner, run_id = new_user(rpc, tmp_path_factory.mktemp("unchanged")), new_run_id()
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     return owner, run_id
 
 
@@ -48,7 +58,9 @@ def state_of(shell: Shell, run_id: str) -> str:
 
 
 def test_the_seeds_command_lines(owner: Shell, run_id: str, material: Path) -> None:
-    """The three command lines of the seed's book with our command's name, `resume` as a bare word included."""
+    """The three command lines of the seed's book with our command's name, `resume` as a bare word
+    included.
+    """
     where = ("--rpc", owner.rpc, "--ws-rpc", websocket(owner.rpc), "--run-id", run_id)
     signer = ("-w", owner.wallet)
     lines = (
@@ -69,7 +81,9 @@ def websocket(rpc: str) -> str:
     return f"ws://{host}:{int(port) + 1}"
 
 
-def test_create_run_makes_full_accounts_in_few_transactions(created: Shell, owner: Shell, run_id: str) -> None:
+def test_create_run_makes_full_accounts_in_few_transactions(
+    created: Shell, owner: Shell, run_id: str
+) -> None:
     dump = created("json-dump-run", "--run-id", run_id).data
     assert dump["model"]["metadata"]["name"] == "Test"
     assert dump["members"]["seats"] == []
@@ -86,7 +100,9 @@ def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, r
     from aftermath.cli.options import SigningOptions
 
     async def first_step_only() -> None:
-        async with sign_in(SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)) as chain:
+        async with sign_in(
+            SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)
+        ) as chain:
             await chain.sender.send(chain.coordinator.creation(run_id)[:1])
 
     asyncio.run(first_step_only())
@@ -116,7 +132,9 @@ def test_a_run_that_trains_is_not_said_to_need_a_pause_to_whom_it_does_not_belon
     assert refused["error"] == f"run {run_id} belongs to another wallet"
 
 
-def test_update_config_sets_schema_and_figures(unchanged: tuple[Shell, str], material: Path) -> None:
+def test_update_config_sets_schema_and_figures(
+    unchanged: tuple[Shell, str], material: Path
+) -> None:
     configured, run_id = unchanged
     dump = configured("json-dump-run", "--run-id", run_id).data
     assert dump["model"]["tier_widths"] == [256, 128, 64]
@@ -151,22 +169,32 @@ def test_the_bytes_of_a_round_are_said_and_large_ones_warned_about(
 ) -> None:
     change = ("update-config", "--run-id", run_id, "--config-path")
     found = created(*change, material / "config.toml").data
-    # Level 2 has 29 blocks with 10 * 85 + 10 * 88 + 4 * 80 + 5 * 40 bits of index codes. Levels 1 and 0 have 6 and 12
-    # blocks of 88 bits. Each block has 8 signs. The codes and the signs of a level end with whole bytes.
+    # Level 2 has 29 blocks with 10 * 85 + 10 * 88 + 4 * 80 + 5 * 40 bits of index codes. Levels 1
+    # and 0 have 6 and 12 blocks of 88 bits. Each block has 8 signs. The codes and the signs of a
+    # level end with whole bytes.
     assert found["bytes_per_round"] == [282 + 29 + 66 + 6 + 132 + 12, 282 + 29 + 66 + 6, 282 + 29]
     assert found["warnings"] == []
     config = tmp_path / "config.toml"
     topk = "compression_topk = 8\n"
-    config.write_text((material / "config.toml").read_text().replace(topk, topk + "compression_topk_embeddings = 64\n"))
+    config.write_text(
+        (material / "config.toml")
+        .read_text()
+        .replace(topk, topk + "compression_topk_embeddings = 64\n")
+    )
     more = created(*change, config)
     # 10 of the blocks keep 64, in 488 bits and as many signs
     assert more.data["bytes_per_round"] == [785 + 99 + 216, 785 + 99 + 72, 785 + 99]
     assert more.data["schema_hash"] != found["schema_hash"]
     dump = created("json-dump-run", "--run-id", run_id).data["model"]
-    assert (dump["optimizer"]["compression_topk_embeddings"], dump["schema_hash"]) == (64, more.data["schema_hash"])
+    assert (dump["optimizer"]["compression_topk_embeddings"], dump["schema_hash"]) == (
+        64,
+        more.data["schema_hash"],
+    )
 
 
-@pytest.mark.parametrize(("ends", "idle"), [(24, "from step 24 on and the run has 48 steps"), (47, ""), (48, "")])
+@pytest.mark.parametrize(
+    ("ends", "idle"), [(24, "from step 24 on and the run has 48 steps"), (47, ""), (48, "")]
+)
 def test_a_rate_that_is_zero_long_before_the_end_is_warned_about(
     created: Shell, run_id: str, material: Path, tmp_path: Path, ends: int, idle: str
 ) -> None:
@@ -175,17 +203,26 @@ def test_a_rate_that_is_zero_long_before_the_end_is_warned_about(
     schedule = "total_steps = 48\nfinal_lr = 1.0e-3"
     assert schedule in text
     config.write_text(text.replace(schedule, f"total_steps = {ends}\nfinal_lr = 0.0"))
-    warnings = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    warnings = created("update-config", "--run-id", run_id, "--config-path", config).data[
+        "warnings"
+    ]
     assert [idle in warning for warning in warnings] == [True] * bool(idle)
 
 
-def test_an_optimizer_without_results_is_refused(created: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_an_optimizer_without_results_is_refused(
+    created: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "config.toml"
     head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
-    config.write_text(head + "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8\n")
+    config.write_text(
+        head + "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8\n"
+    )
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error
     assert "AdamW is not supported" in refused["error"]
-    assert "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as" in refused["error"]
+    assert (
+        "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as"
+        in refused["error"]
+    )
 
 
 def test_a_run_with_inner_steps_is_configured_and_shown(
@@ -194,14 +231,23 @@ def test_a_run_with_inner_steps_is_configured_and_shown(
     config = tmp_path / "config.toml"
     head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\n")
-    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
+        "warnings"
+    ]
     assert "overlap = 1: SparseLoCo learns less with it" in warning
     head = head.replace("[config]\n", "[config]\noverlap = 0\n")
-    config.write_text(head + '[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\ndivisor = "root"\nvalue_bits = 1\n')
+    config.write_text(
+        head
+        + '[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\ndivisor = "root"\nvalue_bits = 1\n'
+    )
     found = created("update-config", "--run-id", run_id, "--config-path", config)
-    # 29, 6 and 12 blocks on levels 2, 1 and 0, of 6 bits for the exponent and 32 for signs. Index codes take 6984 bits
-    # on level 2 (64 for a block of 64) and 288 for every other block.
-    assert found.data["bytes_per_round"] == [873 + 216 + 432 + 138 + 29 + 57, 873 + 216 + 138 + 29, 873 + 138]
+    # 29, 6 and 12 blocks on levels 2, 1 and 0, of 6 bits for the exponent and 32 for signs. Index
+    # codes take 6984 bits on level 2 (64 for a block of 64) and 288 for every other block.
+    assert found.data["bytes_per_round"] == [
+        873 + 216 + 432 + 138 + 29 + 57,
+        873 + 216 + 138 + 29,
+        873 + 138,
+    ]
     dump = created("json-dump-run", "--run-id", run_id).data["model"]
     assert dump["schema_hash"] == found.data["schema_hash"]
     assert dump["optimizer"] == {
@@ -221,7 +267,9 @@ def test_a_run_with_inner_steps_is_configured_and_shown(
     }
     assert found.data["warnings"] == []
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\ninner_steps = 5\n")
-    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
+        "warnings"
+    ]
     assert "with 3 members and global_batch_size_start = 12 that is 4" in warning
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\nvalue_bits = 3\n")
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
@@ -240,7 +288,9 @@ def test_texts_change_alone(configured: Shell, run_id: str) -> None:
     assert after["schema_hash"] == before["schema_hash"]
 
 
-def test_restart_from_step_skips_the_data_of_the_steps_before(configured: Shell, run_id: str) -> None:
+def test_restart_from_step_skips_the_data_of_the_steps_before(
+    configured: Shell, run_id: str
+) -> None:
     configured("set-paused", "--run-id", run_id, "--resume")
     configured("set-paused", "--run-id", run_id, "pause")
     assert configured("update-config", "--run-id", run_id, "--restart-from-step", 11).code == 0
@@ -263,7 +313,9 @@ def step_shown(shell: Shell, run_id: str) -> int:
 
 def test_switch_to_hub_takes_the_model_from_the_checkpoint(configured: Shell, run_id: str) -> None:
     assert configured("update-config", "--run-id", run_id, "--switch-to-hub").code == 0
-    assert configured("json-dump-run", "--run-id", run_id).data["run"]["model_source"] == "checkpoint"
+    assert (
+        configured("json-dump-run", "--run-id", run_id).data["run"]["model_source"] == "checkpoint"
+    )
 
 
 def test_restart_counts_the_batch_warm_up() -> None:
@@ -295,18 +347,26 @@ class _Run:
 def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     resumed = configured("set-paused", "--run-id", run_id, "resume").data
     assert resumed["state"] == "waiting_for_members"
-    ticked = invoke("tick", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 1).out
+    ticked = invoke(
+        "tick", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 1
+    ).out
     assert f"run {run_id}, which is now waiting for members" in ticked
     refused = configured("update-config", "--run-id", run_id, "--name", "No").error
     assert "set-paused" in refused["fix"]
-    assert refused["code"] == configured("close-run", "--run-id", run_id, "--yes").error["code"] == "not-halted"
+    assert (
+        refused["code"]
+        == configured("close-run", "--run-id", run_id, "--yes").error["code"]
+        == "not-halted"
+    )
     unsaid = configured("set-paused", "--run-id", run_id).mistake
     assert unsaid["error"] == "set-paused needs the word pause or resume"
     assert f"set-paused --run-id {run_id} pause" in unsaid["fix"]
     assert configured("set-paused", "--run-id", run_id, "pause").data["state"] == "paused"
     again = configured("set-paused", "--run-id", run_id, "pause").error
     assert "cannot be paused" in again["error"]
-    assert again["fix"].endswith(f"aftermath-solana show-run --run-id {run_id} --rpc {configured.rpc}")
+    assert again["fix"].endswith(
+        f"aftermath-solana show-run --run-id {run_id} --rpc {configured.rpc}"
+    )
 
 
 def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
@@ -315,9 +375,14 @@ def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
     assert "update-config" in created("set-paused", "--run-id", run_id, "resume").error["fix"]
     stranger = tmp_path / "stranger.json"
     create_wallet(stranger)
-    fix = Shell(created.rpc, stranger)("update-config", "--run-id", run_id, "--name", "Mine").error["fix"]
+    fix = Shell(created.rpc, stranger)("update-config", "--run-id", run_id, "--name", "Mine").error[
+        "fix"
+    ]
     assert fix == "Sign with its owner's key: -w FILE"
-    assert created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     assert created("set-paused", "--run-id", run_id, "resume").code == 0
     running = created("close-run", "--run-id", run_id, "--yes").error
     assert running["error"] == f"run {run_id} is not paused"
@@ -327,14 +392,27 @@ def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
 
 def test_rates_of_future_epochs_are_recorded(configured: Shell, run_id: str) -> None:
     rates = ("--earning-rate-total-shared", 1000, "--slashing-rate-per-client", 10)
-    assert configured("set-future-epoch-rates", "--run-id", run_id, *rates).data["future_earning_rate"] == 1000
+    assert (
+        configured("set-future-epoch-rates", "--run-id", run_id, *rates).data["future_earning_rate"]
+        == 1000
+    )
 
 
 @pytest.mark.parametrize("limit", [(), ("--count", 3)])
 def test_tick_without_running_deadline_ends_and_says_why(
     configured: Shell, run_id: str, limit: tuple[object, ...]
 ) -> None:
-    named = ("--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--ms-interval", 10, *limit)
+    named = (
+        "--rpc",
+        configured.rpc,
+        "-w",
+        configured.wallet,
+        "--run-id",
+        run_id,
+        "--ms-interval",
+        10,
+        *limit,
+    )
     new = invoke("tick", *named)
     assert new.code == 0
     assert new.err.count(f"no tick can change run {run_id} now: new (epoch 0)") == 1
@@ -342,7 +420,9 @@ def test_tick_without_running_deadline_ends_and_says_why(
     assert "0 of 1 tick changed" in new.out
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
     waits = invoke("tick", *named)
-    assert waits.err.count(f"no tick can change run {run_id} now: waiting for members (epoch 0)") == 1
+    assert (
+        waits.err.count(f"no tick can change run {run_id} now: waiting for members (epoch 0)") == 1
+    )
     assert "members: 0 (needs 3)\n" in waits.err
     assert "0 of 1 tick changed" in waits.out
 
@@ -354,17 +434,27 @@ def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
     assert row["state"] == "uninitialized"  # what a script reads; a person reads words
     listed = invoke("list-runs", "--rpc", configured.rpc).out
     assert [line.split()[2:4] for line in listed.splitlines() if run_id in line] == [["new", "0"]]
-    asked = invoke("can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet).out
+    asked = invoke(
+        "can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet
+    ).out
     assert "the run is new, and waits: its owner has not begun it yet (set-paused resume)" in asked
 
 
-def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(configured: Shell, run_id: str) -> None:
+def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(
+    configured: Shell, run_id: str
+) -> None:
     said = configured("create-run", "--run-id", f"{run_id}b", "--name", "Two words")
     assert said.data["state"] == "uninitialized"
-    told = invoke("create-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", f"{run_id}c").out
+    told = invoke(
+        "create-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", f"{run_id}c"
+    ).out
     assert "uninitialized" not in told
     configured("set-paused", "--run-id", run_id, "resume")
-    [line] = [line for line in invoke("list-runs", "--rpc", configured.rpc).out.splitlines() if f"{run_id} " in line]
+    [line] = [
+        line
+        for line in invoke("list-runs", "--rpc", configured.rpc).out.splitlines()
+        if f"{run_id} " in line
+    ]
     assert "waiting for members" in line
 
 
@@ -384,7 +474,10 @@ def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
     create_wallet(grantor), create_wallet(stranger)
     whom = ("kick", "--run-id", run_id, "--wallet", stranger)
     assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     refused = owner(*whom).error
     assert "is not a member" in refused["error"]
@@ -407,7 +500,9 @@ def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_close_run_without_a_terminal_needs_yes(unchanged: tuple[Shell, str], form: tuple[str, ...]) -> None:
+def test_close_run_without_a_terminal_needs_yes(
+    unchanged: tuple[Shell, str], form: tuple[str, ...]
+) -> None:
     configured, run_id = unchanged
     line = ("close-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
     refused = invoke(*line, *form)
@@ -426,7 +521,9 @@ def test_close_run_interrupted_at_its_question_ends_with_130(unchanged: tuple[Sh
     configured, run_id = unchanged
     mine, theirs = pty.openpty()
     line = [CONSOLE, *close_line(configured, run_id)]
-    with subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+    with subprocess.Popen(
+        line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
         os.close(theirs)
         said = b""
         while b"[y/N]" not in said:
@@ -446,7 +543,9 @@ def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
     for typed in ("\n", "no\n", ""):
         kept = invoke_typing(typed, *line)
         assert kept.code == 1
-        assert f"close run {run_id} for good, with its 0 steps and the points of 0 members" in kept.err
+        assert (
+            f"close run {run_id} for good, with its 0 steps and the points of 0 members" in kept.err
+        )
         assert "0.624618" in kept.err  # SOL of rent
         assert f"in {load_wallet(configured.wallet).pubkey}? [y/N] " in kept.err
         assert f"run {run_id} stays as it is" in kept.out

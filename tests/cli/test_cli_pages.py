@@ -1,4 +1,6 @@
-"""The pages of owners, providers and researchers: their own lines, in their order, lead where the pages say."""
+"""The pages of owners, providers and researchers: their own lines, in their order, lead where the
+pages say.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def lines(page: str, *sections: str) -> Iterator[str]:
     held = dict(zip(parts[::2], parts[1::2], strict=True))
     for section in sections:
         for body in FENCE.findall(held[section]):
-            yield from (line for line in body.replace("\\\n", " ").splitlines() if line not in HERE_ALREADY)
+            yield from (
+                line for line in body.replace("\\\n", " ").splitlines() if line not in HERE_ALREADY
+            )
 
 
 @pytest.fixture
@@ -42,7 +46,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def called(line: str) -> None:
-    """Do what a line does: commands in this process, since most would import torch again, and the rest by a shell."""
+    """Do what a line does: commands in this process, since most would import torch again, and the
+    rest by a shell.
+    """
     words = shlex.split(line)
     if words[0] == "aftermath-solana":
         done = invoke(*words[1:])
@@ -72,7 +78,9 @@ def trained(line: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("project", "made_in_this_process")
 @pytest.mark.timeout(1800)
-def test_an_owner_and_a_provider_go_by_their_pages(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_and_a_provider_go_by_their_pages(
+    rpc: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RPC", rpc)
     for line in lines("owner", "Install", "The first time, on this machine alone"):
         if line != "aftermath-solana localnet":  # which is there

@@ -1,4 +1,6 @@
-"""`preview-lr`: the rates that a config file means, as numbers and as a picture, and what is wrong with them."""
+"""`preview-lr`: the rates that a config file means, as numbers and as a picture, and what is wrong
+with them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def test_every_step_of_a_short_schedule(config: Path) -> None:
     rates = {point["step"]: point["rate"] for point in data["rates"]}
     assert list(rates) == list(range(1, 49))
     assert [rates[step] for step in (1, 2, 4)] == pytest.approx([1e-3, 2e-3, 4e-3])
-    assert rates[26] == pytest.approx(2.5e-3)  # half way from 4 to 48, and half way from 4e-3 to 1e-3
+    # half way from 4 to 48, and half way from 4e-3 to 1e-3
+    assert rates[26] == pytest.approx(2.5e-3)
     assert rates[48] == pytest.approx(1e-3)
     assert data["highest"] == pytest.approx(4e-3)
 
@@ -100,12 +103,16 @@ def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:
         ("base_lr = 4.0e-3\nwarmup_steps = 60", 60),
     ],
 )
-def test_a_schedule_that_outlasts_the_run_is_warned_about(config: Path, kind: str, ends: int) -> None:
+def test_a_schedule_that_outlasts_the_run_is_warned_about(
+    config: Path, kind: str, ends: int
+) -> None:
     text = TEXT.replace(SCHEDULE, kind)
     config.write_text(text if "total_steps = 60" in kind else text.replace("Cosine]", "Constant]"))
     warnings = invoke("preview-lr", "--config-path", config, "--json").data["warnings"]
     assert len(warnings) == 1
-    assert warnings[0].startswith(f"the learning rate changes until step {ends} and the run has 48 steps: it ends at ")
+    assert warnings[0].startswith(
+        f"the learning rate changes until step {ends} and the run has 48 steps: it ends at "
+    )
     config.write_text(TEXT.replace(SCHEDULE, SCHEDULE.replace("48", "50")))
     assert invoke("preview-lr", "--config-path", config, "--json").data["warnings"] == []
 

@@ -1,4 +1,6 @@
-"""What is stored once for all commands: taken after options and variables, by those commands that take such options."""
+"""What is stored once for all commands: taken after options and variables, by those commands that
+take such options.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +76,17 @@ def test_what_is_stored_is_shown_and_forgotten_again(profile: Path) -> None:
     assert shown["values"]["rpc"] == {"value": "http://10.0.0.1:8899", "from": "profile"}
     assert shown["values"]["wallet"]["from"] == "default"
     assert invoke("config", "unset", "run", "--json").code == 0
-    assert invoke("config", "show", "--json").data["values"]["run"] == {"value": None, "from": "default"}
+    assert invoke("config", "show", "--json").data["values"]["run"] == {
+        "value": None,
+        "from": "default",
+    }
     assert invoke("config", "unset", "run", "--json").error["error"] == "the profile has no run"
     assert stat.S_IMODE(profile.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(("name", "said"), itertools.product(Name, itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize(
+    ("name", "said"), itertools.product(Name, itertools.product([False, True], repeat=3))
+)
 def test_a_flag_comes_before_a_variable_before_the_profile_before_the_default(
     monkeypatch: pytest.MonkeyPatch, name: Name, said: tuple[bool, bool, bool]
 ) -> None:
@@ -96,7 +103,15 @@ def test_a_flag_comes_before_a_variable_before_the_profile_before_the_default(
         assert invoke("tick", "--json").mistake["error"] == "--run-id is missing"
         return
     default = defaults.RPC if name is Name.RPC else None
-    expected = by_flag if has_flag else by_variable if has_variable else by_profile if has_profile else default
+    expected = (
+        by_flag
+        if has_flag
+        else by_variable
+        if has_variable
+        else by_profile
+        if has_profile
+        else default
+    )
     found = taken("tick", *words)[parameter]
     assert (None if found is None else str(found)) == expected
 
@@ -114,17 +129,24 @@ def test_every_command_that_takes_these_takes_them_from_the_profile() -> None:
             assert stored == ("" if of_all_runs else name), command
 
 
-def test_a_websocket_of_the_profile_goes_with_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_websocket_of_the_profile_goes_with_its_own_node_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store(rpc="http://a:1", ws_rpc="ws://a:2", run="demo")
     assert taken("tick")["ws_rpc"] == "ws://a:2"
     assert taken("tick", "--rpc", "http://b:1")["ws_rpc"] is None
     assert taken("tick", "--rpc", "http://b:1", "--ws-rpc", "ws://b:2")["ws_rpc"] == "ws://b:2"
     monkeypatch.setenv("RPC", "http://c:1")
     assert taken("tick")["ws_rpc"] is None
-    assert invoke("config", "show", "--json").data["values"]["ws-rpc"] == {"value": None, "from": "default"}
+    assert invoke("config", "show", "--json").data["values"]["ws-rpc"] == {
+        "value": None,
+        "from": "default",
+    }
 
 
-def test_a_key_in_the_environment_comes_before_a_path_in_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_in_the_environment_comes_before_a_path_in_the_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store(wallet="/profile.json", run="demo")
     monkeypatch.setenv(WALLET_VARIABLE, "x")
     assert taken("tick")["wallet_private_key_path"] is None
@@ -138,11 +160,16 @@ def test_an_authorization_without_a_run_stays_one_for_all_runs() -> None:
     assert taken("join-authorization-create", "--authorizer", key)["run_id"] is None
 
 
-def test_nothing_of_it_is_for_a_server_and_for_what_is_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_it_is_for_a_server_and_for_what_is_started_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store(run="demo")
     words = ["--server-addr", "127.0.0.1:1", "--run-id", "other"]
     assert taken("client train", *words, script=CENTRALIZED)["run_id"] == "other"
-    assert taken("server validate-config", "--state", "state.toml", script=CENTRALIZED)["run_id"] is None
+    assert (
+        taken("server validate-config", "--state", "state.toml", script=CENTRALIZED)["run_id"]
+        is None
+    )
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     assert invoke("tick", "--json").mistake["error"] == "--run-id is missing"
@@ -157,7 +184,16 @@ def test_an_error_says_what_came_from_the_profile(tmp_path: Path) -> None:
     told = invoke("tick", "--json").error
     assert "rpc http://127.0.0.1:9, " in told["fix"]
     assert "secret" not in told["fix"]
-    told = invoke("tick", "--run-id", "x", "-w", tmp_path / "other.json", "--rpc", "http://127.0.0.1:9", "--json").error
+    told = invoke(
+        "tick",
+        "--run-id",
+        "x",
+        "-w",
+        tmp_path / "other.json",
+        "--rpc",
+        "http://127.0.0.1:9",
+        "--json",
+    ).error
     assert "profile" not in told["fix"]
 
 
@@ -207,25 +243,34 @@ def test_an_error_about_something_else_says_nothing_of_it(tmp_path: Path) -> Non
         ("colour", "blue", "name must be one of rpc, ws-rpc, wallet, run"),
     ],
 )
-def test_what_no_command_would_take_is_not_stored(profile: Path, name: str, value: str, says: str) -> None:
+def test_what_no_command_would_take_is_not_stored(
+    profile: Path, name: str, value: str, says: str
+) -> None:
     store(run="demo")
     before = profile.read_bytes()
     assert says in invoke("config", "set", name, value, "--json").mistake["error"]
     assert profile.read_bytes() == before
 
 
-@pytest.mark.parametrize("value", [*CLUSTERS, "http://host:1", "mainnet-beta", "host", "", "ws://x"])
+@pytest.mark.parametrize(
+    "value", [*CLUSTERS, "http://host:1", "mainnet-beta", "host", "", "ws://x"]
+)
 def test_what_is_stored_of_a_cluster_is_what_the_option_takes(value: str, tmp_path: Path) -> None:
     stores = invoke("config", "set", "rpc", value, "--json")
     try:
         endpoint(value)
     except UsageError:
         create_wallet(tmp_path / "wallet.json")
-        takes = invoke("tick", "--rpc", value, "--run-id", "x", "-w", tmp_path / "wallet.json", "--json").mistake
+        takes = invoke(
+            "tick", "--rpc", value, "--run-id", "x", "-w", tmp_path / "wallet.json", "--json"
+        ).mistake
         assert takes["error"] == stores.mistake["error"]
         assert takes["fix"] == f"{stores.mistake['fix']}; see --rpc (the variable RPC)"
     else:
-        assert invoke("config", "show", "--json").data["values"]["rpc"] == {"value": value, "from": "profile"}
+        assert invoke("config", "show", "--json").data["values"]["rpc"] == {
+            "value": value,
+            "from": "profile",
+        }
 
 
 @pytest.mark.parametrize("value", ["a/b c", "x" * 32, "x" * 33, "", "ä" * 17, "a\0b"])
@@ -260,7 +305,9 @@ def test_a_relative_path_is_stored_whole(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "there is no key file" in invoke("config", "set", "wallet", "other.json").err
 
 
-@pytest.mark.parametrize("text", ["rpc = ", "colour = 'blue'", "run = 1", "[run]", b"\xff", b"#" * (1 << 17)])
+@pytest.mark.parametrize(
+    "text", ["rpc = ", "colour = 'blue'", "run = 1", "[run]", b"\xff", b"#" * (1 << 17)]
+)
 def test_a_file_that_is_no_profile_is_told_and_left(profile: Path, text: str | bytes) -> None:
     profile.parent.mkdir(parents=True)
     raw = text if isinstance(text, bytes) else text.encode()
@@ -271,7 +318,8 @@ def test_a_file_that_is_no_profile_is_told_and_left(profile: Path, text: str | b
         assert str(profile) in told["error"]
     assert profile.read_bytes() == raw
     assert invoke("tick", "--help").code == 0
-    assert invoke("model", "inspect", "nowhere", "--json").told["code"] != "profile"  # which takes nothing from it
+    # which takes nothing from it
+    assert invoke("model", "inspect", "nowhere", "--json").told["code"] != "profile"
 
 
 def test_a_value_written_by_hand_is_told_where_it_is(profile: Path) -> None:
@@ -291,14 +339,22 @@ def test_another_file_and_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv(PROFILE_VARIABLE, str(tmp_path / "file" / "profile.toml"))
     assert invoke("config", "set", "run", "x", "--json").error["code"] == "profile"
     monkeypatch.setenv(PROFILE_VARIABLE, "")
-    assert invoke("config", "set", "run", "x", "--json").error["fix"] == "Unset it, or let it name a file"
+    assert (
+        invoke("config", "set", "run", "x", "--json").error["fix"]
+        == "Unset it, or let it name a file"
+    )
     assert invoke("config", "show", "--json").data["file"] is None
 
 
 def test_help_says_what_comes_before_what() -> None:
     told = " ".join(invoke("--help").out.split())
-    assert "also read an environment variable: --run-id reads RUN_ID; after that comes the profile (config set)" in told
-    assert "flag, variable, profile, default" in " ".join(invoke("config", "set", "--help").out.split())
+    assert (
+        "also read an environment variable: --run-id reads RUN_ID; after that comes the profile (config set)"
+        in told
+    )
+    assert "flag, variable, profile, default" in " ".join(
+        invoke("config", "set", "--help").out.split()
+    )
 
 
 def test_a_run_is_owned_without_typing_where_it_is(owner: Shell, run_id: str) -> None:
@@ -310,4 +366,6 @@ def test_a_run_is_owned_without_typing_where_it_is(owner: Shell, run_id: str) ->
     assert invoke("close-run", "--yes", "--json").code == 0
     told = invoke("json-dump-run", "--json").error
     assert run_id in told["error"]
-    assert told["fix"].endswith(f"From the profile: rpc {owner.rpc}, run {run_id} (aftermath-solana config show)")
+    assert told["fix"].endswith(
+        f"From the profile: rpc {owner.rpc}, run {run_id} (aftermath-solana config show)"
+    )

@@ -61,7 +61,9 @@ def variables(rpc: str, run_id: str) -> dict[str, str]:
     return {**os.environ, "PATH": path, "RPC": rpc, "RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
 
 
-def script(project: Path, name: str, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def script(
+    project: Path, name: str, *arguments: str, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     line = ["sh", f"scripts/{name}", *arguments]
     return subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, check=False)
 
@@ -69,7 +71,9 @@ def script(project: Path, name: str, *arguments: str, env: dict[str, str]) -> su
 # Two minutes. The other tests here cover what each script calls; this one trains.
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_the_light_recipe(small_project: Path, variables: dict[str, str], rpc: str, run_id: str) -> None:
+def test_the_light_recipe(
+    small_project: Path, variables: dict[str, str], rpc: str, run_id: str
+) -> None:
     project = small_project
     setup = script(project, "setup-run.sh", "localnet", "light", env=variables)
     assert setup.returncode == 0, setup.stderr
@@ -78,11 +82,23 @@ def test_the_light_recipe(small_project: Path, variables: dict[str, str], rpc: s
     assert again.returncode == 0, again.stderr
     assert "is set up already" in again.stdout
 
-    line = ["sh", "scripts/start-training.sh", "localnet", "light", "--logs", "json", "--micro-batch-size", "1"]
-    with subprocess.Popen(line, cwd=project, env=variables, stdout=subprocess.PIPE, text=True) as member:
+    line = [
+        "sh",
+        "scripts/start-training.sh",
+        "localnet",
+        "light",
+        "--logs",
+        "json",
+        "--micro-batch-size",
+        "1",
+    ]
+    with subprocess.Popen(
+        line, cwd=project, env=variables, stdout=subprocess.PIPE, text=True
+    ) as member:
         assert member.stdout is not None
         timer = subprocess.Popen(
-            ["sh", "-c", f"sleep {FIRST_STEPS_SECONDS}; kill -9 {member.pid}"], start_new_session=True
+            ["sh", "-c", f"sleep {FIRST_STEPS_SECONDS}; kill -9 {member.pid}"],
+            start_new_session=True,
         )
         seen = []
         for text in member.stdout:
@@ -96,7 +112,9 @@ def test_the_light_recipe(small_project: Path, variables: dict[str, str], rpc: s
     assert '"kind":"left"' in seen[-1]
 
     owner = project / "runs" / "wallets" / "owner.json"
-    paused = invoke("set-paused", "--rpc", rpc, "--run-id", run_id, "-w", owner, "pause", "--json").data
+    paused = invoke(
+        "set-paused", "--rpc", rpc, "--run-id", run_id, "-w", owner, "pause", "--json"
+    ).data
     assert paused["run_id"] == run_id
 
 
@@ -104,7 +122,9 @@ def test_the_light_recipe(small_project: Path, variables: dict[str, str], rpc: s
 def validator() -> Iterator[str]:
     """A real solana-test-validator that knows neither program."""
     if BINARY is None:
-        pytest.skip("solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)")
+        pytest.skip(
+            "solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)"
+        )
     line = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0", "--engine", "validator"]
     environment = {**os.environ, "AFTERMATH_VALIDATOR": str(BINARY)}
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -130,7 +150,16 @@ def test_the_recipes_of_devnet_from_the_airdrop_to_a_trained_round(
     setup = script(project, "setup-run.sh", validator, "light", env=here)
     assert setup.returncode == 0, setup.stderr
     assert "ready; join with" in setup.stdout
-    line = ["sh", "scripts/start-training.sh", validator, "light", "--logs", "json", "--micro-batch-size", "1"]
+    line = [
+        "sh",
+        "scripts/start-training.sh",
+        validator,
+        "light",
+        "--logs",
+        "json",
+        "--micro-batch-size",
+        "1",
+    ]
     with subprocess.Popen(line, cwd=project, env=here, stdout=subprocess.PIPE, text=True) as member:
         assert member.stdout is not None
         try:
@@ -175,7 +204,9 @@ def test_an_airdrop_names_the_variable_and_what_else_gives(
 
 @pytest.fixture
 def stub(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
-    """Put an `aftermath-solana` first in the path that prints its arguments, unless it is to show an identity."""
+    """Put an `aftermath-solana` first in the path that prints its arguments, unless it is to show
+    an identity.
+    """
     command = tmp_path / "bin" / "aftermath-solana"
     command.parent.mkdir()
     command.write_text(
@@ -191,7 +222,9 @@ def stub(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
 def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
     project: Path, stub: dict[str, str], name: str, tmp_path: Path
 ) -> None:
-    """On devnet, before anything is made or asked for; a wallet named so is taken, and so is the stored one."""
+    """On devnet, before anything is made or asked for; a wallet named so is taken, and so is the
+    stored one.
+    """
     done = script(project, name, "devnet", "light", env=stub)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -200,12 +233,16 @@ def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
     assert "RAW_WALLET" not in done.stderr
     assert not (project / "runs").exists()
     wallet = tmp_path / "wallet.json"
-    named = script(project, name, "devnet", "light", env=stub | {"WALLET_PRIVATE_KEY_PATH": str(wallet)})
+    named = script(
+        project, name, "devnet", "light", env=stub | {"WALLET_PRIVATE_KEY_PATH": str(wallet)}
+    )
     assert f"wallet {wallet}" in named.stdout
     create_wallet(wallet)
     profile = tmp_path / "profile.toml"
     profile.write_text(f'wallet = "{wallet}"\n')
-    stored = script(project, name, "devnet", "light", env=stub | {"AFTERMATH_PROFILE": str(profile)})
+    stored = script(
+        project, name, "devnet", "light", env=stub | {"AFTERMATH_PROFILE": str(profile)}
+    )
     assert "--rpc devnet" in stored.stdout
 
 
@@ -240,7 +277,11 @@ def test_only_a_member_of_tier_0_without_a_place_of_its_own_is_given_one(
 @pytest.mark.parametrize(
     ("variant", "environment", "ranks"),
     [
-        ("test", {}, "train --rpc localnet --run-id RUN --data-parallelism 0 --tensor-parallelism 1"),
+        (
+            "test",
+            {},
+            "train --rpc localnet --run-id RUN --data-parallelism 0 --tensor-parallelism 1",
+        ),
         (
             "test",
             {"DATA_PARALLELISM": "4", "TENSOR_PARALLELISM": "2"},
@@ -252,8 +293,14 @@ def test_only_a_member_of_tier_0_without_a_place_of_its_own_is_given_one(
 def test_start_of_large_recipe_passes_its_parallelism(
     project: Path, stub: dict[str, str], variant: str, environment: dict[str, str], ranks: str
 ) -> None:
-    here = stub | {"RPC": "localnet", "RUN_ID": "RUN", "WALLET_PRIVATE_KEY_PATH": "mine.json"} | environment
-    done = script(project, "start-training.sh", "localnet", variant, "--matformer-tier", "1", env=here)
+    here = (
+        stub
+        | {"RPC": "localnet", "RUN_ID": "RUN", "WALLET_PRIVATE_KEY_PATH": "mine.json"}
+        | environment
+    )
+    done = script(
+        project, "start-training.sh", "localnet", variant, "--matformer-tier", "1", env=here
+    )
     assert done.stdout.splitlines()[-1].startswith(f"{ranks} --matformer-tier 1 (")
 
 
@@ -269,7 +316,9 @@ def test_recipes_explain_themselves(project: Path, variables: dict[str, str], na
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
-def test_a_recipe_tells_its_commands_what_names_the_cluster(project: Path, stub: dict[str, str], name: str) -> None:
+def test_a_recipe_tells_its_commands_what_names_the_cluster(
+    project: Path, stub: dict[str, str], name: str
+) -> None:
     here = stub | {"WALLET_PRIVATE_KEY_PATH": "mine.json"}
     for cluster, word in (
         ("localnet", "the variable RPC"),
@@ -278,7 +327,9 @@ def test_a_recipe_tells_its_commands_what_names_the_cluster(project: Path, stub:
         assert f"({word}, wallet " in script(project, name, cluster, "light", env=here).stdout
 
 
-def test_a_fix_of_a_recipe_names_what_its_user_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fix_of_a_recipe_names_what_its_user_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setenv("AFTERMATH_RECIPE", "the variable RPC")
     told = invoke("json-dump-run", "--rpc", "http://127.0.0.1:9", "--run-id", "x").err

@@ -1,4 +1,6 @@
-"""`train --logs tui` and a server's screen as real processes on a terminal: what they show, and how q ends them."""
+"""`train --logs tui` and a server's screen as real processes on a terminal: what they show, and how
+q ends them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ui.terminal.tui_terminal import Terminal
 
 
 @pytest.mark.slow
-def test_a_member_is_seen_training_and_leaves_with_q(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_a_member_is_seen_training_and_leaves_with_q(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
     config = quick_config(material, tmp_path, {"rounds_per_epoch = 2": "rounds_per_epoch = 40"})
     for command, *arguments in (
         ("create-run", "--name", "a run"),
@@ -22,8 +26,21 @@ def test_a_member_is_seen_training_and_leaves_with_q(owner: Shell, run_id: str, 
     ):
         assert owner(command, "--run-id", run_id, *arguments).code == 0
     events = tmp_path / "events"
-    words = ["train", "--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet, "--logs", "tui", *LOCAL]
-    with Terminal([CONSOLE, *words, "--micro-batch-size", "1", "--events-dir", events], {}, 120.0) as terminal:
+    words = [
+        "train",
+        "--rpc",
+        owner.rpc,
+        "--run-id",
+        run_id,
+        "-w",
+        owner.wallet,
+        "--logs",
+        "tui",
+        *LOCAL,
+    ]
+    with Terminal(
+        [CONSOLE, *words, "--micro-batch-size", "1", "--events-dir", events], {}, 120.0
+    ) as terminal:
         terminal.shows(f"run {run_id}, tier 0")
         terminal.shows("1 take part, 1 seat in use")
         terminal.press("3")
@@ -37,7 +54,11 @@ def test_a_member_is_seen_training_and_leaves_with_q(owner: Shell, run_id: str, 
         said = terminal.after
         assert f"run {run_id}: step " in said
         assert "stopping" in said
-    kinds = [json.loads(line)["kind"] for file in sorted(events.iterdir()) for line in file.read_text().splitlines()]
+    kinds = [
+        json.loads(line)["kind"]
+        for file in sorted(events.iterdir())
+        for line in file.read_text().splitlines()
+    ]
     assert kinds[-2:] == ["leaving", "left"]
     (member,) = owner("show-run", "--run-id", run_id).data["members"]
     assert member["standing"] != "takes part"
@@ -46,7 +67,15 @@ def test_a_member_is_seen_training_and_leaves_with_q(owner: Shell, run_id: str, 
 @pytest.mark.slow
 def test_a_server_has_a_screen_and_q_stops_it(material: Path, tmp_path: Path) -> None:
     state = quick_config(material, tmp_path)
-    command = [CONSOLE.with_name("aftermath-centralized"), "server", "run", "--state", state, "--host", "127.0.0.1"]
+    command = [
+        CONSOLE.with_name("aftermath-centralized"),
+        "server",
+        "run",
+        "--state",
+        state,
+        "--host",
+        "127.0.0.1",
+    ]
     environment = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
     with Terminal([*command, "--run-id", "demo"], environment) as terminal:
         terminal.shows("server of run demo")

@@ -37,7 +37,16 @@ class Server:
     key: Path
 
     def words(self, command: str, *words: str | Path, run_id: str = RUN) -> list[str | Path]:
-        return [*command.split(), "--run-id", run_id, "--server-addr", self.address, "-i", self.key, *words]
+        return [
+            *command.split(),
+            "--run-id",
+            run_id,
+            "--server-addr",
+            self.address,
+            "-i",
+            self.key,
+            *words,
+        ]
 
     def __call__(self, command: str, *words: str | Path, run_id: str = RUN) -> Outcome:
         return invoke_ending(*self.words(command, *words, run_id=run_id), script=CENTRALIZED.app)
@@ -57,7 +66,9 @@ def server(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (tmp_path / "listed").write_text(f"{Keypair.from_seed(LISTED).pubkey()}\n")
     words = ["--host", "127.0.0.1", "-s", "0", "--tui", "false", "--allow", tmp_path / "listed"]
     line = [*SCRIPT, "server", "run", "--state", config, *words]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         said = ""
         while not (found := re.search(r"server ready run=\S+ port=(\d+)", said)):
@@ -77,12 +88,18 @@ async def join(address: str) -> None:
         SolanaMember(pool, wallet, RUN, client_version="") as chain,
     ):
         schema_hash = (await chain.view()).model.schema_hash
-        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+        await chain.join(
+            p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True
+        )
 
 
 def test_the_run_of_a_server_is_shown_and_followed_as_one_of_a_cluster_is(server: Server) -> None:
     before = server("show-run", "--json").data
-    assert (before["run_id"], before["state"], before["members"]) == (RUN, "waiting_for_members", [])
+    assert (before["run_id"], before["state"], before["members"]) == (
+        RUN,
+        "waiting_for_members",
+        [],
+    )
 
     def join_and_ctrl_c(shows: Callable[[str], None]) -> None:
         shows(before["waits"][0])
@@ -90,7 +107,9 @@ def test_the_run_of_a_server_is_shown_and_followed_as_one_of_a_cluster_is(server
         shows("1 of at least")
         press_ctrl_c()
 
-    watched = invoke_during(join_and_ctrl_c, *server.words("watch", "--json"), script=CENTRALIZED.app)
+    watched = invoke_during(
+        join_and_ctrl_c, *server.words("watch", "--json"), script=CENTRALIZED.app
+    )
     assert watched.code == 0
     first, second = (json.loads(line) for line in watched.out.splitlines())
     assert first["waits"] == before["waits"] != second["waits"]
@@ -106,7 +125,10 @@ def test_can_join_at_server_answers_and_names_next_command(server: Server, tmp_p
     assert found["address"] == str(Keypair.from_seed(LISTED).pubkey())
     named = f"aftermath-centralized client train --run-id {RUN} --server-addr {server.address} -i {server.key}"
     assert f"next: {named} --matformer-tier 1\n" in server("can-join", "--matformer-tier", "1").err
-    assert f"next: {named} --matformer-tier 0 --checkpoint-dir runs/{RUN}/checkpoints\n" in server("can-join").err
+    assert (
+        f"next: {named} --matformer-tier 0 --checkpoint-dir runs/{RUN}/checkpoints\n"
+        in server("can-join").err
+    )
     stranger = server("can-join", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
     assert (stranger.code, json.loads(stranger.out)["codes"]) == (11, ["not-admitted"])
     assert server("client train", "-i", tmp_path / "unlisted.key").code == 11
@@ -116,7 +138,9 @@ def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> 
     fetched = server("predownload", "--matformer-tier", "1", "--json").data
     assert (fetched["run_id"], fetched["tier"], fetched["sequences"] > 0) == (RUN, 1, True)
     checks = {one["check"]: one for one in server("doctor", "--json").data["checks"]}
-    assert [checks[name]["status"] for name in ("server", "clock", "run", "authorization", "model")] == ["ok"] * 5
+    assert [
+        checks[name]["status"] for name in ("server", "clock", "run", "authorization", "model")
+    ] == ["ok"] * 5
     assert "lets the key in" in checks["server"]["message"]
     assert "wallet" not in checks
     assert "balance" not in checks
@@ -131,7 +155,10 @@ def test_what_keeps_somebody_from_looking_is_said(
         assert (other["code"], f"--run-id {RUN}" in other["fix"]) == ("server-refused", True)
     other_run = server("client train", "--logs", "json", run_id="other")
     started = json.loads(other_run.out.splitlines()[0])
-    assert (started["wallet"], started["key"]) == (str(Keypair.from_seed(LISTED).pubkey()), "identity")
+    assert (started["wallet"], started["key"]) == (
+        str(Keypair.from_seed(LISTED).pubkey()),
+        "identity",
+    )
     assert "keeps the run" in other_run.err
     stranger = server("show-run", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
     assert stranger.code == 11

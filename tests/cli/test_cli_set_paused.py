@@ -23,7 +23,11 @@ def test_the_rest_of_the_epoch_is_not_waited_for(overlap: int) -> None:
     run.owner("set_paused", True).ok()
     assert _coming(run.run) == " and will pause after this round and cooldown"
     run.finish_rounds()
-    assert (run.run.state, run.run.exit_reason, run.run.trained_steps) == (RunState.COOLDOWN, ExitReason.PAUSE, 1)
+    assert (run.run.state, run.run.exit_reason, run.run.trained_steps) == (
+        RunState.COOLDOWN,
+        ExitReason.PAUSE,
+        1,
+    )
     assert _coming(run.run) == " and will pause after it"
     run.world.advance(31)
     run.tick().ok()

@@ -1,6 +1,8 @@
-"""Each config that comes with the package is one that `update-config` takes, with the files that belong to it.
+"""Each config that comes with the package is one that `update-config` takes, with the files that
+belong to it.
 
-Models are there by their shape alone, which is all that an owner needs of them; the Hub and the bucket are stand-ins.
+Models are there by their shape alone, which is all that an owner needs of them; the Hub and the
+bucket are stand-ins.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.chdir(tmp_path)
     hub = Hub()
     with serving_hub(hub), serving() as web:
-        hub.repos["emozilla/llama2-20m-init"] = {"config.json": json.dumps(dict(PRESETS["llama-20m"])).encode()}
+        hub.repos["emozilla/llama2-20m-init"] = {
+            "config.json": json.dumps(dict(PRESETS["llama-20m"])).encode()
+        }
         bucket, name = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2/0_00.ds"
         web.files[f"/{bucket}/{name}"] = np.ones(SEQUENCES * 2048, "<u2").tobytes()
         web.files[f"/storage/v1/b/{bucket}/o"] = json.dumps({"items": [{"name": name}]}).encode()
@@ -59,7 +63,9 @@ def shape(options: dict[str, Any]) -> dict[str, Any]:
     """The config.json that `model init` would write with these options."""
     if preset := options.get("preset"):
         return dict(PRESETS[preset])
-    return _described(Kind.LLAMA, _SIZES | {name.replace("-", "_"): size for name, size in options.items()}, False)
+    return _described(
+        Kind.LLAMA, _SIZES | {name.replace("-", "_"): size for name, size in options.items()}, False
+    )
 
 
 def test_what_is_made_for_it_can_be(shipped: Path) -> None:

@@ -85,7 +85,9 @@ def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) 
 
     with watching(owner, "watched") as people:
         lines = [line_of(people)]
-        script = invoke_during(one_epoch_and_ctrl_c, "watch", "--rpc", rpc, "--run-id", "watched", "--json")
+        script = invoke_during(
+            one_epoch_and_ctrl_c, "watch", "--rpc", rpc, "--run-id", "watched", "--json"
+        )
         while "checkpoint of this epoch" not in lines[-1]:
             lines.append(line_of(people))
         people.send_signal(signal.SIGINT)
@@ -103,7 +105,12 @@ def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.slow
 def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -> None:
     before, after = watched.before, watched.after
-    assert (before["state"], before["epoch"], before["step"], before["deadline"]) == ("waiting_for_members", 0, 0, None)
+    assert (before["state"], before["epoch"], before["step"], before["deadline"]) == (
+        "waiting_for_members",
+        0,
+        0,
+        None,
+    )
     assert before["waits"] == ["members: 0 (needs 1)"]
     assert before["members"] == []
     assert (after["state"], after["name"]) == ("cooldown", EVIL)
@@ -111,10 +118,24 @@ def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -
     assert after["waits"] == ["a checkpoint of this epoch, which a member of tier 0 has to keep"]
     (member,) = after["members"]
     assert member["signer"] == watched.wallet
-    assert (member["seat"], member["tier"], member["standing"], member["weight"]) == (0, 0, "takes part", 1)
+    assert (member["seat"], member["tier"], member["standing"], member["weight"]) == (
+        0,
+        0,
+        "takes part",
+        1,
+    )
     assert member["seen"].startswith("epoch 0, round ")
-    assert "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may" in watched.text
-    for text in ("in cooldown (epoch 0, round ", "a[/b]�[2J�gpj.exe", "step ", member["signer"], "takes part"):
+    assert (
+        "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may"
+        in watched.text
+    )
+    for text in (
+        "in cooldown (epoch 0, round ",
+        "a[/b]�[2J�gpj.exe",
+        "step ",
+        member["signer"],
+        "takes part",
+    ):
         assert text in watched.text
     assert "\x1b" not in watched.text
 
@@ -172,7 +193,9 @@ def test_on_a_dumb_terminal_it_prints_lines(owner: Shell, run: str) -> None:
 
 def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:
     async def close() -> None:
-        async with sign_in(SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)) as chain:
+        async with sign_in(
+            SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)
+        ) as chain:
             await chain.coordinator.set_paused(run, True)
             await chain.coordinator.close_run(run)
 
@@ -180,7 +203,9 @@ def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:
         shows("waiting_for_members")
         asyncio.run(close())
 
-    told = invoke_during(close_when_shown, "watch", "--rpc", owner.rpc, "--run-id", run, "--json").error
+    told = invoke_during(
+        close_when_shown, "watch", "--rpc", owner.rpc, "--run-id", run, "--json"
+    ).error
     assert "the run has been closed" in told["error"]
     assert told["code"] == "no-such-run"
     assert "list-runs" in told["fix"]

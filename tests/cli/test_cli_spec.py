@@ -54,7 +54,9 @@ def write_later_spec(owner: Shell, run_id: str, config: Path, known: bytes, late
     send(owner, lambda ix: [*ix.write_spec(run_id, spec), ix.update(run_id, model=model)])
 
 
-def test_update_config_after_interruption_writes_whole_spec(configured: Shell, run_id: str, config: Path) -> None:
+def test_update_config_after_interruption_writes_whole_spec(
+    configured: Shell, run_id: str, config: Path
+) -> None:
     """The state that an update-config leaves if it ends after its first transaction."""
     before = configured("json-dump-run", "--run-id", run_id).data["model"]
     send(configured, lambda ix: ix.write_spec(run_id, b'{"architecture":"HfNanoGPT"')[:1])
@@ -70,7 +72,9 @@ def test_update_config_after_interruption_writes_whole_spec(configured: Shell, r
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
 
 
-def test_unknown_optimizer_is_named_and_can_be_replaced(configured: Shell, run_id: str, config: Path) -> None:
+def test_unknown_optimizer_is_named_and_can_be_replaced(
+    configured: Shell, run_id: str, config: Path
+) -> None:
     write_later_spec(configured, run_id, config, b'"Distro"', b'"Sophia"')
     shown = configured("show-run", "--run-id", run_id).error
     assert "Sophia is not a known key" in shown["error"]
@@ -84,6 +88,10 @@ def test_unknown_optimizer_is_named_and_can_be_replaced(configured: Shell, run_i
     assert "optimizer" in configured("json-dump-run", "--run-id", run_id).data["model"]
 
 
-def test_close_run_with_unknown_spec_returns_its_rent(configured: Shell, run_id: str, config: Path) -> None:
+def test_close_run_with_unknown_spec_returns_its_rent(
+    configured: Shell, run_id: str, config: Path
+) -> None:
     write_later_spec(configured, run_id, config, b'"HfLlama"', b'"HfMamba"')
-    assert configured("close-run", "--run-id", run_id, "--yes").data["lamports_returned"] > 600_000_000
+    assert (
+        configured("close-run", "--run-id", run_id, "--yes").data["lamports_returned"] > 600_000_000
+    )

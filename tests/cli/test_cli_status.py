@@ -23,9 +23,17 @@ def status(shell: Shell) -> Any:
     return invoke("status", "--rpc", shell.rpc, "-w", shell.wallet, "--json").data
 
 
-def test_status_shows_runs_and_seats_of_a_wallet(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
-    text = (material / "config.toml").read_text().replace("init_min_clients = 1", "init_min_clients = 2")
-    (tmp_path / "config.toml").write_text(text.replace("[config]", f"[config]\njoin_bond = {BOND}", 1))
+def test_status_shows_runs_and_seats_of_a_wallet(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    text = (
+        (material / "config.toml")
+        .read_text()
+        .replace("init_min_clients = 1", "init_min_clients = 2")
+    )
+    (tmp_path / "config.toml").write_text(
+        text.replace("[config]", f"[config]\njoin_bond = {BOND}", 1)
+    )
     named = ("--run-id", run_id)
     assert owner("create-run", *named).code == 0
     assert owner("update-config", *named, "--config-path", tmp_path / "config.toml").code == 0
@@ -57,12 +65,15 @@ def test_status_shows_runs_and_seats_of_a_wallet(owner: Shell, run_id: str, mate
     assert seat["withdraw"] == f"aftermath-solana withdraw --run-id {seat['run_id']}"
     page = invoke("status", "--rpc", owner.rpc, "-w", owner.wallet)
     (command,) = re.findall(r"get back bond and rent: aftermath-solana (withdraw .*)", page.err)
-    done = invoke(*shlex.split(command), "--json")  # by its address, as nobody knows the name of a closed run
+    # by its address, as nobody knows the name of a closed run
+    done = invoke(*shlex.split(command), "--json")
     assert done.data["lamports_returned"] > BOND
     assert status(owner)["seats"] == []
 
 
-def test_withdraw_by_address_of_a_living_run_asks_that_run(owner: Shell, run_id: str, material: Path) -> None:
+def test_withdraw_by_address_of_a_living_run_asks_that_run(
+    owner: Shell, run_id: str, material: Path
+) -> None:
     named = ("--run-id", run_id)
     assert owner("create-run", *named).code == 0
     assert owner("update-config", *named, "--config-path", material / "config.toml").code == 0

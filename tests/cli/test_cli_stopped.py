@@ -1,4 +1,6 @@
-"""A run's only member is interrupted in mid-epoch, and started again: real processes on a local network."""
+"""A run's only member is interrupted in mid-epoch, and started again: real processes on a local
+network.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from cli.cli_runs import CONSOLE, LOCAL, Shell
 Event = dict[str, Any]
 
 
-def events_until(process: subprocess.Popen[str], wanted: Callable[[Event], bool]) -> Iterator[Event]:
+def events_until(
+    process: subprocess.Popen[str], wanted: Callable[[Event], bool]
+) -> Iterator[Event]:
     """The events of a member, up to the one that is wanted."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -31,8 +35,13 @@ def events_until(process: subprocess.Popen[str], wanted: Callable[[Event], bool]
 
 @pytest.fixture
 def line(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> list[str]:
-    """The command line of the only member of a run with long epochs, which keeps checkpoints in `kept`."""
-    more = {"rounds_per_epoch = 2": "rounds_per_epoch = 40", "max_round_train_time = 20": "max_round_train_time = 6"}
+    """The command line of the only member of a run with long epochs, which keeps checkpoints in
+    `kept`.
+    """
+    more = {
+        "rounds_per_epoch = 2": "rounds_per_epoch = 40",
+        "max_round_train_time = 20": "max_round_train_time = 6",
+    }
     config = quick_config(material, tmp_path, more)
     for command, *arguments in (
         ("create-run", "--name", "a run"),
@@ -40,8 +49,29 @@ def line(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> list[str]
         ("set-paused", "resume"),
     ):
         assert owner(command, "--run-id", run_id, *arguments).code == 0
-    words = ["train", "--rpc", owner.rpc, "--run-id", run_id, "-w", str(owner.wallet), "--logs", "json", *LOCAL]
-    return [str(word) for word in (CONSOLE, *words, "--micro-batch-size", 1, "--checkpoint-dir", tmp_path / "kept")]
+    words = [
+        "train",
+        "--rpc",
+        owner.rpc,
+        "--run-id",
+        run_id,
+        "-w",
+        str(owner.wallet),
+        "--logs",
+        "json",
+        *LOCAL,
+    ]
+    return [
+        str(word)
+        for word in (
+            CONSOLE,
+            *words,
+            "--micro-batch-size",
+            1,
+            "--checkpoint-dir",
+            tmp_path / "kept",
+        )
+    ]
 
 
 def trained(event: Event, steps: int) -> bool:
@@ -49,7 +79,9 @@ def trained(event: Event, steps: int) -> bool:
 
 
 @pytest.mark.slow
-def test_lone_member_interrupted_goes_on_from_its_steps(owner: Shell, run_id: str, line: list[str]) -> None:
+def test_lone_member_interrupted_goes_on_from_its_steps(
+    owner: Shell, run_id: str, line: list[str]
+) -> None:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as first:
         list(events_until(first, lambda event: trained(event, 4)))
         first.send_signal(signal.SIGINT)
@@ -68,9 +100,13 @@ def test_lone_member_interrupted_goes_on_from_its_steps(owner: Shell, run_id: st
 
 
 @pytest.mark.slow
-def test_lone_member_that_cannot_save_names_its_steps_and_fails(line: list[str], tmp_path: Path) -> None:
+def test_lone_member_that_cannot_save_names_its_steps_and_fails(
+    line: list[str], tmp_path: Path
+) -> None:
     """Nobody is there who could press Ctrl-C again."""
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as member:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as member:
         list(events_until(member, lambda event: trained(event, 2)))
         shutil.rmtree(tmp_path / "kept", ignore_errors=True)
         (tmp_path / "kept").write_text("a file, in which no checkpoint can be")
@@ -78,5 +114,7 @@ def test_lone_member_that_cannot_save_names_its_steps_and_fails(line: list[str],
         told = [json.loads(text) for text in member.stdout or ()]
         assert member.wait(90) == 1
     warned = [event["message"] for event in told if event["kind"] == "warning"]
-    assert any("trained steps are in no checkpoint" in said and "lost now" in said for said in warned)
+    assert any(
+        "trained steps are in no checkpoint" in said and "lost now" in said for said in warned
+    )
     assert "trained steps are lost" in told[-1]["message"]

@@ -1,4 +1,6 @@
-"""Text of strangers that a command prints: no control character, bidi mark or markup of it reaches a terminal."""
+"""Text of strangers that a command prints: no control character, bidi mark or markup of it reaches
+a terminal.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ DOORS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_printed_text_of_strangers_is_escaped(door: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_text_of_strangers_is_escaped(
+    door: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     DOORS[door]()
     out, err = capsys.readouterr()
     printed = out + err
@@ -51,7 +55,15 @@ def test_printed_text_of_strangers_is_escaped(door: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_replayed_events_of_strangers_are_escaped(tmp_path: Path, options: list[str]) -> None:
     """Also in the sentences, which have markup of our own."""
-    started = {"kind": "started", "t": 0.0, "run_id": EVIL, "tier": 0, "wallet": EVIL, "version": EVIL, "key": "wallet"}
+    started = {
+        "kind": "started",
+        "t": 0.0,
+        "run_id": EVIL,
+        "tier": 0,
+        "wallet": EVIL,
+        "version": EVIL,
+        "key": "wallet",
+    }
     warning = {"kind": "warning", "t": 1.0, "message": EVIL}
     log = tmp_path / "events.jsonl"
     at = "2026-11-21T12:00:00.000+00:00"

@@ -30,7 +30,9 @@ def test_defaults_are_those_of_the_settings() -> None:
     assert build_settings(**given) == TrainSettings(run_id="demo")
 
 
-def test_the_hub_token_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_token_comes_from_the_environment_and_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     settings = build_settings(run_id="demo")
     assert settings.hub_token == "hf_secret"
@@ -56,7 +58,10 @@ def test_what_needs_no_torch_is_said_before_it_is_loaded(
         (("--checkpoint-dir", below), "--checkpoint-dir"),
         (("--events-dir", below), "--events-dir"),
         (("--bind-p2p-port", port), f"UDP port {port} is already in use"),
-        (("--bind-p2p-port", "45678", "--bind-p2p-interface", "192.0.2.1"), "cannot listen on UDP 192.0.2.1:45678"),
+        (
+            ("--bind-p2p-port", "45678", "--bind-p2p-interface", "192.0.2.1"),
+            "cannot listen on UDP 192.0.2.1:45678",
+        ),
         (("--matformer-tier", "auto"), f"there is no run '{run_id}'"),
     ):
         done = torchless(*train_line(owner, run_id, *arguments))
@@ -73,7 +78,10 @@ def test_a_run_that_would_not_let_it_in_says_so_before_torch_is_loaded(
     assert owner("create-run", "--run-id", run_id).code == 0
     done = torchless(*train_line(owner, run_id))
     assert "is not configured yet" in done.err
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     done = torchless(*train_line(owner, run_id, "--matformer-tier", "3"))
     assert done.code == 1
     assert "has tiers 0 to 2" in done.err
@@ -91,7 +99,9 @@ def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
     owner: Shell, run_id: str, material: Path, torchless: Torchless
 ) -> None:
     def asked(*more: str) -> Outcome:
-        return torchless("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", owner.wallet, *more)
+        return torchless(
+            "can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", owner.wallet, *more
+        )
 
     done = asked("--device", "nonsense")
     assert done.code == 2
@@ -100,7 +110,10 @@ def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
     assert done.code == 1
     assert done.err.startswith(f"error: there is no run '{run_id}'")
     assert owner("create-run", "--run-id", run_id).code == 0
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert (
+        owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
+        == 0
+    )
     assert owner("update-config", "--run-id", run_id, "--client-version", "of old").code == 0
     done = asked()
     assert done.code == 130
@@ -110,14 +123,18 @@ def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
         f"no: run {run_id} takes clients of version of old only",
     ]
     assert (loading, interrupted) == ("loading PyTorch…", "interrupted")
-    assert owner("kick", "--run-id", run_id, "--wallet", owner.wallet, "--bar").data["barred"] is True
+    assert (
+        owner("kick", "--run-id", run_id, "--wallet", owner.wallet, "--bar").data["barred"] is True
+    )
     done = asked()
     assert done.code == 11
     assert "this wallet is barred from run" in done.out
     assert "loading PyTorch" not in done.err
 
 
-def test_train_local_says_that_pytorch_is_loaded_before_it_is(tmp_path: Path, torchless: Torchless) -> None:
+def test_train_local_says_that_pytorch_is_loaded_before_it_is(
+    tmp_path: Path, torchless: Torchless
+) -> None:
     done = torchless("train-local", "--model", tmp_path, "--data-path", tmp_path)
     assert (done.code, done.err) == (130, "loading PyTorch…\ninterrupted\n")
 
@@ -128,7 +145,11 @@ def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.Monkey
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as ended:
-            take_part(TrainSettings(run_id="demo"), lambda _: signal.raise_signal(signal.SIGINT), as_json=False)
+            take_part(
+                TrainSettings(run_id="demo"),
+                lambda _: signal.raise_signal(signal.SIGINT),
+                as_json=False,
+            )
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.value.code == 130
@@ -144,7 +165,9 @@ def test_unknown_run(owner: Shell) -> None:
 def test_the_length_of_a_continuation_needs_a_text(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere", "--prompt-tokens", "8")
     assert done.code == 2
-    assert done.err.startswith("error: --prompt-tokens is the length of a continuation, of no text\nfix: Pass --prompt")
+    assert done.err.startswith(
+        "error: --prompt-tokens is the length of a continuation, of no text\nfix: Pass --prompt"
+    )
 
 
 def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_path: Path) -> None:
@@ -155,7 +178,10 @@ def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_
     assert f"{datetime.now(UTC):%Y-}" in first
     assert "\x1b" not in done.out
     [events] = (tmp_path / "events").iterdir()
-    assert [json.loads(line)["kind"] for line in events.read_text().splitlines()] == ["started", "error"]
+    assert [json.loads(line)["kind"] for line in events.read_text().splitlines()] == [
+        "started",
+        "error",
+    ]
 
 
 def test_json_makes_the_error_an_event_and_an_object(owner: Shell) -> None:

@@ -1,4 +1,6 @@
-"""`train-local` as a user types it: a run's config, its output, being killed and interrupted, and mistakes."""
+"""`train-local` as a user types it: a run's config, its output, being killed and interrupted, and
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,17 @@ CHOSEN = ("--device", "cpu", "--threads", 1)
 
 def quick(material: Path, *more: str | Path | int) -> list[str]:
     """A command line of a training that takes a second."""
-    line = ("train-local", "--config-path", material / "config.toml", "--steps", 6, "--total-batch", 6, "--lr", 4e-3)
+    line = (
+        "train-local",
+        "--config-path",
+        material / "config.toml",
+        "--steps",
+        6,
+        "--total-batch",
+        6,
+        "--lr",
+        4e-3,
+    )
     return [str(word) for word in (*line, "--warmup-steps", 2, *CHOSEN, *more)]
 
 
@@ -43,7 +55,10 @@ def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path
     assert [event | {"at": 0} for event in said] == [event | {"at": 0} for event in kept]
     steps = said[1:-1]
     assert [event["step"] for event in steps] == list(range(1, 7))
-    assert all(event["tokens"] == 6 * 64 and event["seconds"] > 0 and len(event["losses"]) == 3 for event in steps)
+    assert all(
+        event["tokens"] == 6 * 64 and event["seconds"] > 0 and len(event["losses"]) == 3
+        for event in steps
+    )
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -72,7 +87,9 @@ class Killed(BaseException):
 def test_train_local_interrupted_ends_with_the_same_weights(
     material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in step 2 and SIGTERM in step 4 lose no step; the end in step 7 loses those since step 5."""
+    """Ctrl-C in step 2 and SIGTERM in step 4 lose no step; the end in step 7 loses those since step
+    5.
+    """
     monkeypatch.setattr(course, "step_plot", lambda *_: None)
     options = ("--tiers", "0,1", "--steps", 8, "--save-every", 5, "--json")
     whole, cut = (quick(material, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
@@ -101,7 +118,9 @@ def test_train_local_interrupted_ends_with_the_same_weights(
     done = run(0, kill)
     assert done.code == 0, done.err
     assert events(done.out)[0]["done"] == 5
-    ours, theirs = (load_file(tmp_path / name / "checkpoint" / "model.safetensors") for name in ("whole", "cut"))
+    ours, theirs = (
+        load_file(tmp_path / name / "checkpoint" / "model.safetensors") for name in ("whole", "cut")
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
     told = events((tmp_path / "cut" / "events.jsonl").read_text())
@@ -116,7 +135,9 @@ def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_pa
     assert invoke(*whole).code == 0
     reached = 0
     for number, ending in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
-        process = subprocess.Popen([CONSOLE, *cut], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [CONSOLE, *cut], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         begun, *done = (json.loads(process.stdout.readline()) for _ in range(5))
         assert begun["done"] == reached
@@ -130,7 +151,9 @@ def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_pa
     assert done.code == 0, done.err
     first = events(done.out)[0]
     assert first["done"] in (4, 5, 6, 7, 14)
-    ours, theirs = (load_file(tmp_path / name / "checkpoint" / "model.safetensors") for name in ("whole", "cut"))
+    ours, theirs = (
+        load_file(tmp_path / name / "checkpoint" / "model.safetensors") for name in ("whole", "cut")
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
     told = events((tmp_path / "cut" / "events.jsonl").read_text())
@@ -138,13 +161,33 @@ def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_pa
 
 
 MISTAKES = [
-    (("--optimizer", "sgd"), "--optimizer must be one of distro, sparseloco, adamw, muon", "train-local --help"),
-    (("--lr-schedule", "linear"), "--lr-schedule must be one of constant, cosine, stable", "train-local --help"),
+    (
+        ("--optimizer", "sgd"),
+        "--optimizer must be one of distro, sparseloco, adamw, muon",
+        "train-local --help",
+    ),
+    (
+        ("--lr-schedule", "linear"),
+        "--lr-schedule must be one of constant, cosine, stable",
+        "train-local --help",
+    ),
     (("--steps", 0), "--steps must be a whole number from 1", "train-local --help"),
     (("--reject", 100), "--reject must be a whole number from 0 to 99", "train-local --help"),
-    (("--optimizer", "sparseloco", "--mean", "median"), "--mean must be one of keepers, all, root", "--help"),
-    (("--optimizer", "sparseloco", "--value-bits", 3), "--value-bits must be one of 1, 2", "--help"),
-    (("--optimizer", "sparseloco", "--inner-steps", 0), "--inner-steps must be a whole number from 1", "--help"),
+    (
+        ("--optimizer", "sparseloco", "--mean", "median"),
+        "--mean must be one of keepers, all, root",
+        "--help",
+    ),
+    (
+        ("--optimizer", "sparseloco", "--value-bits", 3),
+        "--value-bits must be one of 1, 2",
+        "--help",
+    ),
+    (
+        ("--optimizer", "sparseloco", "--inner-steps", 0),
+        "--inner-steps must be a whole number from 1",
+        "--help",
+    ),
     (("--topk", 70_000), "--topk must be a whole number from 1 to 65535", "--help"),
     (("--overlap", 2), "--overlap must be one of 0, 1", "train-local --help"),
     (("--lr", "nan"), "--lr nan is no learning rate", "above 0"),
@@ -154,7 +197,11 @@ MISTAKES = [
     (("--shares", "1,2"), "is for 2 members, not 1", "one for each"),
     (("--device", "abacus"), "--device 'abacus' is not a device", "auto, cpu"),
     (("--seq-len", 4096), "the model is made for 2048", "--seq-len 2048"),
-    (("--held-out-path", ""), "the path given for --held-out-path is empty", "leave the option out"),
+    (
+        ("--held-out-path", ""),
+        "the path given for --held-out-path is empty",
+        "leave the option out",
+    ),
 ]
 
 
@@ -189,6 +236,11 @@ def test_other_options_do_not_go_on(material: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_directory_that_may_not_be_written_is_told_before_training(material: Path, tmp_path: Path) -> None:
+def test_a_directory_that_may_not_be_written_is_told_before_training(
+    material: Path, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir(mode=0o500)
-    assert "cannot write to" in invoke(*quick(material, "--out", tmp_path / "out"), "--json").error["error"]
+    assert (
+        "cannot write to"
+        in invoke(*quick(material, "--out", tmp_path / "out"), "--json").error["error"]
+    )

@@ -1,4 +1,6 @@
-"""A mistake in a command line reads like every other error, in words or as JSON, and ends with 2; others end with 1."""
+"""A mistake in a command line reads like every other error, in words or as JSON, and ends with 2;
+others end with 1.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,53 @@ from cli.cli_runs import invoke, invoke_ending
 MISTAKES = [
     ("creat-run", "there is no command 'creat-run'", "Did you mean create-run?"),
     ("--nonsense", "there is no option --nonsense", "aftermath-solana --help"),
-    ("tick --cont 3", "there is no option --cont", "Did you mean --count? aftermath-solana tick --help"),
-    ("rewind --step 3", "there is no option --step", "Did you mean --to-step? aftermath-solana rewind --help"),
-    ("train --bogus", "there is no option --bogus", "aftermath-solana train --help lists the options"),
+    (
+        "tick --cont 3",
+        "there is no option --cont",
+        "Did you mean --count? aftermath-solana tick --help",
+    ),
+    (
+        "rewind --step 3",
+        "there is no option --step",
+        "Did you mean --to-step? aftermath-solana rewind --help",
+    ),
+    (
+        "train --bogus",
+        "there is no option --bogus",
+        "aftermath-solana train --help lists the options",
+    ),
     ("train --matformer 1", "there is no option --matformer", "Did you mean --matformer-tier?"),
     ("train --run_id x", "there is no option --run_id", "Did you mean --run-id?"),
     ("tick", "--run-id is missing", "Pass --run-id, or set RUN_ID"),
-    ("create-run --run-id x --client-version any", "clients whose version has that name", "version ''"),
-    ("update-config --run-id x --client-version ALL", "--client-version ALL would admit only", "--client-version ''"),
+    (
+        "create-run --run-id x --client-version any",
+        "clients whose version has that name",
+        "version ''",
+    ),
+    (
+        "update-config --run-id x --client-version ALL",
+        "--client-version ALL would admit only",
+        "--client-version ''",
+    ),
     ("tick --run-id", "--run-id needs a value", "aftermath-solana tick --help"),
     ("tick --run-id x --count many", "--count must be a whole number of at least 1", "tick --help"),
     ("tick --run-id x --count 0", "--count must be a whole number of at least 1", "tick --help"),
     ("tick --run-id x twice", "'twice' is not expected here", "tick --help"),
-    ("train --run-id x --keep-steps 0", "--keep-steps must be a whole number of at least 1", "train --help"),
+    (
+        "train --run-id x --keep-steps 0",
+        "--keep-steps must be a whole number of at least 1",
+        "train --help",
+    ),
     (
         "train --run-id x --matformer-tier 9",
         "--matformer-tier must be auto, or a whole number from 0 to 7",
         "train --help",
     ),
-    ("train --run-id x --bind-p2p-port 70000", "--bind-p2p-port must be a whole number from 0 to 65535", "train"),
+    (
+        "train --run-id x --bind-p2p-port 70000",
+        "--bind-p2p-port must be a whole number from 0 to 65535",
+        "train",
+    ),
     (
         "train --run-id x --iroh-relay psyche",
         "--iroh-relay 'psyche' is neither auto, disabled, n0 nor the URL",
@@ -44,27 +74,75 @@ MISTAKES = [
         "--iroh-relay 'ftp://host' is neither",
         "with its scheme, as https://",
     ),
-    ("train --run-id x --iroh-relay https://host:99999", "is neither auto", "http://192.168.1.5:3340"),
-    ("train --run-id x --iroh-relay https://me:pw@host:1/", "more than a relay's host", "out: https://host:1"),
-    ("train --run-id x --iroh-relay https://host/a?b", "more than a relay's host and port", "out: https://host"),
-    ("train --run-id x --delete-old-steps=yes", "--delete-old-steps takes no value", "train --help"),
+    (
+        "train --run-id x --iroh-relay https://host:99999",
+        "is neither auto",
+        "http://192.168.1.5:3340",
+    ),
+    (
+        "train --run-id x --iroh-relay https://me:pw@host:1/",
+        "more than a relay's host",
+        "out: https://host:1",
+    ),
+    (
+        "train --run-id x --iroh-relay https://host/a?b",
+        "more than a relay's host and port",
+        "out: https://host",
+    ),
+    (
+        "train --run-id x --delete-old-steps=yes",
+        "--delete-old-steps takes no value",
+        "train --help",
+    ),
     ("train --run-id " + "x" * 33, "cannot be a run id", "1 to 32 bytes"),
     ("train --run-id \udcff", "the run id is not text", "UTF-8"),
-    ("create-run --run-id two\x1b[2J", "'two\\x1b[2J' cannot be told from other ids by reading it", "can type"),
-    ("create-run --run-id e\u0301", "cannot be told from other ids by reading it", "Choose one that people can type"),
+    (
+        "create-run --run-id two\x1b[2J",
+        "'two\\x1b[2J' cannot be told from other ids by reading it",
+        "can type",
+    ),
+    (
+        "create-run --run-id e\u0301",
+        "cannot be told from other ids by reading it",
+        "Choose one that people can type",
+    ),
     ("create-run --run-id x --name " + "n" * 65, "--name has 65 bytes", "at most 64 bytes"),
-    ("update-config --run-id x --description " + "é" * 141, "--description has 282 bytes", "at most 280 bytes"),
-    ("update-config --run-id x --config-path=", "the path given for --config-path is empty", "leave the option out"),
+    (
+        "update-config --run-id x --description " + "é" * 141,
+        "--description has 282 bytes",
+        "at most 280 bytes",
+    ),
+    (
+        "update-config --run-id x --config-path=",
+        "the path given for --config-path is empty",
+        "leave the option out",
+    ),
     (
         "update-config --run-id x --num-parameters 1" + "0" * 20,
         "--num-parameters must be a whole number from 0",
         "help",
     ),
-    ("update-config --run-id x --restart-from-step 5000000000", "--restart-from-step must be a whole", "help"),
-    ("checkpoint --run-id x --repo not-a-repo", "--repo 'not-a-repo' is not the name of a repository", "OWNER/NAME"),
-    ("checkpoint --run-id x --repo a/b/c", "--repo 'a/b/c' is not the name of a repository", "OWNER/NAME"),
+    (
+        "update-config --run-id x --restart-from-step 5000000000",
+        "--restart-from-step must be a whole",
+        "help",
+    ),
+    (
+        "checkpoint --run-id x --repo not-a-repo",
+        "--repo 'not-a-repo' is not the name of a repository",
+        "OWNER/NAME",
+    ),
+    (
+        "checkpoint --run-id x --repo a/b/c",
+        "--repo 'a/b/c' is not the name of a repository",
+        "OWNER/NAME",
+    ),
     ("checkpoint --run-id x", "say where the checkpoint is", "Pass either --repo or --path"),
-    ("checkpoint --run-id x --repo a/b --path c", "--repo and --path contradict each other", "Pass one of them"),
+    (
+        "checkpoint --run-id x --repo a/b --path c",
+        "--repo and --path contradict each other",
+        "Pass one of them",
+    ),
     ("set-paused --run-id x halt", "action must be one of pause, resume", "set-paused --help"),
     ("localnet --engine fast", "--engine must be one of embedded, validator", "localnet --help"),
     ("localnet --port -1", "--port must be a whole number from 0 to 65534", "localnet --help"),
@@ -77,7 +155,9 @@ def test_a_missing_word_is_named_with_its_command() -> None:
     assert said["fix"].startswith("aftermath-solana config explain KEY; ")
 
 
-@pytest.mark.parametrize(("line", "sentence", "fix"), MISTAKES, ids=[mistake[0][:40] for mistake in MISTAKES])
+@pytest.mark.parametrize(
+    ("line", "sentence", "fix"), MISTAKES, ids=[mistake[0][:40] for mistake in MISTAKES]
+)
 def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
     said = invoke(*line.split()).err.splitlines()
     assert said[0].startswith("error: ")
@@ -91,7 +171,9 @@ def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
     assert fix in told["fix"]
 
 
-def test_a_value_from_the_environment_is_called_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_from_the_environment_is_called_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MAX_PRIORITY_FEE", "plenty")
     told = invoke("tick", "--run-id", "x", "--json").mistake
     assert told["error"] == "the variable MAX_PRIORITY_FEE must be a whole number of at least 0"
@@ -110,7 +192,9 @@ def test_a_value_from_the_environment_is_called_by_its_variable(monkeypatch: pyt
         ("can-join", "--coordinator-program-id"),
     ],
 )
-def test_a_bad_value_is_the_same_mistake_everywhere(command: str, option: str, tmp_path: os.PathLike[str]) -> None:
+def test_a_bad_value_is_the_same_mistake_everywhere(
+    command: str, option: str, tmp_path: os.PathLike[str]
+) -> None:
     """`train` looks at its options before it looks for a network or a wallet, as all commands do."""
     needed = {"can-join": ["--run-id", "x", "--address", "1" * 32], "train": ["--run-id", "x"]}
     line = [
@@ -128,7 +212,8 @@ def test_a_bad_value_is_the_same_mistake_everywhere(command: str, option: str, t
 def test_the_module_is_the_command() -> None:
     def output(*words: str) -> str:
         line = [sys.executable, "-m", "aftermath", *words]
-        wide = os.environ | {"COLUMNS": "82"}  # as wide as the runner's pages, which are 80 columns and no margin
+        # as wide as the runner's pages, which are 80 columns and no margin
+        wide = os.environ | {"COLUMNS": "82"}
         return subprocess.run(line, capture_output=True, text=True, check=True, env=wide).stdout
 
     assert output("-h") == invoke("--help").out
@@ -140,7 +225,11 @@ def test_help_cuts_no_name_and_fits_80_columns() -> None:
         page = invoke(*command.split(), "-h").out
         assert page == invoke(*command.split(), "--help").out
         options, _, example = page.partition("Example:")
-        names = {name for option in load(command).params for name in (*option.opts, *option.secondary_opts)}
+        names = {
+            name
+            for option in load(command).params
+            for name in (*option.opts, *option.secondary_opts)
+        }
         flags = {name for name in names if name.startswith("-")}
         assert flags <= set(re.split(r"[\s,/]+", options)), command
         assert max(map(len, options.splitlines())) <= 80, command

@@ -1,4 +1,6 @@
-"""A variable of the environment that is missing, or says what cannot be meant, is called by its name in the error."""
+"""A variable of the environment that is missing, or says what cannot be meant, is called by its
+name in the error.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ from cli.conftest import ROOT
         ("WALLET_PRIVATE_KEY_PATH", "nowhere/w.json", ("show-identity",)),
         ("RAW_WALLET_PRIVATE_KEY", "secret", ("show-identity",)),
         ("MAX_PRIORITY_FEE", "much", ("tick", "--run-id", "demo")),
-        ("AFTERMATH_VALIDATOR", "nowhere/validator", ("localnet", "--engine", "validator", "--port", "0")),
+        (
+            "AFTERMATH_VALIDATOR",
+            "nowhere/validator",
+            ("localnet", "--engine", "validator", "--port", "0"),
+        ),
     ],
 )
 def test_what_a_variable_says_wrongly_is_told_by_its_name(
@@ -40,7 +46,9 @@ def test_what_a_variable_says_wrongly_is_told_by_its_name(
     assert "secret" not in said.err
 
 
-def test_every_option_that_is_missing_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_that_is_missing_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In the order in which they are asked for, until none is missing any more."""
     for name in INDEX:
         required = [option for option in SOLANA.load(name).params if option.required]
@@ -56,7 +64,9 @@ def test_every_option_that_is_missing_is_named_with_its_variable(monkeypatch: py
             assert f"or set {missing.envvar}" in said.err, name
 
 
-def test_a_bucket_host_that_is_no_address_is_called_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_host_that_is_no_address_is_called_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9000")
     with pytest.raises(DataError, match="STORAGE_EMULATOR_HOST is 'localhost:9000'") as refused:
         bucket_urls("bucket", "", HttpClient())
@@ -74,7 +84,9 @@ def test_a_bucket_host_that_is_no_address_is_called_by_its_variable(monkeypatch:
         ("setup-run.sh", ("devnet", "light"), "WALLET_PRIVATE_KEY_PATH"),
     ],
 )
-def test_a_recipe_says_what_it_lacks(script: str, words: tuple[str, ...], names: str, tmp_path: Path) -> None:
+def test_a_recipe_says_what_it_lacks(
+    script: str, words: tuple[str, ...], names: str, tmp_path: Path
+) -> None:
     """Without HOME, too, as in a container."""
     kept = ("PATH", "PYTHONPATH")
     environment = {name: os.environ[name] for name in kept if name in os.environ}

@@ -46,7 +46,9 @@ def test_help_of_another_script_shows_its_commands() -> None:
 
 @pytest.mark.parametrize("place", ["before", "behind"])
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])
-def test_quiet_command_prints_its_result_and_no_advice(tmp_path: Path, place: str, flag: str) -> None:
+def test_quiet_command_prints_its_result_and_no_advice(
+    tmp_path: Path, place: str, flag: str
+) -> None:
     words = ["show-identity", "--create", "-w", str(tmp_path / "wallet.json")]
     done = invoke(flag, *words) if place == "before" else invoke(*words, flag)
     assert done.code == 0
@@ -61,7 +63,9 @@ def test_quiet_command_prints_warnings_and_errors(tmp_path: Path) -> None:
     assert wrong.err.startswith("error: there is no key file")
 
 
-def test_verbose_command_logs_what_its_modules_do(rpc: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_verbose_command_logs_what_its_modules_do(
+    rpc: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def asked(*flags: str) -> bool:
         caplog.clear()
         assert invoke(*flags, "list-runs", "--rpc", NOBODY, "--rpc-2", rpc).code == 0
@@ -71,7 +75,9 @@ def test_verbose_command_logs_what_its_modules_do(rpc: str, caplog: pytest.LogCa
     assert not asked()
 
 
-def test_verbose_status_logs_each_answer(rpc: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_verbose_status_logs_each_answer(
+    rpc: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     create_wallet(tmp_path / "wallet.json")
     done = invoke("status", "-v", "--rpc", rpc, "-w", tmp_path / "wallet.json")
     assert done.code == 0, done.err
@@ -79,7 +85,9 @@ def test_verbose_status_logs_each_answer(rpc: str, tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("level", Verbosity)
-def test_quiet_update_prints_no_table_of_changes(level: Verbosity, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_update_prints_no_table_of_changes(
+    level: Verbosity, capsys: pytest.CaptureFixture[str]
+) -> None:
     token = VERBOSITY.set(level)
     try:
         announce("demo", [Difference("base_lr", "1", "2")], None, as_json=False)
@@ -101,12 +109,20 @@ def test_quiet_lines_of_a_training_are_its_warnings() -> None:
     steps = StepLines(console, quiet=True)
     for event in (Leaving(), Warning(message="few peers")):
         lines(event)
-    for event in (Finished(step=1, tokens=2, held_out_by_tier={}, checkpoint=None), Warning(message="lost")):
+    for event in (
+        Finished(step=1, tokens=2, held_out_by_tier={}, checkpoint=None),
+        Warning(message="lost"),
+    ):
         steps(event)
-    assert printed.getvalue().splitlines() == ["2026-11-21T00:00:00.000Z WARNING few peers", "warning: lost"]
+    assert printed.getvalue().splitlines() == [
+        "2026-11-21T00:00:00.000Z WARNING few peers",
+        "warning: lost",
+    ]
 
 
-def test_logged_lines_name_their_level_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_lines_name_their_level_and_steer_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     logger = logging.Logger("aftermath.test")
     logger.addHandler(LogLines())
     logger.warning("peer %s", "\x1b[2J\u202e")
@@ -115,7 +131,9 @@ def test_logged_lines_name_their_level_and_steer_no_terminal(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("level", Verbosity)
-def test_debug_logs_of_a_training_are_printed_if_verbose(level: Verbosity, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_logs_of_a_training_are_printed_if_verbose(
+    level: Verbosity, capsys: pytest.CaptureFixture[str]
+) -> None:
     token = VERBOSITY.set(level)
     try:
         logger = logging.Logger("aftermath")
@@ -132,8 +150,13 @@ def test_debug_logs_of_a_training_are_printed_if_verbose(level: Verbosity, capsy
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_one_output_is_told_from_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
-    with (tmp_path / "out").open("w") as out, (tmp_path / ("out" if together else "err")).open("w") as err:
+def test_one_output_is_told_from_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    with (
+        (tmp_path / "out").open("w") as out,
+        (tmp_path / ("out" if together else "err")).open("w") as err,
+    ):
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
         assert one_output() == together

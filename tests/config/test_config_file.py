@@ -72,15 +72,25 @@ def test_the_seeds_file_is_read_verbatim() -> None:
     assert (schedule["kind"], schedule["warmup_steps"], schedule["total_steps"]) == (2, 250, 25000)
     assert (real(schedule["base_lr_bits"]), real(schedule["final_lr_bits"])) == (4.0e-4, 4.0e-5)
     optimizer = spec["optimizer"]
-    assert (optimizer["kind"], optimizer["compression_topk"], optimizer["compression_chunk"]) == (2, 8, 64)
-    assert (real(optimizer["clip_grad_norm_bits"]), real(optimizer["compression_decay_bits"])) == (1.0, 0.999)
+    assert (optimizer["kind"], optimizer["compression_topk"], optimizer["compression_chunk"]) == (
+        2,
+        8,
+        64,
+    )
+    assert (real(optimizer["clip_grad_norm_bits"]), real(optimizer["compression_decay_bits"])) == (
+        1.0,
+        0.999,
+    )
     assert optimizer["quantize_1bit"] == 1
-    assert optimizer["compression_topk_embeddings"] == 0  # what the seed's keys say, they say of every tensor
+    # what the seed's keys say, they say of every tensor
+    assert optimizer["compression_topk_embeddings"] == 0
 
 
 @pytest.mark.parametrize("least", [0, 30])
 def test_rounds_may_have_no_least_time_and_one_as_long_as_they_may_last(least: int) -> None:
-    text = changed((r"^max_round_train_time = 30", f"max_round_train_time = 30\nmin_round_time = {least}"))
+    text = changed(
+        (r"^max_round_train_time = 30", f"max_round_train_time = 30\nmin_round_time = {least}")
+    )
     assert parse_as(text, "config.toml", RunConfig).to_chain()["config"]["min_round_time"] == least
 
 
@@ -101,13 +111,19 @@ def test_every_config_in_the_repository_is_valid() -> None:
     ],
 )
 def test_checkpoints(table: str, expected: tuple[int, str, str]) -> None:
-    chain = parse_as(without(CHECKPOINT, table), "config.toml", RunConfig).to_chain()["model"]["checkpoint"]
+    chain = parse_as(without(CHECKPOINT, table), "config.toml", RunConfig).to_chain()["model"][
+        "checkpoint"
+    ]
     assert (chain["kind"], chain["repo"], chain["revision"]) == expected
 
 
 def located(table: str) -> dict[str, Any]:
-    text = changed((r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", table + "\n"))
-    location: dict[str, Any] = parse_as(text, "config.toml", RunConfig).llm.spec.values()["data_location"]
+    text = changed(
+        (r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", table + "\n")
+    )
+    location: dict[str, Any] = parse_as(text, "config.toml", RunConfig).llm.spec.values()[
+        "data_location"
+    ]
     return location
 
 
@@ -116,7 +132,10 @@ def located(table: str) -> dict[str, Any]:
     [
         ("[model.LLM.data_location.Dummy]", {"kind": 0, "primary": ""}),
         ('[model.LLM.data_location]\nServer = "host:1"', {"kind": 1, "primary": "host:1"}),
-        ('[model.LLM.data_location]\nLocal = "/data"', {"kind": 2, "primary": "/data", "token_bytes": 2}),
+        (
+            '[model.LLM.data_location]\nLocal = "/data"',
+            {"kind": 2, "primary": "/data", "token_bytes": 2},
+        ),
         (
             '[model.LLM.data_location.Local]\npath = "/data"\ntoken_size_in_bytes = "FourBytes"',
             {"kind": 2, "primary": "/data", "token_bytes": 4},
@@ -140,7 +159,10 @@ def located(table: str) -> dict[str, Any]:
                 "shuffle_seed": b"\x07" * 32,
             },
         ),
-        ('[model.LLM.data_location]\nWeightedHttp = "https://x"', {"kind": 6, "primary": "https://x"}),
+        (
+            '[model.LLM.data_location]\nWeightedHttp = "https://x"',
+            {"kind": 6, "primary": "https://x"},
+        ),
         ('[model.LLM.data_location]\nPreprocessed = "a/b"', {"kind": 7, "primary": "a/b"}),
     ],
 )
@@ -169,14 +191,21 @@ def test_a_bare_word_chooses_a_variant_without_settings() -> None:
         (
             "[model.LLM.lr_schedule.WarmupStableDecay]\nbase_lr = 0.5\ncosine_decay_final_lr = 0.25\n"
             "linear_decay_final_lr = 0.125\nstable_steps = 1\ncosine_decay_steps = 2\nlinear_decay_steps = 3",
-            {"kind": 3, "cosine_decay_final_lr_bits": 0.25, "final_lr_bits": 0.125, "linear_decay_steps": 3},
+            {
+                "kind": 3,
+                "cosine_decay_final_lr_bits": 0.25,
+                "final_lr_bits": 0.125,
+                "linear_decay_steps": 3,
+            },
         ),
     ],
 )
 def test_schedules(table: str, expected: dict[str, Any]) -> None:
     config = parse_as(without("model.LLM.lr_schedule.Cosine", table), "config.toml", RunConfig)
     schedule = config.llm.spec.values()["lr_schedule"]
-    shown = {key: real(value) if key.endswith("_bits") else value for key, value in schedule.items()}
+    shown = {
+        key: real(value) if key.endswith("_bits") else value for key, value in schedule.items()
+    }
     assert {key: shown[key] for key in expected} == expected
 
 
@@ -187,16 +216,23 @@ def test_the_embedding_and_the_head_may_keep_more() -> None:
     optimizer = more["optimizer"]
     assert (optimizer["compression_topk"], optimizer["compression_topk_embeddings"]) == (8, 64)
     with pytest.raises(ConfigError, match="compression_topk_embeddings"):
-        parse_as(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")), "c", RunConfig)
+        parse_as(
+            changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")),
+            "c",
+            RunConfig,
+        )
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -> None:
-    """Worth about 0.1 nats (`docs/experiments.md`); and no step, the last one included, trains its batch at rate 0."""
+    """Worth about 0.1 nats (`docs/experiments.md`); and no step, the last one included, trains its
+    batch at rate 0.
+    """
     config = load_config(path)
     chain = config.llm.lr_schedule.to_chain()
     numbers = {
-        key.removesuffix("_bits"): real(value) if key.endswith("_bits") else value for key, value in chain.items()
+        key.removesuffix("_bits"): real(value) if key.endswith("_bits") else value
+        for key, value in chain.items()
     }
     rates = LrSchedule(**numbers | {"kind": ScheduleKind(chain["kind"])})
     steps, base = config.config.total_steps, rates.base_lr
@@ -208,8 +244,14 @@ def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -
 
 def test_adamw_is_understood() -> None:
     table = "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8"
-    optimizer = parse_as(without("model.LLM.optimizer.Distro", table), "c", RunConfig).llm.optimizer.to_chain()
-    assert (optimizer["kind"], real(optimizer["beta1_bits"]), real(optimizer["beta2_bits"])) == (1, 0.9, 0.95)
+    optimizer = parse_as(
+        without("model.LLM.optimizer.Distro", table), "c", RunConfig
+    ).llm.optimizer.to_chain()
+    assert (optimizer["kind"], real(optimizer["beta1_bits"]), real(optimizer["beta2_bits"])) == (
+        1,
+        0.9,
+        0.95,
+    )
 
 
 def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() -> None:
@@ -220,7 +262,11 @@ def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() ->
     assert (read.kind, read.quantize_1bit) == (OptimizerKind.SPARSELOCO, False)
     assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (7, InnerOptimizer.MUON, 0.5)
     assert (read.divisor, read.value_bits, read.clip_grad_norm) == (Divisor.ROOT, 1, 0.25)
-    assert (read.compression_topk, read.compression_topk_embeddings, read.compression_chunk) == (9, 10, 32)
+    assert (read.compression_topk, read.compression_topk_embeddings, read.compression_chunk) == (
+        9,
+        10,
+        32,
+    )
     assert (read.compression_decay, read.weight_decay, read.beta1) == (0.95, 0.0, 0.0)
 
 
@@ -230,12 +276,16 @@ def test_the_tables_of_the_light_preset_name_every_key_and_either_can_be_taken()
     own, _, other = tables.partition("# [model.LLM.optimizer.Distro]\n")
     assert set(re.findall(r"^(\w+) = ", own, re.MULTILINE)) == set(SparseLoCoSettings.model_fields)
     keys = re.findall(r"^# (\w+ = \S+)", other, re.MULTILINE)
-    taken = parse_as(before + "[model.LLM.optimizer.Distro]\n" + "\n".join(keys), "c", RunConfig).llm.optimizer.Distro
+    taken = parse_as(
+        before + "[model.LLM.optimizer.Distro]\n" + "\n".join(keys), "c", RunConfig
+    ).llm.optimizer.Distro
     assert taken == DISTRO_DEFAULTS.model_copy(update={"compression_topk_embeddings": 64})
 
 
 def test_the_light_preset_has_what_learnt_most() -> None:
-    """The winner of benchmarks/arms.toml, at the rate it had at its largest size, and as it without overlap."""
+    """The winner of benchmarks/arms.toml, at the rate it had at its largest size, and as it without
+    overlap.
+    """
     said = tomllib.loads((REPOSITORY / "benchmarks/arms.toml").read_text())
     winner: dict[str, Any] = {}
     largest: list[float] = []
@@ -248,14 +298,21 @@ def test_the_light_preset_has_what_learnt_most() -> None:
     assert has is not None
     named = ("inner_steps", "inner_optimizer", "outer_lr", "orthogonal_lr")
     assert {name: getattr(has, name) for name in named} == {name: winner[name] for name in named}
-    assert (has.divisor, has.compression_topk, has.value_bits) == (winner["mean"], winner["topk"], 2)
+    assert (has.divisor, has.compression_topk, has.value_bits) == (
+        winner["mean"],
+        winner["topk"],
+        2,
+    )
     assert config.config.overlap == 0
     assert config.llm.lr_schedule.WarmupStableDecay is not None
     assert config.llm.lr_schedule.WarmupStableDecay.base_lr in largest
 
 
 def test_tiers_are_chosen_in_the_matformer_table() -> None:
-    assert parse_as(SEED + "\n[model.LLM.matformer]\ntiers = 3\n", "c", RunConfig).llm.matformer.tiers == 3
+    assert (
+        parse_as(SEED + "\n[model.LLM.matformer]\ntiers = 3\n", "c", RunConfig).llm.matformer.tiers
+        == 3
+    )
 
 
 def test_limits_themselves_are_allowed() -> None:
@@ -268,8 +325,13 @@ def test_limits_themselves_are_allowed() -> None:
         (r"^compression_decay.*", f"compression_decay = {math.nextafter(1.0, 0.0)!r}"),
     )
     assert parse_as(text, "config.toml", RunConfig).config.init_min_clients == 256
-    for limits in ("inner_steps = 1\nouter_lr = 5e-324\nvalue_bits = 1", "inner_steps = 1024\nouter_lr = 64.0"):
-        assert parse_as(changed((DISTRO, SPARSELOCO + limits)), "config.toml", RunConfig).llm.optimizer.SparseLoCo
+    for limits in (
+        "inner_steps = 1\nouter_lr = 5e-324\nvalue_bits = 1",
+        "inner_steps = 1024\nouter_lr = 64.0",
+    ):
+        assert parse_as(
+            changed((DISTRO, SPARSELOCO + limits)), "config.toml", RunConfig
+        ).llm.optimizer.SparseLoCo
 
 
 def test_every_architecture_can_be_written_and_no_other() -> None:

@@ -1,4 +1,6 @@
-"""What is told of a config's keys is there for each, and true: examples are taken, limits are where rules begin."""
+"""What is told of a config's keys is there for each, and true: examples are taken, limits are where
+rules begin.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,20 @@ def with_value(key: Key, value: Any) -> dict[str, Any]:
     table: Any = tables
     for depth, name in enumerate(key.path[:-1], 1):
         (above,) = find(".".join(key.path[: depth - 1])) if depth > 1 else (None,)
-        if above is not None and above.table is not None and issubclass(above.table, Choice) and name not in table:
+        if (
+            above is not None
+            and above.table is not None
+            and issubclass(above.table, Choice)
+            and name not in table
+        ):
             table.clear()
         table = table.setdefault(name, {})
         for other in held_by(find(".".join(key.path[:depth]))[0]):
             if other.required and other.path[-1] not in table:
-                filled = {"shuffle": "DontShuffle", "location": {"SingleUrl": {"url": "https://x/y"}}}
+                filled = {
+                    "shuffle": "DontShuffle",
+                    "location": {"SingleUrl": {"url": "https://x/y"}},
+                }
                 given = tomllib.loads(other.example) if other.example else filled
                 table[other.path[-1]] = given[other.path[-1]]
     table |= COMPANIONS.get(key.name, {})
@@ -94,7 +104,9 @@ def test_every_key_says_what_it_is() -> None:
     assert len(VALUES) > 80
     assert [key.name for key in keys() if not key.text.endswith(".")] == []
     assert [key.name for key in VALUES if not key.example] == []
-    assert [key.name for key in VALUES if key.kind in ("whole number", "number") and not key.limits] == []
+    assert [
+        key.name for key in VALUES if key.kind in ("whole number", "number") and not key.limits
+    ] == []
 
 
 def test_a_line_has_room_for_what_a_key_is() -> None:
@@ -109,7 +121,9 @@ def test_an_example_is_taken(key: Key) -> None:
     assert mistakes(with_value(key, value)) == ""
 
 
-@pytest.mark.parametrize("key", [named(key) for key in VALUES if key.kind in ("whole number", "number")])
+@pytest.mark.parametrize(
+    "key", [named(key) for key in VALUES if key.kind in ("whole number", "number")]
+)
 def test_a_limit_is_where_the_programs_rule_begins(key: Key) -> None:
     means, whole = bounds(key), key.kind == "whole number"
 
@@ -122,7 +136,10 @@ def test_a_limit_is_where_the_programs_rule_begins(key: Key) -> None:
         given = limit if whole else float(limit)
         assert mistakes(with_value(key, given)) == "", given
         if beyond(given, toward) >= 0 or not whole:
-            assert key.path[-1] in mistakes(with_value(key, beyond(given, toward))), (key.name, beyond(given, toward))
+            assert key.path[-1] in mistakes(with_value(key, beyond(given, toward))), (
+                key.name,
+                beyond(given, toward),
+            )
     for limit, inside in ((means.above, 1.0), (means.below, 0.0)):
         if limit is not None:
             assert mistakes(with_value(key, math.nextafter(float(limit), inside))) == ""
@@ -144,7 +161,11 @@ def test_a_config_that_is_written_is_the_same(path: Any) -> None:
     assert parse_as(text, "written", RunConfig).model_dump() == config.model_dump()
     lines = text.splitlines()
     assert max(map(len, [line for line in lines if line.startswith("#")])) <= written.COLUMNS
-    bare = [line for before, line in itertools.pairwise(lines) if line[:1].isalpha() and before[:2] != "# "]
+    bare = [
+        line
+        for before, line in itertools.pairwise(lines)
+        if line[:1].isalpha() and before[:2] != "# "
+    ]
     assert bare == []
 
 
@@ -152,7 +173,10 @@ def test_a_config_that_is_written_is_the_same(path: Any) -> None:
 def test_every_variant_is_written_so_that_it_is_read(key: Key) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     config = RunConfig.model_validate(tables)
-    assert parse_as(written.text_of(config, []), "written", RunConfig).model_dump() == config.model_dump()
+    assert (
+        parse_as(written.text_of(config, []), "written", RunConfig).model_dump()
+        == config.model_dump()
+    )
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "\x7f", "\x1b[2J", "\n", "é", "'", "a # b"])
@@ -174,9 +198,18 @@ def test_a_key_is_found_by_its_whole_name_and_by_its_last_part() -> None:
 
 def fits(document: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
     """Whether a value is what a JSON Schema asks for, of those of its words that ours uses."""
-    if "$ref" in document and not fits(root["$defs"][document["$ref"].removeprefix("#/$defs/")], value, root):
+    if "$ref" in document and not fits(
+        root["$defs"][document["$ref"].removeprefix("#/$defs/")], value, root
+    ):
         return False
-    kinds = {"integer": int, "number": (int, float), "string": str, "boolean": bool, "array": list, "object": dict}
+    kinds = {
+        "integer": int,
+        "number": (int, float),
+        "string": str,
+        "boolean": bool,
+        "array": list,
+        "object": dict,
+    }
     if "type" in document and not isinstance(value, kinds[document["type"]]):
         return False
     if isinstance(value, bool) and document.get("type") in ("integer", "number"):
@@ -190,23 +223,45 @@ def fits(document: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
         return (
             set(document.get("required", ())) <= value.keys()
             and (document.get("additionalProperties", True) or value.keys() <= inner.keys())
-            and document.get("minProperties", 0) <= len(value) <= document.get("maxProperties", len(value))
+            and document.get("minProperties", 0)
+            <= len(value)
+            <= document.get("maxProperties", len(value))
             and all(fits(inner[name], one, root) for name, one in value.items() if name in inner)
         )
     if isinstance(value, list):
         sizes = document.get("minItems", 0) <= len(value) <= document.get("maxItems", len(value))
         return sizes and all(fits(document.get("items", {}), one, root) for one in value)
     if isinstance(value, int | float):
-        return document.get("minimum", -math.inf) <= value <= document.get("maximum", math.inf) and document.get(
-            "exclusiveMinimum", -math.inf
-        ) < value < document.get("exclusiveMaximum", math.inf)
+        return document.get("minimum", -math.inf) <= value <= document.get(
+            "maximum", math.inf
+        ) and document.get("exclusiveMinimum", -math.inf) < value < document.get(
+            "exclusiveMaximum", math.inf
+        )
     return True
 
 
 SCHEMA = json_schema.json_schema()
 WORDS = {
-    *("$ref", "type", "anyOf", "enum", "properties", "required", "additionalProperties", "minProperties"),
-    *("maxProperties", "items", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *(
+        "$ref",
+        "type",
+        "anyOf",
+        "enum",
+        "properties",
+        "required",
+        "additionalProperties",
+        "minProperties",
+    ),
+    *(
+        "maxProperties",
+        "items",
+        "minItems",
+        "maxItems",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+    ),
     *("description", "title", "default", "examples", "maxLength", "pattern"),
 }
 

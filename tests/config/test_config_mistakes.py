@@ -1,4 +1,6 @@
-"""A mistake in a config file is named with its line and what is allowed, in the program's words where it has them."""
+"""A mistake in a config file is named with its line and what is allowed, in the program's words
+where it has them.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,61 @@ MISTAKES = [
         34,
         r"\[config\] witness_node is not a known key \(did you mean witness_nodes\?",
     ),
-    (r"^min_clients = 1", 'min_clients = "1"', 24, r"\[config\] min_clients is '1'; it must be a whole number"),
-    (r"^warmup_time = 30", "warmup_time = 30.5", 3, r"\[config\] warmup_time is 30.5; it must be a whole number"),
+    (
+        r"^min_clients = 1",
+        'min_clients = "1"',
+        24,
+        r"\[config\] min_clients is '1'; it must be a whole number",
+    ),
+    (
+        r"^warmup_time = 30",
+        "warmup_time = 30.5",
+        3,
+        r"\[config\] warmup_time is 30.5; it must be a whole number",
+    ),
     (r'"HfLlama"', '"HfLama"', 50, r"'HfLama' \(did you mean HfLlama\?\); allowed: HfLlama"),
-    (r"^witness_nodes = 1", "witness_nodes = 70000", 34, r"witness_nodes is 70000; it must be at most 65535"),
+    (
+        r"^witness_nodes = 1",
+        "witness_nodes = 70000",
+        34,
+        r"witness_nodes is 70000; it must be at most 65535",
+    ),
     (r"^base_lr.*", "base_lr = 1e38", 66, r"base_lr is 1e\+38; it must be at most 1000"),
-    (r"^cooldown_time = 30", "cooldown_time = -1", 6, r"cooldown_time is -1; it must be at least 1"),
+    (
+        r"^cooldown_time = 30",
+        "cooldown_time = -1",
+        6,
+        r"cooldown_time is -1; it must be at least 1",
+    ),
     (r"^warmup_time = 30", "warmup_time = -1", 3, r"warmup_time is -1; it must be at least 0"),
     (r"^min_clients = 1", "min_clients = -5", 24, r"min_clients is -5; it must be at least 1"),
-    (r"^warmup_time = 30", 'warmup_time = "30s"', 3, r"warmup_time is '30s'; it must be a whole number of seconds$"),
-    (r"^min_clients = 1", 'min_clients = "9"', 24, r"min_clients is '9'; it must be a whole number of members$"),
+    (
+        r"^warmup_time = 30",
+        'warmup_time = "30s"',
+        3,
+        r"warmup_time is '30s'; it must be a whole number of seconds$",
+    ),
+    (
+        r"^min_clients = 1",
+        'min_clients = "9"',
+        24,
+        r"min_clients is '9'; it must be a whole number of members$",
+    ),
     (r"^base_lr.*", 'base_lr = "high"', 66, r"base_lr is 'high'; it must be a number$"),
     (r"^min_clients = 1", "min_clients = 1\nwarmup_time = 5", 25, "warmup_time is given twice$"),
     (r"^\[config\]", "[config]\n[config]", 2, r"\[config\] is given twice$"),
-    (r'"HfLlama"', "HfLlama", 50, 'architecture is HfLlama: a text needs quotes: architecture = "HfLlama"'),
-    (r"^quantize_1bit = true", "quantize_1bit = True # yes", 78, r"quantize_1bit is True: write true"),
+    (
+        r'"HfLlama"',
+        "HfLlama",
+        50,
+        'architecture is HfLlama: a text needs quotes: architecture = "HfLlama"',
+    ),
+    (
+        r"^quantize_1bit = true",
+        "quantize_1bit = True # yes",
+        78,
+        r"quantize_1bit is True: write true",
+    ),
     (r"^min_clients = 1", "min_clients = 5 6", 24, r"this is not valid TOML: "),
     (r"^total_steps = 25000\n\n# Model", "# Model", 1, r"\[config\] total_steps is missing"),
     (
@@ -50,24 +92,49 @@ MISTAKES = [
         r"Hubb is not a known key \(did you mean Hub\?\); known here: Hub, L",
     ),
     (r"^repo_id.*", "", 54, r"\[model.LLM.checkpoint.Hub\] repo_id is missing"),
-    (r'^shuffle = "DontShuffle"', "shuffle = { Seeded = [1, 2] }", 59, r"seed has 2 entries; it must have 32"),
-    (r"^quantize_1bit = true", "quantize_1bit = 1", 78, r"quantize_1bit is 1; it must be true or false"),
+    (
+        r'^shuffle = "DontShuffle"',
+        "shuffle = { Seeded = [1, 2] }",
+        59,
+        r"seed has 2 entries; it must have 32",
+    ),
+    (
+        r"^quantize_1bit = true",
+        "quantize_1bit = 1",
+        78,
+        r"quantize_1bit is 1; it must be true or false",
+    ),
     (
         r"^(\[model\.LLM\.optimizer\.Distro\])",
         r"[model.LLM.optimizer.AdamW]\n\1",
         73,
         "one of AdamW, Distro, SparseLoCo",
     ),
-    (DISTRO, SPARSELOCO + 'inner_optimizer = "sgd"', 74, "inner_optimizer is 'sgd'; allowed: adamw, muon"),
+    (
+        DISTRO,
+        SPARSELOCO + 'inner_optimizer = "sgd"',
+        74,
+        "inner_optimizer is 'sgd'; allowed: adamw, muon",
+    ),
     (
         DISTRO,
         SPARSELOCO + 'divisor = "rot"',
         74,
         r"'rot' \(did you mean root\?\); allowed: keepers, all, root",
     ),
-    (DISTRO, SPARSELOCO + "outer_rate = 1.0", 74, r"outer_rate is not a known key \(did you mean outer_lr\?"),
+    (
+        DISTRO,
+        SPARSELOCO + "outer_rate = 1.0",
+        74,
+        r"outer_rate is not a known key \(did you mean outer_lr\?",
+    ),
     (r"^compression_topk", "compression_topq", 77, r"did you mean compression_topk\?"),
-    (r"^\[model\.LLM\]", "[model.LM]", 49, r"\[model\] LM is not a known key \(did you mean LLM\?\)"),
+    (
+        r"^\[model\.LLM\]",
+        "[model.LM]",
+        49,
+        r"\[model\] LM is not a known key \(did you mean LLM\?\)",
+    ),
 ]
 
 
@@ -86,7 +153,8 @@ def test_the_programs_own_sentence_is_shown_before_anything_is_sent(
     message = refusal(changed((pattern, replacement)))
     assert rule_sentences()[name] in message
     assert any(
-        said.startswith(f"config.toml:{line}: ") and rule_sentences()[name] in said for said in message.split("\n")
+        said.startswith(f"config.toml:{line}: ") and rule_sentences()[name] in said
+        for said in message.split("\n")
     )
 
 
@@ -96,17 +164,25 @@ GCS = 'bucket = "models"\n'
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Gcs", r"no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with .*write Local with"),
+        (
+            "Gcs",
+            r"no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with .*write Local with",
+        ),
         ("P2PGcs", r"the run's own state, which no owner writes; write Hub, Local or Dummy"),
         ("P2P", r"the run's own state, which no owner writes; write Hub, Local or Dummy"),
     ],
 )
 @pytest.mark.parametrize(
-    "written", ["[model.LLM.checkpoint.{}]\n" + GCS, 'checkpoint = "{}"\n', "checkpoint = {{ {} = 1 }}"]
+    "written",
+    ["[model.LLM.checkpoint.{}]\n" + GCS, 'checkpoint = "{}"\n', "checkpoint = {{ {} = 1 }}"],
 )
-def test_an_upstream_checkpoint_that_is_not_here_is_refused_by_name(name: str, told: str, written: str) -> None:
+def test_an_upstream_checkpoint_that_is_not_here_is_refused_by_name(
+    name: str, told: str, written: str
+) -> None:
     message = refusal(without(CHECKPOINT, written.format(name)))
-    assert re.fullmatch(rf"config\.toml:54: \[model\.LLM\] checkpoint cannot be {name}: .*{told}.*", message), message
+    assert re.fullmatch(
+        rf"config\.toml:54: \[model\.LLM\] checkpoint cannot be {name}: .*{told}.*", message
+    ), message
 
 
 def test_every_mistake_is_reported_at_once() -> None:
@@ -139,11 +215,16 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, sai
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
-def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(tmp_path: Path, ends: str) -> None:
+def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(
+    tmp_path: Path, ends: str
+) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xef\xbb\xbf" + SEED.replace("\n", ends).encode())
     assert load_config(path).to_chain() == parse_as(SEED, "config.toml", RunConfig).to_chain()
-    path.write_bytes(b"\xef\xbb\xbf" + changed((r"^min_clients = 1", "min_clients = 0")).replace("\n", ends).encode())
+    path.write_bytes(
+        b"\xef\xbb\xbf"
+        + changed((r"^min_clients = 1", "min_clients = 0")).replace("\n", ends).encode()
+    )
     with pytest.raises(ConfigError, match=rf"{path}:24: min_clients"):
         load_config(path)
 
@@ -159,9 +240,12 @@ def test_every_mistake_comes_with_what_to_do(tmp_path: Path, content: bytes | No
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "config.toml")
     named = caught.value.fix.split("; ")[1].split()[0]
-    assert load_config(Path(__file__).parents[2] / named).config.total_steps  # the file that it names is there
+    # the file that it names is there
+    assert load_config(Path(__file__).parents[2] / named).config.total_steps
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read the config file .*nowhere\.toml: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the config file .*nowhere\.toml: No such file"
+    ):
         load_config(tmp_path / "nowhere.toml")

@@ -24,7 +24,9 @@ from faulty_web import Web, serving
 NAMED = "127.0.0.2"
 """An address of this machine that stands for a public one."""
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only 127.0.0.1 is there to listen at")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere only 127.0.0.1 is there to listen at"
+)
 
 
 def only_named(address: str) -> bool:
@@ -61,12 +63,19 @@ def test_name_with_allowed_address_is_read(web: Web, names: dict[str, list[str]]
     names["tokens.example"] = [NAMED]
     with serving(host=NAMED) as public:
         public.files = web.files
-        assert client().read_range(f"http://tokens.example:{public.server_port}/a.bin", 0, 8).size == 4096
+        assert (
+            client().read_range(f"http://tokens.example:{public.server_port}/a.bin", 0, 8).size
+            == 4096
+        )
 
 
-def test_name_with_private_address_is_refused_without_connection(web: Web, names: dict[str, list[str]]) -> None:
+def test_name_with_private_address_is_refused_without_connection(
+    web: Web, names: dict[str, list[str]]
+) -> None:
     names["tokens.example"] = ["127.0.0.1"]
-    with pytest.raises(Unsuitable, match=r"tokens\.example \(127\.0\.0\.1\)[\s\S]*--allow-private-network"):
+    with pytest.raises(
+        Unsuitable, match=r"tokens\.example \(127\.0\.0\.1\)[\s\S]*--allow-private-network"
+    ):
         client().read_range(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
     assert web.asked == []
 

@@ -120,7 +120,9 @@ async def _flood(port: int, host: str, connections: int, stop: asyncio.Event) ->
     async def ask() -> None:
         while True:
             with suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", port, local_addr=(host, 0)
+                )
                 while True:
                     writer.write(question)
                     await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
@@ -135,7 +137,9 @@ async def _flood(port: int, host: str, connections: int, stop: asyncio.Event) ->
 def flooded(port: int, host: str, connections: int) -> Iterator[None]:
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(_flood(port, host, connections, stop),))
+    thread = threading.Thread(
+        target=loop.run_until_complete, args=(_flood(port, host, connections, stop),)
+    )
     thread.start()
     try:
         yield
@@ -145,7 +149,9 @@ def flooded(port: int, host: str, connections: int) -> Iterator[None]:
         loop.close()
 
 
-@pytest.mark.parametrize(("host", "connections"), [("127.0.0.2", 40), ("127.0.0.1", 20)], ids=["other", "same"])
+@pytest.mark.parametrize(
+    ("host", "connections"), [("127.0.0.2", 40), ("127.0.0.1", 20)], ids=["other", "same"]
+)
 def test_data_server_under_flood_cuts_no_waiting_member(
     place: Path, host: str, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +167,10 @@ async def test_read_turns_with_many_requests_of_one_address_alternate() -> None:
     turns = ReadTurns(ThreadWorker("test"))
     order = list[str]()
     places = ["flood"] * 6 + ["member"] * 2
-    decode_request = [asyncio.create_task(turns(where, lambda where=where: order.append(where))) for where in places]
+    decode_request = [
+        asyncio.create_task(turns(where, lambda where=where: order.append(where)))
+        for where in places
+    ]
     await asyncio.sleep(0)
     decode_request[1].cancel()  # a turn that nobody wants is passed on
     await asyncio.gather(*decode_request, return_exceptions=True)
@@ -192,19 +201,25 @@ async def test_full_slots_disconnect_idle_client(
     now[0] = FRESH_SECONDS
     entered = slots.enter(DataClient(tasks[-1], newcomer))
     assert entered == (cut != "newcomer")
-    assert [number for number, task in enumerate(tasks) if task.cancelling()] == ([cut] if isinstance(cut, int) else [])
+    assert [number for number, task in enumerate(tasks) if task.cancelling()] == (
+        [cut] if isinstance(cut, int) else []
+    )
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("bound", ["MAX_CLIENTS", "MAX_UNREAD_BYTES"])
-def test_unread_reply_is_freed_with_its_client(place: Path, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_reply_is_freed_with_its_client(
+    place: Path, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(f"aftermath.data.server.{bound}", 1)
     (place / "tokens" / "a.bin").write_bytes(bytes(1 << 16))
     (place / "data.toml").write_text(TOML.replace("seq_len = 16", "seq_len = 32768"))
     question = encode_message(ReadRequest([0] * 256))
     size = 256 * 32768 * 2
     with running(place) as port, ExitStack() as stack:
-        first, second = (stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(2))
+        first, second = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(2)
+        )
         first.sendall(question)
         took = len(first.recv(1))
         if bound == "MAX_CLIENTS":  # twice as many may be there
@@ -271,7 +286,10 @@ GOOD = Description(2, 16, 10, [])
         ([encode_message(TokensReply(b""))], "something else than its description"),
         ([encode_message(msgspec.structs.replace(GOOD, token_bytes=3))], "2 or 4 bytes, not 3"),
         ([encode_message(msgspec.structs.replace(GOOD, sequences=0))], "serves no sequences"),
-        ([encode_message(GOOD), encode_message(TokensReply(bytes(33)))], "a reply of another length"),
+        (
+            [encode_message(GOOD), encode_message(TokensReply(bytes(33)))],
+            "a reply of another length",
+        ),
         ([encode_message(GOOD), encode_message(GOOD)], "a reply of another length"),
         ([encode_message(GOOD), b"\0\0\0\1\xc1"], "an invalid message"),
     ],
@@ -283,7 +301,8 @@ def test_invalid_reply_is_refused(answers: list[bytes], sentence: str) -> None:
 
 def test_single_sequence_is_served() -> None:
     with saying(
-        encode_message(msgspec.structs.replace(GOOD, sequences=1)), encode_message(TokensReply(bytes(32)))
+        encode_message(msgspec.structs.replace(GOOD, sequences=1)),
+        encode_message(TokensReply(bytes(32))),
     ) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 100)
         assert (there.sequences, there.read([0]).tolist()) == (1, [[0] * 16])
@@ -344,7 +363,9 @@ def test_invalid_address_is_refused(address: str) -> None:
         ('dir = "tokens"', "dir = [", "data.toml"),
     ],
 )
-def test_invalid_server_settings_name_the_key(place: Path, old: str, new: str, sentence: str) -> None:
+def test_invalid_server_settings_name_the_key(
+    place: Path, old: str, new: str, sentence: str
+) -> None:
     (place / "data.toml").write_text(TOML.replace(old, new))
     with pytest.raises(DataError, match=sentence) as told:
         load_server_settings(place / "data.toml")

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from aftermath.data.cache import Cache
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.gcs import bucket_urls
-from aftermath.data.http import TRIES, HttpClient, HttpFiles, merge_adjacent, numbered_urls, redacted_url
+from aftermath.data.http import (
+    TRIES,
+    HttpClient,
+    HttpFiles,
+    merge_adjacent,
+    numbered_urls,
+    redacted_url,
+)
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError, SourceUnavailable, Span
 from aftermath.data.tokens import TokenFiles
@@ -106,7 +113,9 @@ def test_unavailable_server_is_read_after_its_return(web: Web) -> None:
     source = opened(web)
     port = web.server_address[1]
     web.faults = ["503"] * 4
-    with pytest.raises(SourceUnavailable, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: status 503"):
+    with pytest.raises(
+        SourceUnavailable, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: status 503"
+    ):
         source.read([1])
     web.shutdown()
     web.server_close()
@@ -184,7 +193,10 @@ def test_reply_that_never_starts_times_out(web: Web, fault: str) -> None:
 
 
 def test_secrets_of_address_are_not_shown(web: Web, caplog: pytest.LogCaptureFixture) -> None:
-    assert redacted_url("https://ada:secret@host:1/f.bin?token=secret#secret") == "https://host:1/f.bin"
+    assert (
+        redacted_url("https://ada:secret@host:1/f.bin?token=secret#secret")
+        == "https://host:1/f.bin"
+    )
     address = f"{web.url}/none?token=secret".replace("//", "//ada:secret@")
     with caplog.at_level(logging.WARNING), pytest.raises(DataError) as told:
         HttpFiles([address], CLIENT)
@@ -199,8 +211,13 @@ def test_numbered_files() -> None:
 
 def test_a_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
-    asked = "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"
-    first = {"items": [{"name": "some/b.ds"}, {"name": "some/"}, {"name": "some/x.json"}], "nextPageToken": "n&"}
+    asked = (
+        "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"
+    )
+    first = {
+        "items": [{"name": "some/b.ds"}, {"name": "some/"}, {"name": "some/x.json"}],
+        "nextPageToken": "n&",
+    }
     second = {"items": [{"name": "some/a 1.ds"}]}
     web.files["/storage/v1/b/my-bucket/o"] = b"{}"
     web.files[asked] = json.dumps(first).encode()
@@ -233,7 +250,9 @@ def test_cached_sequence_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
     assert len(web.asked) == 5
 
 
-def test_unwritable_cache_warns_once(web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_cache_warns_once(
+    web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     source = opened(web, Cache(tmp_path / "file"))
     assert len(source.read([1, 2, 9])) == 3

@@ -22,7 +22,8 @@ def write(path: Path, tokens: list[int] | range, token_bytes: int = 2) -> Path:
 
 @pytest.mark.parametrize("token_bytes", [2, 4])
 def test_sequences_run_through_the_sorted_files_and_wrap(tmp_path: Path, token_bytes: int) -> None:
-    write(tmp_path / "b.bin", range(100, 109), token_bytes)  # two sequences of four, one token left over
+    # two sequences of four, one token left over
+    write(tmp_path / "b.bin", range(100, 109), token_bytes)
     write(tmp_path / "a.bin", range(8), token_bytes)
     write(tmp_path / "c.ds", range(200, 204), token_bytes)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -65,11 +66,14 @@ def test_shuffled_passes_hold_every_sequence_once_and_differ(tmp_path: Path) -> 
 
 @given(st.integers(1, 300), st.binary(min_size=32, max_size=32), st.integers(0, 1 << 40))
 def test_shuffle_is_a_bijection(count: int, seed: bytes, turn: int) -> None:
-    assert sorted(ShuffledOrder(count, seed).at(place, turn) for place in range(count)) == list(range(count))
+    assert sorted(ShuffledOrder(count, seed).at(place, turn) for place in range(count)) == list(
+        range(count)
+    )
 
 
 @pytest.mark.parametrize(
-    ("count", "place", "turn", "expected"), [(10**6 + 3, 123456, 2, 859883), (10**13, 7, 0, 8509137422325)]
+    ("count", "place", "turn", "expected"),
+    [(10**6 + 3, 123456, 2, 859883), (10**13, 7, 0, 8509137422325)],
 )
 def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expected: int) -> None:
     """Runs that have begun rely on it, with and without what is remembered of a pass."""
@@ -81,11 +85,27 @@ def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expe
 @pytest.mark.parametrize(
     ("kept", "asked", "options"),
     [
-        ({}, "nowhere", "--input TEXT --output {place}/nowhere; or make those that a run's config file names"),
+        (
+            {},
+            "nowhere",
+            "--input TEXT --output {place}/nowhere; or make those that a run's config file names",
+        ),
         ({}, "", "--input TEXT --output {place}; or make"),
-        ({"my books/a.txt": "one"}, "my books", "--input '{place}/my books' --output '{place}/my books-tokens'"),
-        ({"books/part/a.txt": "one"}, "books", "--input {place}/books --output {place}/books-tokens"),
-        ({"v1.0/a.md": "one"}, "v1.0/a.md", "--input {place}/v1.0/a.md --output {place}/v1.0/a-tokens"),
+        (
+            {"my books/a.txt": "one"},
+            "my books",
+            "--input '{place}/my books' --output '{place}/my books-tokens'",
+        ),
+        (
+            {"books/part/a.txt": "one"},
+            "books",
+            "--input {place}/books --output {place}/books-tokens",
+        ),
+        (
+            {"v1.0/a.md": "one"},
+            "v1.0/a.md",
+            "--input {place}/v1.0/a.md --output {place}/v1.0/a-tokens",
+        ),
         ({"a": "plain text " * 9}, "a", "--input {place}/a --output {place}/a-tokens"),
     ],
 )
@@ -114,7 +134,9 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("token_bytes", "size"), [(2, 1001), (4, 1002)])
-def test_a_truncated_file_is_named_with_its_size(tmp_path: Path, token_bytes: int, size: int) -> None:
+def test_a_truncated_file_is_named_with_its_size(
+    tmp_path: Path, token_bytes: int, size: int
+) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(size))
     with pytest.raises(DataError, match=rf"x\.bin is truncated: its size of {size} "):
         open_tokens(tmp_path, token_bytes, 4, vocab_size=256)
@@ -130,7 +152,10 @@ def test_token_outside_vocabulary_is_named(tmp_path: Path) -> None:
     write(tmp_path / "x.bin", [1, 2, 3, 4, 5, 6, 300, 7])
     data = open_tokens(tmp_path, 2, 4, vocab_size=257)
     assert data.read([0]).tolist() == [[1, 2, 3, 4]]
-    with pytest.raises(DataError, match=r"x\.bin: a token 300 at or after position 4 is outside the vocabulary of 257"):
+    with pytest.raises(
+        DataError,
+        match=r"x\.bin: a token 300 at or after position 4 is outside the vocabulary of 257",
+    ):
         data.read([1])
 
 

@@ -32,12 +32,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 def write(path: Path, kind: Any = None, **columns: Any) -> Path:
-    pq.write_table(pa.table({name: pa.array(rows, kind) for name, rows in columns.items()}), path, row_group_size=2)
+    pq.write_table(
+        pa.table({name: pa.array(rows, kind) for name, rows in columns.items()}),
+        path,
+        row_group_size=2,
+    )
     return path
 
 
 @pytest.mark.parametrize("width", [2, 4])
-@pytest.mark.parametrize("kind", [pa.list_(pa.uint16()), pa.large_list(pa.int64()), pa.list_(pa.int32())])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.uint16()), pa.large_list(pa.int64()), pa.list_(pa.int32())]
+)
 def test_lists_give_the_tokens_of_a_raw_file(tmp_path: Path, kind: pa.DataType, width: int) -> None:
     write(tmp_path / "a.parquet", kind, input_ids=LISTS)
     (tmp_path / "raw").mkdir()
@@ -50,17 +56,30 @@ def test_lists_give_the_tokens_of_a_raw_file(tmp_path: Path, kind: pa.DataType, 
 
 
 @settings(
-    max_examples=max(20, settings().max_examples // 10), suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max(20, settings().max_examples // 10),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(lists=st.lists(st.lists(st.integers(0, 65535), max_size=40), max_size=60))
 def test_parquet_rows_keep_their_order(tmp_path: Path, lists: list[list[int]]) -> None:
     path = write(tmp_path / "a.parquet", pa.list_(pa.int32()), tokens=lists)
-    assert np.fromfile(parquet.unpacked_tokens(path, 2), "<u2").tolist() == [token for row in lists for token in row]
+    assert np.fromfile(parquet.unpacked_tokens(path, 2), "<u2").tolist() == [
+        token for row in lists for token in row
+    ]
 
 
 def test_parquet_rows_equal_those_of_arrays(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", pa.list_(pa.int32()), inputs=ROWS[:2].tolist(), labels=WANTED[:2].tolist())
-    write(tmp_path / "b.parquet", pa.list_(pa.int64(), 8), inputs=ROWS[2:].tolist(), labels=WANTED[2:].tolist())
+    write(
+        tmp_path / "a.parquet",
+        pa.list_(pa.int32()),
+        inputs=ROWS[:2].tolist(),
+        labels=WANTED[:2].tolist(),
+    )
+    write(
+        tmp_path / "b.parquet",
+        pa.list_(pa.int64(), 8),
+        inputs=ROWS[2:].tolist(),
+        labels=WANTED[2:].tolist(),
+    )
     source = PreprocessedRows(tmp_path, 8, 40, labels=True)
     assert source.sequences == 5
     assert np.array_equal(source.read([4, 0, 7]), np.stack([ROWS, WANTED], axis=1)[[4, 0, 2]])
@@ -68,7 +87,9 @@ def test_parquet_rows_equal_those_of_arrays(tmp_path: Path) -> None:
     assert np.array_equal(PreprocessedRows(tmp_path, 8, 40, labels=False).read([1]), ROWS[[1]])
 
 
-def test_file_is_unpacked_once_and_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_unpacked_once_and_again_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "a.parquet", tokens=[[1, 2, 3, 4]])
     first = parquet.unpacked_tokens(path, 2)
     with monkeypatch.context() as patch:
@@ -106,7 +127,9 @@ def test_concurrent_processes_unpack_one_complete_file(tmp_path: Path) -> None:
         ({"tokens": [[2**63 - 1]]}, "for tokens of 2 bytes"),
     ],
 )
-def test_columns_of_other_types_are_refused(tmp_path: Path, columns: dict[str, Any], sentence: str) -> None:
+def test_columns_of_other_types_are_refused(
+    tmp_path: Path, columns: dict[str, Any], sentence: str
+) -> None:
     path = write(tmp_path / "a.parquet", **columns)
     with pytest.raises(DataError, match=sentence) as told:
         open_tokens(path, 2, 16, vocab_size=256)
@@ -118,13 +141,19 @@ def test_columns_of_other_types_are_refused(tmp_path: Path, columns: dict[str, A
     ("inputs", "labels", "sentence"),
     [
         (ROWS.tolist(), None, "has the columns inputs, and none for labels"),
-        (ROWS[:, :7].tolist(), WANTED[:, :7].tolist(), "a row of 7 numbers, and rows of the run have 8"),
+        (
+            ROWS[:, :7].tolist(),
+            WANTED[:, :7].tolist(),
+            "a row of 7 numbers, and rows of the run have 8",
+        ),
         ([[1] * 8, [1] * 9], [[1] * 8] * 2, "a row of 9 numbers"),
         ((ROWS + 1).tolist(), WANTED.tolist(), "40 in a row is outside the vocabulary of 40"),
         ([[2**40] * 8], [[1] * 8], "numbers outside of int32"),
     ],
 )
-def test_rows_that_are_wrong_are_named(tmp_path: Path, inputs: Any, labels: Any, sentence: str) -> None:
+def test_rows_that_are_wrong_are_named(
+    tmp_path: Path, inputs: Any, labels: Any, sentence: str
+) -> None:
     write(tmp_path / "a.parquet", inputs=inputs, **({} if labels is None else {"labels": labels}))
     with pytest.raises(DataError, match=sentence):
         PreprocessedRows(tmp_path, 8, 40, labels=True).read(range(5))
@@ -140,7 +169,9 @@ def test_no_bytes_do_more_than_be_refused(tmp_path: Path, data: st.DataObject) -
     held = bytearray((tmp_path / "whole").read_bytes())
     for place in data.draw(st.lists(st.integers(0, len(held) - 1), max_size=8)):
         held[place] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(held[: data.draw(st.integers(0, len(held)))] if data.draw(st.booleans()) else held)
+    path.write_bytes(
+        held[: data.draw(st.integers(0, len(held)))] if data.draw(st.booleans()) else held
+    )
     with contextlib.suppress(DataError):
         open_tokens(path, 2, 16, vocab_size=1 << 16)
 
@@ -148,7 +179,9 @@ def test_no_bytes_do_more_than_be_refused(tmp_path: Path, data: st.DataObject) -
 def test_missing_pyarrow_is_named_in_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.parquet", tokens=LISTS)
     known = importlib.util.find_spec
-    monkeypatch.setattr(parquet, "find_spec", lambda name: None if name == "pyarrow" else known(name))
+    monkeypatch.setattr(
+        parquet, "find_spec", lambda name: None if name == "pyarrow" else known(name)
+    )
     with pytest.raises(DataError, match="pyarrow is not installed") as told:
         open_tokens(path, 2, 16, vocab_size=256)
     assert "aftermath[parquet]" in str(told.value.fix)

@@ -63,7 +63,9 @@ def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
     table = pa.table({"content": ["one", None, "two"], "id": [1, 2, 3]})
     pq.write_table(table, tmp_path / "a.parquet")
     assert _documents(tmp_path / "a.parquet", field="content") == ["one", "two"]
-    with pytest.raises(TextError, match='without a column of text "text"; it has text in content') as refused:
+    with pytest.raises(
+        TextError, match='without a column of text "text"; it has text in content'
+    ) as refused:
         _documents(tmp_path / "a.parquet")
     assert "--text-field" in refused.value.fix
 
@@ -74,8 +76,16 @@ def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
         ("a.jsonl", '{"body": "one"}\n', 'line 1 has no text in "text"; it has text in body'),
         ("a.jsonl", '{"text": "one"}\nrubbish\n', "line 2 is not JSON"),
         ("a.jsonl", '{"text": 1}', 'line 1 has no text in "text"'),
-        ("a.jsonl", '{"a": ""}\n{"text": ""}\n7\n', "has text in a, and 2 of the first 3 records have none"),
-        ("a.jsonl", '{"text": ""}\n' + '{"a": 1}\n' * 200 + "rubbish", "and 102 of the first 103 records have none"),
+        (
+            "a.jsonl",
+            '{"a": ""}\n{"text": ""}\n7\n',
+            "has text in a, and 2 of the first 3 records have none",
+        ),
+        (
+            "a.jsonl",
+            '{"text": ""}\n' + '{"a": 1}\n' * 200 + "rubbish",
+            "and 102 of the first 103 records have none",
+        ),
         ("a.txt.gz", "not packed", "is named as gzip, but it is text"),
         ("a.jsonl.gz", b"<!DOCTYPE html><p>Not found", "it is a web page"),
         ("a.gz", b"", "it is empty"),
@@ -101,12 +111,20 @@ def test_texts_of_a_broken_file_names_it_with_a_fix(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.jsonl", '{"text": "one"}\n{"title": "x"}\n{"text": null}\n[1]\n{"text": "two"}\n{"text": "three"}'),
-        ("a.json", '{"source": "x"}\n{"text": "one"}\n{"text": "two"}\n{"text": "three"}\nnull\n{"text": 1}'),
+        (
+            "a.jsonl",
+            '{"text": "one"}\n{"title": "x"}\n{"text": null}\n[1]\n{"text": "two"}\n{"text": "three"}',
+        ),
+        (
+            "a.json",
+            '{"source": "x"}\n{"text": "one"}\n{"text": "two"}\n{"text": "three"}\nnull\n{"text": 1}',
+        ),
         ("a.parquet", ["one", None, "two", None, "three", None]),
     ],
 )
-def test_records_without_text_are_skipped_and_counted(tmp_path: Path, name: str, content: str | list[str]) -> None:
+def test_records_without_text_are_skipped_and_counted(
+    tmp_path: Path, name: str, content: str | list[str]
+) -> None:
     path = tmp_path / name
     if isinstance(content, str):
         path.write_text(content)
@@ -130,7 +148,9 @@ def test_records_without_text_are_skipped_and_counted(tmp_path: Path, name: str,
         (b"ends within a letter \xc3", NOT_TEXT),
     ],
 )
-def test_texts_that_cannot_be_read_are_left_out_by_kind(tmp_path: Path, content: bytes, kind: str) -> None:
+def test_texts_that_cannot_be_read_are_left_out_by_kind(
+    tmp_path: Path, content: bytes, kind: str
+) -> None:
     texts = Texts([_write(tmp_path / "a", content), _write(tmp_path / "b", "one")])
     assert list(texts) == [TextPiece("one", ends=True)]
     assert texts.left_out == {kind: 1}
@@ -146,7 +166,10 @@ def test_texts_that_cannot_be_read_are_left_out_by_kind(tmp_path: Path, content:
 )
 @pytest.mark.parametrize("line", ["word " * 5 + "é\n", "no end of a line "])
 def test_large_document_comes_in_bounded_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Callable[[str], tuple[str, bytes]], line: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    written: Callable[[str], tuple[str, bytes]],
+    line: str,
 ) -> None:
     monkeypatch.setattr(module, "_PIECE", 100)
     name, content = written(line * 50)
@@ -156,8 +179,12 @@ def test_large_document_comes_in_bounded_pieces(
     assert "".join(piece.text for piece in pieces) == line * 50
 
 
-def test_separator_across_pieces_splits_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separator_across_pieces_splits_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "".join(f"document {number}\n{MARK}\n" for number in range(50))
     for size in (20, 31, 64):
         monkeypatch.setattr(module, "_PIECE", size)
-        assert _documents(_write(tmp_path / "a", text)) == [f"document {number}\n" for number in range(50)], size
+        assert _documents(_write(tmp_path / "a", text)) == [
+            f"document {number}\n" for number in range(50)
+        ], size

@@ -19,9 +19,16 @@ TOKENS = np.arange(100, 164)
 
 
 def llmc(
-    tokens: np.ndarray, count: int | None = None, *, magic: int = 20240520, version: int = 1, dtype: str = "<u2"
+    tokens: np.ndarray,
+    count: int | None = None,
+    *,
+    magic: int = 20240520,
+    version: int = 1,
+    dtype: str = "<u2",
 ) -> bytes:
-    header = struct.pack("<3i", magic, version, len(tokens) if count is None else count).ljust(1024, b"\0")
+    header = struct.pack("<3i", magic, version, len(tokens) if count is None else count).ljust(
+        1024, b"\0"
+    )
     return header + tokens.astype(dtype).tobytes()
 
 
@@ -42,7 +49,9 @@ def npy(array: np.ndarray) -> bytes:
         ("a.npy", npy(TOKENS.astype("<u4").reshape(8, 8)), 4),
     ],
 )
-def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: bytes, width: int) -> None:
+def test_every_format_gives_the_same_tokens(
+    tmp_path: Path, name: str, data: bytes, width: int
+) -> None:
     (tmp_path / name).write_bytes(data)
     source = open_tokens(tmp_path, width, 16, vocab_size=256)
     assert source.sequences == 4
@@ -55,12 +64,22 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: byt
         ("a.bin", llmc(TOKENS, 63), 2, "its header says 63 tokens"),
         ("a.bin", llmc(TOKENS), 4, 'token_size_in_bytes = "TwoBytes"'),
         ("a.bin", llmc(TOKENS)[:800], 2, "ends within its header"),
-        ("a.bin", llmc(TOKENS, magic=20240801, version=7, dtype="<u4"), 2, 'token_size_in_bytes = "FourBytes"'),
+        (
+            "a.bin",
+            llmc(TOKENS, magic=20240801, version=7, dtype="<u4"),
+            2,
+            'token_size_in_bytes = "FourBytes"',
+        ),
         ("a.bin", llmc(TOKENS, magic=20240801, version=8, dtype="<u4"), 4, "llm.c of version 8"),
         ("a.bin", llmc(TOKENS, version=2), 2, "llm.c of version 2"),
         ("a.bin", llmc(TOKENS, magic=20240522), 2, "an evaluation file of llm.c"),
         ("a.bin", llmc(TOKENS, magic=20240326, version=3), 2, "a model of llm.c"),
-        ("a.bin", struct.pack("<Q", 90) + b'{"__metadata__":{}}' + bytes(81), 2, "a model in safetensors"),
+        (
+            "a.bin",
+            struct.pack("<Q", 90) + b'{"__metadata__":{}}' + bytes(81),
+            2,
+            "a model in safetensors",
+        ),
         ("a.bin", b"\xfd7zXZ\x00" + bytes(60), 2, "compressed with xz"),
         ("a.bin.gz", TOKENS.astype("<u2").tobytes(), 2, "is named as gzip, but"),
         ("a.bin", "Text, also with é in it.\n".encode() * 9, 2, "is text, not tokens"),
@@ -68,7 +87,12 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: byt
         ("a.npy", npy(TOKENS.astype("<u4")), 2, 'token_size_in_bytes = "FourBytes"'),
         ("a.npy", npy(TOKENS.astype("<i8")), 2, "an array of int64"),
         ("a.npy", npy(TOKENS.astype(">u2")), 2, "an array of >u2"),
-        ("a.npy", npy(np.asfortranarray(TOKENS.astype("<u2").reshape(8, 8))), 2, "column by column"),
+        (
+            "a.npy",
+            npy(np.asfortranarray(TOKENS.astype("<u2").reshape(8, 8))),
+            2,
+            "column by column",
+        ),
         ("a.npy", npy(TOKENS.astype("<u2"))[:-2], 2, "an array of 64 tokens takes"),
         ("a.npy", npy(np.array([{}], dtype=object)), 2, "an array of object"),
         ("a.npy", b"\x93NUMPY\x01\x00\xff\xffjunk", 2, "not have the header of a NumPy array"),
@@ -80,14 +104,18 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: byt
         ("a.jsonl", b'{"text": ""}', 2, "text, not tokens"),
     ],
 )
-def test_file_of_other_format_is_refused(tmp_path: Path, name: str, data: bytes, width: int, sentence: str) -> None:
+def test_file_of_other_format_is_refused(
+    tmp_path: Path, name: str, data: bytes, width: int, sentence: str
+) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=sentence) as told:
         open_tokens(tmp_path / name, width, 16, vocab_size=256)
     assert told.value.fix
 
 
-@given(st.binary(max_size=200), st.sampled_from(["a.bin", "a.npy", "a.ds"]), st.sampled_from([2, 4]))
+@given(
+    st.binary(max_size=200), st.sampled_from(["a.bin", "a.npy", "a.ds"]), st.sampled_from([2, 4])
+)
 def test_no_bytes_do_more_than_be_refused(data: bytes, name: str, width: int) -> None:
     for head in (data, b"\x93NUMPY\x01\x00" + data, struct.pack("<2i", 20240520, 1) + data):
         try:
@@ -143,7 +171,9 @@ def test_tokens_of_another_width_or_order_are_refused(
         (np.tile([0, 7, 7, 0], 1000), 2),
     ],
 )
-def test_tokens_of_stated_width_are_accepted(tmp_path: Path, tokens: np.ndarray, width: int) -> None:
+def test_tokens_of_stated_width_are_accepted(
+    tmp_path: Path, tokens: np.ndarray, width: int
+) -> None:
     tokens.astype(f"<u{width}").tofile(tmp_path / "a.bin")
     source = open_tokens(tmp_path, width, 16, vocab_size=1 << 32)
     assert source.tokens == len(tokens)
@@ -212,7 +242,10 @@ def test_record_covers_every_file(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(tokens.tobytes())
     (tmp_path / "b.bin").write_bytes(tokens[:100].tobytes())
     first = open_tokens(tmp_path, 2, 16, vocab_size=256).record()
-    assert [(record.name, record.size) for record in first] == [("a.bin", 40 * BLOCK), ("b.bin", 200)]
+    assert [(record.name, record.size) for record in first] == [
+        ("a.bin", 40 * BLOCK),
+        ("b.bin", 200),
+    ]
     (tmp_path / "a.bin").write_bytes(np.roll(tokens, 1).tobytes())
     second = open_tokens(tmp_path, 2, 16, vocab_size=256).record()
     assert second[0] != first[0]
@@ -228,6 +261,10 @@ def test_dummy_tokens_depend_on_index_only() -> None:
     assert rows.min() >= 0
     assert rows.max() < 50
     assert rows[0].tolist() == rows[2].tolist() == rows[3].tolist() != rows[1].tolist()
-    assert rows[1].tolist() == DummyTokens(8, 50).read([0])[0].tolist() == [22, 24, 49, 29, 42, 20, 35, 29]
+    assert (
+        rows[1].tolist()
+        == DummyTokens(8, 50).read([0])[0].tolist()
+        == [22, 24, 49, 29, 42, 20, 35, 29]
+    )
     assert source.read([]).shape == (0, 8)
     assert not source.record()

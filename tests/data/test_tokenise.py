@@ -52,20 +52,31 @@ def test_documents_are_sorted_ended_and_never_contain_control(tmp_path: Path) ->
     expected = [*"first é".encode(), 256, *b"second", 256, *f"third {END_TOKEN}".encode(), 256]
     assert np.fromfile(tmp_path / "out" / "tokens-00000.bin", "<u2").tolist() == expected
     assert result.tokens == len(expected)
-    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).token_to_id(END_TOKEN) == 256
+    assert (
+        Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).token_to_id(END_TOKEN) == 256
+    )
 
 
 @pytest.mark.parametrize("token_bytes", [2, 4])
 def test_shards_are_full_and_hold_the_same_stream(tmp_path: Path, token_bytes: int) -> None:
     documents = folder_documents(corpus(tmp_path / "text"))
     whole = tokenise(documents, tmp_path / "one", byte_tokenizer(), token_bytes=token_bytes)
-    parts = tokenise(documents, tmp_path / "many", byte_tokenizer(), token_bytes=token_bytes, shard_tokens=7)
-    assert [path.stat().st_size // token_bytes for path in parts.files[:-1]] == [7] * (len(parts.files) - 1)
+    parts = tokenise(
+        documents, tmp_path / "many", byte_tokenizer(), token_bytes=token_bytes, shard_tokens=7
+    )
+    assert [path.stat().st_size // token_bytes for path in parts.files[:-1]] == [7] * (
+        len(parts.files) - 1
+    )
     assert b"".join(path.read_bytes() for path in parts.files) == whole.files[0].read_bytes()
-    assert open_tokens(tmp_path / "many", token_bytes, 7, vocab_size=257).sequences == whole.tokens // 7
+    assert (
+        open_tokens(tmp_path / "many", token_bytes, 7, vocab_size=257).sequences
+        == whole.tokens // 7
+    )
 
 
-def test_standard_library_budget_bounds_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_library_budget_bounds_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "standard_library_root", lambda: tmp_path)
     for folder in ("", "json", "test", "site-packages/more", "idlelib/idle_test"):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -126,13 +137,18 @@ def test_documents_end_with_the_named_token_or_none(tmp_path: Path) -> None:
         assert np.fromfile(output / "tokens-00000.bin", "<u2").tolist() == expected
 
 
-def test_document_larger_than_a_batch_is_tokenised_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_larger_than_a_batch_is_tokenised_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(texts, "_PIECE", 100)
     monkeypatch.setattr(module, "_BATCH_CHARACTERS", 150)
     content = "a line of a large document\n" * 200
     (tmp_path / "a.txt").write_text(content)
     tokenise([tmp_path / "a.txt"], tmp_path / "out", byte_tokenizer(), token_bytes=2)
-    assert np.fromfile(tmp_path / "out" / "tokens-00000.bin", "<u2").tolist() == [*content.encode(), 256]
+    assert np.fromfile(tmp_path / "out" / "tokens-00000.bin", "<u2").tolist() == [
+        *content.encode(),
+        256,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +189,14 @@ def test_failed_tokenise_leaves_no_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tokenise_script_prints_json_or_an_error(tmp_path: Path) -> None:
-    command = ["tokenise.py", "--output", str(tmp_path / "out"), "--budget-bytes", "50000", "--json"]
+    command = [
+        "tokenise.py",
+        "--output",
+        str(tmp_path / "out"),
+        "--budget-bytes",
+        "50000",
+        "--json",
+    ]
     status, output, errors = run(*command)
     assert status == 0, errors
     report = json.loads(output)
@@ -195,7 +218,9 @@ def test_held_out_files_depend_on_path_only(tmp_path: Path) -> None:
     assert set(held_out) < set(hold_out(documents, tmp_path, 40)[1])
 
 
-def test_standard_library_split_has_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_library_split_has_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both choices use a hash of the same path, and must not depend on each other."""
     monkeypatch.setattr(module, "standard_library_root", lambda: tmp_path)
     for number in range(400):
@@ -222,7 +247,10 @@ def test_tokenise_script_holds_files_out(tmp_path: Path) -> None:
     report = json.loads(output)
     assert report["documents"] + report["held_out"]["documents"] == 40
     assert 1 < report["held_out"]["documents"] < 20
-    sides = [set(np.fromfile(tmp_path / name / "tokens-00000.bin", "<u2").tolist()) for name in ("out", "held")]
+    sides = [
+        set(np.fromfile(tmp_path / name / "tokens-00000.bin", "<u2").tolist())
+        for name in ("out", "held")
+    ]
     assert sides[0] & sides[1] == {256}
     assert sides[0] | sides[1] == {*range(65, 105), 256}
     status, _, errors = run(*command, "--held-out-percent", "0")

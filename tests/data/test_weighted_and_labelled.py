@@ -33,7 +33,9 @@ def test_every_cycle_prefix_follows_the_weights(weights: list[float]) -> None:
 def files(folder: Path, **sizes: int) -> list[Source]:
     found: list[Source] = []
     for number, (name, size) in enumerate(sizes.items()):
-        (folder / f"{name}.bin").write_bytes(np.arange(1000 * number, 1000 * number + 4 * size, dtype="<u2").tobytes())
+        (folder / f"{name}.bin").write_bytes(
+            np.arange(1000 * number, 1000 * number + 4 * size, dtype="<u2").tobytes()
+        )
         found.append(open_tokens(folder / f"{name}.bin", 2, 4, vocab_size=1 << 16))
     return found
 
@@ -43,7 +45,8 @@ def test_a_mixture_reads_each_source_in_its_order(tmp_path: Path, seed: bytes | 
     mixture = WeightedSources(files(tmp_path, a=30, b=10), [3.0, 1.0], shuffle_seed=seed)
     assert mixture.sequences == 40
     rows = mixture.read(range(40))[:, 0].tolist()
-    assert sorted(rows) == [*range(0, 120, 4), *range(1000, 1040, 4)]  # weights as lengths: everything once
+    # weights as lengths: everything once
+    assert sorted(rows) == [*range(0, 120, 4), *range(1000, 1040, 4)]
     assert (rows == [*mixture.read(range(20))[:, 0], *mixture.read(range(20, 40))[:, 0]]) is True
     if seed is None:
         assert [row for row in rows if row < 1000] == [*range(0, 120, 4)]
@@ -68,11 +71,17 @@ def test_mixture_is_described_by_json(tmp_path: Path) -> None:
     a, b = files(tmp_path, a=30, b=10)
     places = [{"Local": str(tmp_path / "a.bin")}, {"Local": {"path": str(tmp_path / "b.bin")}}]
     with serving() as web:
-        web.files["/m.json"] = json.dumps({"providers": [[places[0], 1], [places[1], 0.5]]}).encode()
+        web.files["/m.json"] = json.dumps(
+            {"providers": [[places[0], 1], [places[1], 0.5]]}
+        ).encode()
         mixture = open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
-        assert np.array_equal(mixture.read(range(50)), WeightedSources([a, b], [1, 0.5]).read(range(50)))
+        assert np.array_equal(
+            mixture.read(range(50)), WeightedSources([a, b], [1, 0.5]).read(range(50))
+        )
         assert [record.name for record in mixture.record()] == ["mixture", "a.bin", "b.bin"]
-        web.files["/m.json"] = json.dumps({"shuffle": {"Seeded": [1] * 32}, "providers": places}).encode()
+        web.files["/m.json"] = json.dumps(
+            {"shuffle": {"Seeded": [1] * 32}, "providers": places}
+        ).encode()
         mixture = open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
         expected = WeightedSources([a, b], None, shuffle_seed=bytes([1] * 32))
         assert np.array_equal(mixture.read(range(50)), expected.read(range(50)))
@@ -123,7 +132,9 @@ def test_rows_have_their_labels(tmp_path: Path) -> None:
         (INPUTS, WANTED - 1, "-101 in a row"),
     ],
 )
-def test_rows_that_are_wrong_are_named(tmp_path: Path, inputs: np.ndarray, labels: np.ndarray, sentence: str) -> None:
+def test_rows_that_are_wrong_are_named(
+    tmp_path: Path, inputs: np.ndarray, labels: np.ndarray, sentence: str
+) -> None:
     with pytest.raises(DataError, match=sentence):
         PreprocessedRows(rows(tmp_path, inputs, labels), 8, 40, labels=True).read(range(5))
 

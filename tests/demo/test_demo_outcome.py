@@ -64,7 +64,10 @@ def test_words_of_a_text_are_those_that_the_data_has_often(tmp_path: Path) -> No
 
 
 def test_who_has_learnt_nothing_guesses() -> None:
-    config = config_of(model_config(VOCAB_SIZE) | {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32})
+    config = config_of(
+        model_config(VOCAB_SIZE)
+        | {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
+    )
     answered = part_answered(config.build(0, init_weights(config, 0)), in_its_process())
     assert round(answered * QUESTIONS, 9) == int(answered * QUESTIONS + 0.5)
     assert 0 < answered < 0.6

@@ -20,7 +20,9 @@ LAST = 60
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0) -> list[Event]:
+def events(
+    tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0
+) -> list[Event]:
     """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is
     another one.
     """
@@ -31,7 +33,9 @@ def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: i
     ]
     for step in range(1, steps + 1):
         loss = 5.0 + tier - loss_falls * step / steps
-        lines.append(said("trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0))
+        lines.append(
+            said("trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0)
+        )
         hashes = {level: f"{step}-{level}" for level in range(tier, len(TIERS))}
         if step == wrong_at:
             hashes[2] = "another"
@@ -113,7 +117,9 @@ def test_what_was_never_compared_is_not_called_identical(tmp_path: Path) -> None
         ({}, False, "did not come back"),
     ],
 )
-def test_every_promise_is_held_against_the_run(tmp_path: Path, change: Any, returns: bool, says: str) -> None:
+def test_every_promise_is_held_against_the_run(
+    tmp_path: Path, change: Any, returns: bool, says: str
+) -> None:
     story = told(tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns)
     assert [says in sentence for sentence in shortcomings(story, report_of(story))] == [True]
     assert TIERS[KILLED] == story.members[KILLED].tier

@@ -49,7 +49,12 @@ def story_of(steps: int, *, back_at: int | None = None) -> RunProgress:
 
 def say(story: RunProgress, member: MemberProgress, kind: str, **fields: Any) -> None:
     about = EventOrigin("demo", f"wallet of {member.name}", member.tier, "0.1.0")
-    story._take(EventRecord(datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"), 1.0)
+    story._take(
+        EventRecord(
+            datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"
+        ),
+        1.0,
+    )
 
 
 def train(story: RunProgress, member: MemberProgress, step: int) -> None:
@@ -70,13 +75,22 @@ def train(story: RunProgress, member: MemberProgress, step: int) -> None:
     hashes = {level: f"{step}-{level}" for level in range(member.tier, len(TIERS))}
     say(story, member, "applied", step=step, hashes=hashes)
     say(
-        story, member, "traffic", sent=10_000 * step, costs={"transactions": 1, "lamports": 5000, "push_bytes_max": 700}
+        story,
+        member,
+        "traffic",
+        sent=10_000 * step,
+        costs={"transactions": 1, "lamports": 5000, "push_bytes_max": 700},
     )
 
 
 def drawn(story: RunProgress, width: int, height: int) -> list[str]:
     console = Console(
-        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, record=True
+        file=io.StringIO(),
+        width=width,
+        height=height,
+        force_terminal=True,
+        color_system=None,
+        record=True,
     )
     console.print(picture(story, "aftermath on embedded", "member-1 was killed", 12.3, width))
     lines = console.export_text().splitlines()
@@ -87,8 +101,17 @@ def drawn(story: RunProgress, width: int, height: int) -> list[str]:
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_the_picture_before_the_first_step(size: tuple[int, int]) -> None:
-    shown = "\n".join(drawn(RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS]), *size))
-    for text in ("member-0", "member-2", "starting", "no step yet", "no loss yet", "member-1 was killed"):
+    shown = "\n".join(
+        drawn(RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS]), *size)
+    )
+    for text in (
+        "member-0",
+        "member-2",
+        "starting",
+        "no step yet",
+        "no loss yet",
+        "member-1 was killed",
+    ):
         assert text in shown
 
 
@@ -106,7 +129,9 @@ def test_demo_screen_shows_progress_and_labels(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_demo_screen_without_terminal_prints_lines(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_demo_screen_without_terminal_prints_lines(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     """A pipe, or a dumb terminal."""
     monkeypatch.setenv("TERM", "dumb" if terminal else "xterm")
     out = io.StringIO()
@@ -116,16 +141,23 @@ def test_demo_screen_without_terminal_prints_lines(monkeypatch: pytest.MonkeyPat
             screen.show(story, "nothing happens", elapsed)
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    assert all("no loss yet" in line and "member-0: starting" in line and "nothing happens" in line for line in lines)
+    assert all(
+        "no loss yet" in line and "member-0: starting" in line and "nothing happens" in line
+        for line in lines
+    )
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_demo_screen_prints_each_warning_once(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+def test_demo_screen_prints_each_warning_once(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
     lost = "9 steps of training are lost: nobody here has the model, and no checkpoint was kept"
-    with DemoScreen(Console(file=out, width=120, height=40, force_terminal=terminal), "title") as screen:
+    with DemoScreen(
+        Console(file=out, width=120, height=40, force_terminal=terminal), "title"
+    ) as screen:
         screen.show(story, "nothing happens", 1.0)
         for member in story.members:
             say(story, member, "warning", message=lost)
@@ -137,15 +169,24 @@ def test_demo_screen_prints_each_warning_once(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_line_says_how_far_the_run_is() -> None:
     shown = line(story_of(40), "all is well", 33.3)
-    assert shown.startswith("  33.3 s  step 39 of 120, 42 s left  loss 5.100  member-0: epoch 0 round 39: sharing, ")
+    assert shown.startswith(
+        "  33.3 s  step 39 of 120, 42 s left  loss 5.100  member-0: epoch 0 round 39: sharing, "
+    )
     assert shown.endswith("; all is well")
 
 
 def test_demo_caption_follows_killed_member_until_return() -> None:
     demo = Demo(Places(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
-    assert demo.caption(None, False) == f"member-1 will be killed at step {KILL_AT_STEP}, and come back"
-    assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others continue and train its share too")
-    assert demo.caption(30.0, True).endswith("it joins the next epoch, with the model from its peers")
+    assert (
+        demo.caption(None, False)
+        == f"member-1 will be killed at step {KILL_AT_STEP}, and come back"
+    )
+    assert demo.caption(30.0, False).endswith(
+        "(kill -9) at 30 s; the others continue and train its share too"
+    )
+    assert demo.caption(30.0, True).endswith(
+        "it joins the next epoch, with the model from its peers"
+    )
     demo.story = story_of(90, back_at=81)
     assert demo.caption(30.0, True).endswith("came back, and trains again since step 81")
 
@@ -170,5 +211,7 @@ def test_closing_states_what_was_measured() -> None:
 def test_closing_with_differing_hashes_claims_nothing() -> None:
     story = story_of(TOTAL)
     say(story, story.members[2], "applied", step=7, hashes={2: "another"})
-    said = closing(findings(story, RunCosts(1, 1), REACHED, 1.0), Places(Path("/x")), story.members[KILLED])
+    said = closing(
+        findings(story, RunCosts(1, 1), REACHED, 1.0), Places(Path("/x")), story.members[KILLED]
+    )
     assert not any("identical" in sentence or "kill -9" in sentence for sentence in said)

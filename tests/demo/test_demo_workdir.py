@@ -31,7 +31,10 @@ def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("precious")
-    with pytest.raises(ProcessError, match="not a demo's"), claimed_workdir(tmp_path, "demo", "--dir DIR", DEMO_NAMES):
+    with (
+        pytest.raises(ProcessError, match="not a demo's"),
+        claimed_workdir(tmp_path, "demo", "--dir DIR", DEMO_NAMES),
+    ):
         pytest.fail("the directory was taken")
     assert precious.read_text() == "precious"
     line = [sys.executable, "-m", "aftermath.demo", "--dir", str(tmp_path)]
@@ -74,7 +77,14 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_the_users_own_runs_do_not_steer_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RPC", "RUN_ID", "HUB_REPO", "CHECKPOINT_DIR", "RAW_WALLET_PRIVATE_KEY", "RAW_IDENTITY_SECRET_KEY"):
+    for name in (
+        "RPC",
+        "RUN_ID",
+        "HUB_REPO",
+        "CHECKPOINT_DIR",
+        "RAW_WALLET_PRIVATE_KEY",
+        "RAW_IDENTITY_SECRET_KEY",
+    ):
         monkeypatch.setenv(name, "mine")
         assert name not in environment()
     monkeypatch.setenv("LANG", "C")

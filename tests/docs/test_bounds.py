@@ -67,17 +67,30 @@ ROWS = {
         f"{requests.ANSWERS >> 20} MiB, or one larger answer",
         f"{requests.ALL_ANSWERS >> 20} MiB, and one each",
     ),
-    "unacknowledged bytes in QUIC": (f"{QUIC_SENDS // 10**6} MB", f"{OTHERS * QUIC_SENDS // 10**6:,} MB"),
-    "stored results and announcements": (f"{STORED} for each of {STORED_ROUNDS} rounds", f"{OTHERS} times that"),
-    "copies of our private state": (f"blocks of {BLOCK >> 10} KiB", f"{stateshare.COPIES >> 20} MiB"),
+    "unacknowledged bytes in QUIC": (
+        f"{QUIC_SENDS // 10**6} MB",
+        f"{OTHERS * QUIC_SENDS // 10**6:,} MB",
+    ),
+    "stored results and announcements": (
+        f"{STORED} for each of {STORED_ROUNDS} rounds",
+        f"{OTHERS} times that",
+    ),
+    "copies of our private state": (
+        f"blocks of {BLOCK >> 10} KiB",
+        f"{stateshare.COPIES >> 20} MiB",
+    ),
     "log lines": ("one for each kind of fault", f"{log_limits.MOST:,} per component"),
 }
 
 
 def test_table_of_bounds_matches_the_code() -> None:
     after = PAGE.read_text(encoding="utf-8").split("**Peers.**")[1].split("**Server")[0]
-    rows = [tuple(row.strip("| ").split(" | ")) for row in after.splitlines() if row.startswith("| ")][1:]
-    assert {name: bounds for name, *bounds in rows} == {name: [*bounds] for name, bounds in ROWS.items()}
+    rows = [
+        tuple(row.strip("| ").split(" | ")) for row in after.splitlines() if row.startswith("| ")
+    ][1:]
+    assert {name: bounds for name, *bounds in rows} == {
+        name: [*bounds] for name, bounds in ROWS.items()
+    }
     prose = re.sub(r"\s+", " ", after)
     assert f"silent for {link.SILENT_PROBES * links.PROBE_S:.0f} seconds is closed" in prose
     assert f"all {OTHERS} others together" in prose

@@ -1,4 +1,6 @@
-"""The committed table of test costs: it names files that exist, and costly fast files have a reason."""
+"""The committed table of test costs: it names files that exist, and costly fast files have a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,18 @@ def durations() -> list[dict[str, str]]:
 
 
 def test_durations_name_test_files_that_exist() -> None:
-    assert not {row["file"] for row in durations() if not (ROOT / row["file"]).exists()}, "run: make test-times"
+    assert not {row["file"] for row in durations() if not (ROOT / row["file"]).exists()}, (
+        "run: make test-times"
+    )
 
 
 def test_costly_fast_files_have_a_reason() -> None:
-    costly = {row["file"] for row in durations() if row["tier"] == "fast" and float(row["cpu_s"]) > LIMIT_CPU_SECONDS}
+    costly = {
+        row["file"]
+        for row in durations()
+        if row["tier"] == "fast" and float(row["cpu_s"]) > LIMIT_CPU_SECONDS
+    }
     reasons = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())["reasons"]
-    assert costly <= set(reasons), "tests/budget.toml needs a reason for each fast file above 10 CPU seconds"
+    assert costly <= set(reasons), (
+        "tests/budget.toml needs a reason for each fast file above 10 CPU seconds"
+    )

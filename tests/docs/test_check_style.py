@@ -45,7 +45,9 @@ def test_archaic_word_is_found_in_text_and_names(path: str, source: str) -> None
     assert rules_of(path, source) == ["archaic-word"]
 
 
-@pytest.mark.parametrize("text", ["An amendment recommends.", "also many", "a far-beside", "Besides, it goes."])
+@pytest.mark.parametrize(
+    "text", ["An amendment recommends.", "also many", "a far-beside", "Besides, it goes."]
+)
 def test_archaic_word_ignores_other_words(text: str) -> None:
     assert rules_of("docs/a.md", text) == []
 
@@ -65,7 +67,9 @@ def test_archaic_word_ignores_other_words(text: str) -> None:
     ],
 )
 def test_fragment_docstring_is_one_that_leans_on_another(doc: str, found: bool) -> None:
-    assert rules_of("client/aftermath/a.py", DEFINITION.format(doc)) == ["fragment-docstring"] * found
+    assert (
+        rules_of("client/aftermath/a.py", DEFINITION.format(doc)) == ["fragment-docstring"] * found
+    )
 
 
 def test_fragment_docstring_is_found_on_an_attribute() -> None:
@@ -82,7 +86,10 @@ def test_module_docstring_has_at_most_six_lines(lines: int, found: bool) -> None
 @pytest.mark.parametrize(("length", "found"), [(60, False), (61, True)])
 def test_test_name_has_at_most_sixty_characters(length: int, found: bool) -> None:
     name = "test_".ljust(length, "x")
-    assert rules_of("tests/rules/test_a.py", f"async def {name}() -> None: ...\n") == ["long-test-name"] * found
+    assert (
+        rules_of("tests/rules/test_a.py", f"async def {name}() -> None: ...\n")
+        == ["long-test-name"] * found
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,10 @@ def test_duplicate_class_is_found_in_the_client_only() -> None:
         "client/aftermath/b/y.py": "class Plan: ...\nclass _Own: ...\n",
         "tests/a/test_x.py": "class Plan: ...\n",
     }
-    found = [(offence.path, offence.text.partition(",")[0]) for offence in gate.duplicate_classes(sources)]
+    found = [
+        (offence.path, offence.text.partition(",")[0])
+        for offence in gate.duplicate_classes(sources)
+    ]
     assert found == [("client/aftermath/a/x.py", "Plan"), ("client/aftermath/b/y.py", "Plan")]
 
 
@@ -169,11 +179,16 @@ def test_count_that_rises_fails_with_place_and_fix(capsys: pytest.CaptureFixture
 def test_count_that_falls_passes_and_asks_to_lower_it(capsys: pytest.CaptureFixture[str]) -> None:
     offence = gate.Offence("docs/a.md", 3, "archaic-word", "anew")
     assert gate.report([offence], Counter({("docs", "archaic-word"): 3})) == 0
-    assert "2 offences fewer than allowed: run scripts/check_style.py --lower" in capsys.readouterr().out
+    assert (
+        "2 offences fewer than allowed: run scripts/check_style.py --lower"
+        in capsys.readouterr().out
+    )
 
 
 def test_lowered_allowlist_never_raises_a_number() -> None:
-    allowed = Counter({("docs", "archaic-word"): 3, ("docs", "long-sentence"): 1, ("cli", "long-line"): 2})
+    allowed = Counter(
+        {("docs", "archaic-word"): 3, ("docs", "long-sentence"): 1, ("cli", "long-line"): 2}
+    )
     counts = Counter({("docs", "archaic-word"): 2, ("docs", "long-sentence"): 5})
     expected = Counter({("docs", "archaic-word"): 2, ("docs", "long-sentence"): 1})
     assert gate.read_allowlist(gate.lowered(allowed, counts)) == expected

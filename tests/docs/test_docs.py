@@ -1,4 +1,6 @@
-"""The documentation names only what exists: links, commands and their options, make targets, files, and figures."""
+"""The documentation names only what exists: links, commands and their options, make targets, files,
+and figures.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def fenced_lines(page: Path) -> Iterator[str]:
 
 def slugs(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    headings = [re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", text) for text in HEADING.findall(prose(page))]
+    headings = [
+        re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", text) for text in HEADING.findall(prose(page))
+    ]
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
@@ -95,9 +99,18 @@ def test_mentioned_commands_and_options_exist(page: Path) -> None:
         script = SCRIPTS.get(words[0], SOLANA) if words else SOLANA
         if words and words[0] in SCRIPTS:
             words = words[1:]
-            assert not words or script.called(words) or script.begun(words[0]) or words[0].startswith("-"), span
+            assert (
+                not words
+                or script.called(words)
+                or script.begun(words[0])
+                or words[0].startswith("-")
+            ), span
         if (command := script.called(words)) and any(word.startswith("-") for word in words):
-            known = {name for option in script.load(command).params for name in (*option.opts, *option.secondary_opts)}
+            known = {
+                name
+                for option in script.load(command).params
+                for name in (*option.opts, *option.secondary_opts)
+            }
             given = {word for word in words[1:] if word.startswith("-")}
             assert given <= known | {"--json", "--help"}, span
 
@@ -121,7 +134,9 @@ def text_of_scripts() -> str:
 
 
 def test_lone_options_belong_to_a_command(page: Path) -> None:
-    """An option that stands alone between backquotes is one of some command, script, tool or benchmark."""
+    """An option that stands alone between backquotes is one of some command, script, tool or
+    benchmark.
+    """
     known = options_of_commands()
     text = text_of_scripts()
     for span in SPAN.findall(prose(page)):
@@ -134,18 +149,27 @@ def test_prose_fits_a_window(page: Path) -> None:
     """Lines have at most 100 columns without the targets of links; generated ones 120."""
     limit = 120 if page.name in GENERATED else 100
     text = re.sub(r"\]\([^)]*\)", "]", prose(page))
-    assert not [line for line in text.splitlines() if len(line) > limit and not line.startswith(("|", "!["))]
+    assert not [
+        line for line in text.splitlines() if len(line) > limit and not line.startswith(("|", "!["))
+    ]
 
 
 def make_targets() -> set[str]:
     """The names before the colon of every rule of the Makefile, which may go over several lines."""
-    rules = re.findall(r"^([a-z][\w \-]*):(?!=)", (ROOT / "Makefile").read_text().replace("\\\n", " "), re.MULTILINE)
+    rules = re.findall(
+        r"^([a-z][\w \-]*):(?!=)",
+        (ROOT / "Makefile").read_text().replace("\\\n", " "),
+        re.MULTILINE,
+    )
     return {name for rule in rules for name in rule.split()}
 
 
 def test_plain_make_lists_every_target() -> None:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of a make around this
-    shown = subprocess.run(["make"], cwd=ROOT, env=own, capture_output=True, text=True, check=True).stdout
+    # of a make around this
+    own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    shown = subprocess.run(
+        ["make"], cwd=ROOT, env=own, capture_output=True, text=True, check=True
+    ).stdout
     assert {line.split()[0] for line in shown.splitlines()} == make_targets()
 
 
@@ -165,7 +189,11 @@ def test_every_package_has_its_row() -> None:
     page = ROOT / "docs/architecture.md"
     text = "\n".join(line for line in page.read_text().splitlines() if line.startswith("| `"))
     packages = {path.parent.name for path in (ROOT / "client/aftermath").glob("*/__init__.py")}
-    assert not {package for package in packages if not re.search(rf"`(?:client/aftermath/)?{package}/`", text)}
+    assert not {
+        package
+        for package in packages
+        if not re.search(rf"`(?:client/aftermath/)?{package}/`", text)
+    }
 
 
 def test_what_reads_accounts_is_named() -> None:
@@ -175,7 +203,9 @@ def test_what_reads_accounts_is_named() -> None:
 
 def test_account_sizes_and_rent_are_the_programs() -> None:
     text = (ROOT / "docs/protocol.md").read_text()
-    accounts = [account() for account in (run_account, model_account, members_account, witnesses_account)]
+    accounts = [
+        account() for account in (run_account, model_account, members_account, witnesses_account)
+    ]
     for account in (*accounts, membership_account()):
         row = next(line for line in text.splitlines() if line.startswith(f"| `{account.name}` |"))
         assert f"| {account.size:,} | {minimum_balance(account.size) / 1e9:.8f} |" in row
@@ -184,15 +214,23 @@ def test_account_sizes_and_rent_are_the_programs() -> None:
     assert f"{rent:,}" in (ROOT / "docs/operations.md").read_text()
 
 
-@pytest.mark.parametrize("idl", [COORDINATOR_IDL, AUTHORIZER_IDL], ids=["coordinator", "authorizer"])
+@pytest.mark.parametrize(
+    "idl", [COORDINATOR_IDL, AUTHORIZER_IDL], ids=["coordinator", "authorizer"]
+)
 def test_every_instruction_is_described(idl: Path) -> None:
     text = (ROOT / "docs/protocol.md").read_text()
     document = json.loads(idl.read_text())
-    assert not [entry["name"] for entry in document["instructions"] if f"\n| `{entry['name']}` |" not in text]
+    assert not [
+        entry["name"]
+        for entry in document["instructions"]
+        if f"\n| `{entry['name']}` |" not in text
+    ]
 
 
 def test_named_modules_exist(page: Path) -> None:
-    """Files between backquotes are in the repository, the client's package or the coordinator's sources."""
+    """Files between backquotes are in the repository, the client's package or the coordinator's
+    sources.
+    """
     folders = (ROOT, ROOT / "client/aftermath", ROOT / "programs/coordinator/src")
     paths = re.findall(r"`([\w.-]+/[\w/.-]+\.(?:py|rs|sh))(?:::\w+)?`", page.read_text())
     names = {path for path in paths if not re.search(r"/[A-Z]+\b|/NAME_", path)}

@@ -19,7 +19,9 @@ PAGE = ROOT / "docs/measurements.md"
 
 def module(name: str, known_as: str = "") -> ModuleType:
     """Load a script of benchmarks/; in the path that folder would hide packages of these tests."""
-    spec = importlib.util.spec_from_file_location(known_as or name, ROOT / "benchmarks" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        known_as or name, ROOT / "benchmarks" / f"{name}.py"
+    )
     assert spec
     assert spec.loader
     loaded = importlib.util.module_from_spec(spec)
@@ -44,7 +46,9 @@ def test_pages_have_no_comments(page: Path) -> None:
     assert "<!--" not in page.read_text()
 
 
-def test_changed_measurement_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_measurement_changes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(quote.MEASURED, tmp_path / "measured", ignore=shutil.ignore_patterns("runs"))
     monkeypatch.setattr(quote, "MEASURED", tmp_path / "measured")
     monkeypatch.setattr(sys, "argv", ["quote.py", str(tmp_path / "page.md")])
@@ -67,7 +71,10 @@ def test_missing_measurement_is_an_error_with_its_file(
 
 
 def test_every_file_has_its_command_and_machine() -> None:
-    files = {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks/measured").glob("*.json")}
+    files = {
+        path.stem: json.loads(path.read_text())
+        for path in (ROOT / "benchmarks/measured").glob("*.json")
+    }
     commands = measure.COMMANDS | measure.ON_A_GPU
     assert set(measure.COMMANDS) <= set(files) <= set(commands)
     assert all(kept["command"] == commands[name] for name, kept in files.items())
@@ -86,8 +93,13 @@ def test_measured_costs_meet_their_bars() -> None:
     chain = quote.figures("chain")
     roots = quote.figures("roots")
     assert chain["members"][-1] == 256
-    assert all(units[-1] is not None and max(units) <= 50_000 for units in chain["compute_units"].values())
+    assert all(
+        units[-1] is not None and max(units) <= 50_000 for units in chain["compute_units"].values()
+    )
     assert max(chain["push_bytes_max"].values()) <= 2_048
     assert chain["rent_lamports_total"] == sum(chain["rent_lamports"].values()) <= 600_000_000
     assert roots["cpu_of_round"] + roots["copy_cpu_of_round"] <= 0.03
-    assert max(one["2"]["cpu_of_round"] for one in roots.values() if isinstance(one, dict)) == roots["cpu_of_round"]
+    assert (
+        max(one["2"]["cpu_of_round"] for one in roots.values() if isinstance(one, dict))
+        == roots["cpu_of_round"]
+    )

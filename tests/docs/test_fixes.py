@@ -1,4 +1,6 @@
-"""What an error of ours says to do begins as a sentence does: with a capital letter, a command, an option or a file."""
+"""What an error of ours says to do begins as a sentence does: with a capital letter, a command, an
+option or a file.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,15 @@ def name_of(node: ast.AST) -> str:
 def errors_of_ours() -> dict[str, list[str]]:
     """The classes that derive from AftermathError, and what they are made with."""
     bases = {
-        node.name: [name_of(base) for base in node.bases] for kinds in nodes().values() for node in kinds[ast.ClassDef]
+        node.name: [name_of(base) for base in node.bases]
+        for kinds in nodes().values()
+        for node in kinds[ast.ClassDef]
     }
     found = dict(SIGNATURES)
     while True:
-        more = {name: found[base] for name, those in bases.items() for base in those if base in found}
+        more = {
+            name: found[base] for name, those in bases.items() for base in those if base in found
+        }
         if not more.keys() - found.keys():
             return found
         found = more | found
@@ -119,7 +125,11 @@ def begins_well(fix: str) -> bool:
 def test_fixes_begin_with_a_capital_letter() -> None:
     found = [(file, line, fix) for file in nodes() for line, fix in fixes(file)]
     assert len(found) > 400
-    wrong = [f"{file.relative_to(CLIENT)}:{line}: {fix}" for file, line, fix in found if not begins_well(fix)]
+    wrong = [
+        f"{file.relative_to(CLIENT)}:{line}: {fix}"
+        for file, line, fix in found
+        if not begins_well(fix)
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,4 +1,6 @@
-"""Packages import one way, as docs/architecture.md says; what lies behind a seam is not reached around it."""
+"""Packages import one way, as docs/architecture.md says; what lies behind a seam is not reached
+around it.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,29 @@ NEVER = {
     "rules": {"torch", "aiohttp", "httpx", "asyncio", "socket", "time", "random"},
     "config": {"torch", "aiohttp", "httpx", "asyncio"},
     "coordinator": {"torch", "aftermath.chain", "aftermath.localnet", "solders"},
-    "member": {"time", "random", "socket", "solders", "aftermath.chain", "aftermath.localnet", "aftermath.train"}
+    "member": {
+        "time",
+        "random",
+        "socket",
+        "solders",
+        "aftermath.chain",
+        "aftermath.localnet",
+        "aftermath.train",
+    }
     | {"aftermath.server"},
     "replica": {"solders", "aftermath.chain", "aftermath.member"},
     "ranks": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
     "chain": {"torch", "aftermath.p2p"},
     "server": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},
     "owner": {"aftermath.cli", "aftermath.server", "aftermath.member"},
-    "ui": {"torch", "iroh", "aftermath.cli", "aftermath.p2p", "aftermath.member", "aftermath.chain.wallet"},
+    "ui": {
+        "torch",
+        "iroh",
+        "aftermath.cli",
+        "aftermath.p2p",
+        "aftermath.member",
+        "aftermath.chain.wallet",
+    },
     "lab": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p", "aftermath.coordinator"},
     "testnet": {"torch", "solders", "aftermath.chain", "aftermath.member"},
     "localnet": {"torch", "aftermath.chain", "aftermath.p2p", "aftermath.programs"},
@@ -46,7 +63,11 @@ def imported(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} if node.module != "aftermath" else {f"aftermath.{a.name}" for a in node.names}
+            found |= (
+                {node.module}
+                if node.module != "aftermath"
+                else {f"aftermath.{a.name}" for a in node.names}
+            )
     return found
 
 
@@ -61,7 +82,8 @@ def by_package() -> dict[str, set[str]]:
 def ours() -> dict[str, set[str]]:
     """The packages of ours that each package imports."""
     return {
-        package: {name.split(".")[1] for name in modules if name.startswith("aftermath.")} - {package, "__version__"}
+        package: {name.split(".")[1] for name in modules if name.startswith("aftermath.")}
+        - {package, "__version__"}
         for package, modules in by_package().items()
         if (CLIENT / package).is_dir()
     }
@@ -88,13 +110,24 @@ def test_imports_run_one_way() -> None:
 
 def test_every_import_is_drawn() -> None:
     allowed = drawn()
-    assert {package: others - allowed[package] for package, others in ours().items() if others - allowed[package]} == {}
+    assert {
+        package: others - allowed[package]
+        for package, others in ours().items()
+        if others - allowed[package]
+    } == {}
 
 
 @pytest.mark.parametrize("package", NEVER)
 def test_a_package_knows_nothing_of_what_is_behind_its_seams(package: str) -> None:
-    modules = {name for name in by_package()[package] if not name.startswith(f"aftermath.{package}")}
+    modules = {
+        name for name in by_package()[package] if not name.startswith(f"aftermath.{package}")
+    }
     if "*" in NEVER[package]:
         assert not {name for name in modules if name.startswith("aftermath")}
-    strange = {name for name in modules for never in NEVER[package] if name == never or name.startswith(f"{never}.")}
+    strange = {
+        name
+        for name in modules
+        for never in NEVER[package]
+        if name == never or name.startswith(f"{never}.")
+    }
     assert not strange

@@ -1,4 +1,6 @@
-"""The table of comparisons in docs/models.md: each names a test that there is, and as many models as that compares."""
+"""The table of comparisons in docs/models.md: each names a test that there is, and as many models
+as that compares.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from aftermath.model.architectures import _BY_TYPE
 from aftermath.model.presets import PRESETS
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
-ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| (\d+) \| ([^|]+) \| `tests/model/(\w+)\.py::(\w+)` \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| ([^|]+) \| [^|]+ \| (\d+) \| ([^|]+) \| `tests/model/(\w+)\.py::(\w+)` \|$", re.MULTILINE
+)
 ROWS = ROW.findall(PAGE.read_text())
 
 
@@ -32,18 +36,26 @@ def test_the_table_has_every_architecture() -> None:
 
 @pytest.mark.parametrize("config", [LlamaConfig, DeepseekV2Config, DeepseekV3Config, NanoGPTConfig])
 def test_it_says_what_tiers_can_be_cut_in(config: type[TransformerConfig]) -> None:
-    [row] = re.findall(rf"^\| `Hf.*`{config.MODEL_TYPE}`.* \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
+    [row] = re.findall(
+        rf"^\| `Hf.*`{config.MODEL_TYPE}`.* \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE
+    )
     words = {"intermediate_size": "widths", "num_key_value_heads": "heads", "layers": "layers"}
-    assert set(re.findall(r"\w+", row)) - {"and"} == {word for part, word in words.items() if part in config.CUTS}
+    assert set(re.findall(r"\w+", row)) - {"and"} == {
+        word for part, word in words.items() if part in config.CUTS
+    }
 
 
 @pytest.mark.parametrize(("what", "models", "within", "module", "test"), ROWS)
-def test_it_says_what_a_test_compares(what: str, models: str, within: str, module: str, test: str) -> None:
+def test_it_says_what_a_test_compares(
+    what: str, models: str, within: str, module: str, test: str
+) -> None:
     pytest.importorskip("transformers")
     held = importlib.import_module(f"model.{module}")
     function = getattr(held, test)
     assert math.prod(len(list(mark.args[1])) for mark in function.pytestmark) == int(models)
-    source = inspect.getsource(function) + inspect.getsource(getattr(held, "_same_as_restated", function))
+    source = inspect.getsource(function) + inspect.getsource(
+        getattr(held, "_same_as_restated", function)
+    )
     said = re.findall(r"\d+e-\d+", within)
     assert said
     assert all(f"rtol={number}" in source for number in said)

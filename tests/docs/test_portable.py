@@ -1,4 +1,6 @@
-"""What only Unix has stands in the few files that are about it; the others can be loaded everywhere."""
+"""What only Unix has stands in the few files that are about it; the others can be loaded
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,30 @@ from docs.sources import CLIENT, parsed
 
 MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
 NAMES = {
-    "os": {"fchmod", "fdatasync", "fork", "getpgrp", "killpg", "mkfifo", "pread", "setpgrp", "setsid", "sysconf"}
+    "os": {
+        "fchmod",
+        "fdatasync",
+        "fork",
+        "getpgrp",
+        "killpg",
+        "mkfifo",
+        "pread",
+        "setpgrp",
+        "setsid",
+        "sysconf",
+    }
     | {"tcgetpgrp", "O_NONBLOCK", "statvfs", "sched_getaffinity", "nice"},
-    "signal": {"SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGTTOU", "SIGUSR1", "SIGUSR2", "alarm", "pthread_sigmask"},
+    "signal": {
+        "SIGALRM",
+        "SIGCHLD",
+        "SIGHUP",
+        "SIGKILL",
+        "SIGTTOU",
+        "SIGUSR1",
+        "SIGUSR2",
+        "alarm",
+        "pthread_sigmask",
+    },
     "loop": {"add_reader", "add_signal_handler"},
 }
 PLACES = {
@@ -43,7 +66,10 @@ def of_unix(tree: ast.AST) -> set[str]:
 def test_what_only_unix_has_is_found() -> None:
     for source, names in (
         ("import fcntl\nfrom os import fork", {"fcntl", "fork"}),
-        ("os.killpg(1, signal.SIGKILL)\nloop.add_reader(2, f)", {"killpg", "SIGKILL", "add_reader"}),
+        (
+            "os.killpg(1, signal.SIGKILL)\nloop.add_reader(2, f)",
+            {"killpg", "SIGKILL", "add_reader"},
+        ),
         ("os.kill(pid, 0)\nos.kill(pid, signal.SIGINT)", {"os.kill(…, 0)"}),
         ("import os\nos.getpid()\ngetattr(os, 'fdatasync', os.fsync)(1)", set()),
     ):
@@ -52,4 +78,6 @@ def test_what_only_unix_has_is_found() -> None:
 
 def test_what_only_unix_has_stands_where_it_is_about_it() -> None:
     found = {str(file.relative_to(CLIENT)): of_unix(tree) for file, tree in parsed()}
-    assert {name for name, names in found.items() if names} == set(PLACES), {n: w for n, w in found.items() if w}
+    assert {name for name, names in found.items() if names} == set(PLACES), {
+        n: w for n, w in found.items() if w
+    }

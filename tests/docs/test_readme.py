@@ -1,4 +1,6 @@
-"""README stays short, and its sample output is what the demonstration prints about its last measured run."""
+"""README stays short, and its sample output is what the demonstration prints about its last
+measured run.
+"""
 
 from __future__ import annotations
 
@@ -25,4 +27,6 @@ def test_readme_sample_output_is_that_of_the_measured_demo() -> None:
     sample = re.search(r"^```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert sample
     for line in sample[1].splitlines():
-        assert line in printed, "paste the lines of the last `benchmarks/measure.py demo`:\n" + "\n".join(printed)
+        assert line in printed, (
+            "paste the lines of the last `benchmarks/measure.py demo`:\n" + "\n".join(printed)
+        )

@@ -49,7 +49,9 @@ def size(of: Mapping[str, Any], by: Settings) -> int:
 
 
 def distro(embeddings: int) -> Distro:
-    return Distro(8, embeddings, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
+    return Distro(
+        8, embeddings, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0
+    )
 
 
 def test_result_sizes_of_the_recipes_are_listed() -> None:
@@ -59,7 +61,10 @@ def test_result_sizes_of_the_recipes_are_listed() -> None:
     large = model("config")
     rows = [
         ("SparseLoCo, all numbers", best, best),
-        ("SparseLoCo, `compression_topk = 256`", *[replace(best, topk=256, topk_embeddings=256)] * 2),
+        (
+            "SparseLoCo, `compression_topk = 256`",
+            *[replace(best, topk=256, topk_embeddings=256)] * 2,
+        ),
         ("SparseLoCo, defaults", SparseLoCo(), SparseLoCo()),
         ("DisTrO of the recipe", distro(64), settings("config")),
     ]
@@ -71,7 +76,11 @@ def test_result_sizes_of_the_recipes_are_listed() -> None:
 
 
 def test_block_sizes_are_those_of_results() -> None:
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$",
+        PAGE.read_text(),
+        re.MULTILINE,
+    )
     assert [int(row[0]) for row in rows] == [8, 32, 64]
     square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 1)
     for kept, bits, *sizes in rows:
@@ -94,7 +103,9 @@ def test_size_of_a_whole_block_is_that_of_a_result(values: Values) -> None:
 
 def test_recipes_state_their_result_sizes() -> None:
     light, large = (prose(RECIPES / f"{name}.toml") for name in ("light-config", "config"))
-    best, one_step = (size(model("light-config"), one) for one in (settings("light-config"), distro(64)))
+    best, one_step = (
+        size(model("light-config"), one) for one in (settings("light-config"), distro(64))
+    )
     assert f"That is {best / 1e6:.1f} MB of each member" in light
     assert f"DisTrO sends a hundredth of that, {one_step / 1e3:.0f} kB" in light
     assert f"would send {size(model('config'), settings('light-config')) / 1e6:.0f} MB" in large

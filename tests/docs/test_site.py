@@ -1,4 +1,6 @@
-"""The documentation builds as a site: every link of it leads somewhere, and nothing is fetched from elsewhere."""
+"""The documentation builds as a site: every link of it leads somewhere, and nothing is fetched from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ FETCHED = re.compile(
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("site")
-    line = [sys.executable, "-m", "mkdocs", "build", "-f", str(ROOT / "config/site/mkdocs.yml"), "-d", str(place)]
+    line = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "-f",
+        str(ROOT / "config/site/mkdocs.yml"),
+        "-d",
+        str(place),
+    ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return place
@@ -42,7 +53,9 @@ def test_programs_that_read_are_told_of_every_page(site: Path) -> None:
     told = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): ", text, re.MULTILINE)
     assert {*told} >= {page.name for page in (ROOT / "docs").glob("*.md")}
     assert all((site / name).is_file() for name in told)
-    assert [line for line in text.splitlines() if line.startswith("- ") and line.endswith(":")] == []
+    assert [
+        line for line in text.splitlines() if line.startswith("- ") and line.endswith(":")
+    ] == []
 
 
 def test_diagrams_are_pictures_of_their_texts(site: Path) -> None:
@@ -52,4 +65,8 @@ def test_diagrams_are_pictures_of_their_texts(site: Path) -> None:
     assert page.count('<div class="diagram"') == page.count("<desc>drawn from ") == blocks
     for said in ("authorizer program", "health_check", "WarmUp", "coordinator program"):
         assert re.search(rf"<t(?:span|ext)[^>]*>(?:<tspan[^>]*>)*\s*{said.split()[0]}", page), said
-    assert not [file for file in site.rglob("*.html") if re.search("mermaid</?|flowchart T", file.read_text())]
+    assert not [
+        file
+        for file in site.rglob("*.html")
+        if re.search("mermaid</?|flowchart T", file.read_text())
+    ]

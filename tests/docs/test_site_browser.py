@@ -1,4 +1,6 @@
-"""Diagrams of the site in a real Chromium: letters of the page's own colours, in light and dark, all within sight."""
+"""Diagrams of the site in a real Chromium: letters of the page's own colours, in light and dark,
+all within sight.
+"""
 
 from __future__ import annotations
 
@@ -57,5 +59,7 @@ def test_diagrams_have_the_colours_of_their_page(served: str, tmp_path: Path, sc
         assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
         assert len(letters) > 60
         assert letters == [[ink, True]] * len(letters)
-        fetched = browser.execute_script("return performance.getEntriesByType('resource').map((one) => one.name)")
+        fetched = browser.execute_script(
+            "return performance.getEntriesByType('resource').map((one) => one.name)"
+        )
         assert [url for url in fetched if not url.startswith(served)] == []

@@ -1,4 +1,6 @@
-"""A run of a centralized server as real processes: the server, which can be killed, and its members."""
+"""A run of a centralized server as real processes: the server, which can be killed, and its
+members.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ RUN = "central"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the server listens and what its and its members' commands say more; `on`: the words before a member's."""
+    """Where the server listens and what its and its members' commands say more; `on`: the words
+    before a member's.
+    """
 
     host: str = "127.0.0.1"
     server: Sequence[str] = ()
@@ -32,9 +36,13 @@ class Setting:
 
 
 class Central:
-    """A server on one state, and its members of tiers 0, 1 and 2, who share no directory for finding each other."""
+    """A server on one state, and its members of tiers 0, 1 and 2, who share no directory for
+    finding each other.
+    """
 
-    def __init__(self, xprocess: XProcess, place: Path, material: Material, setting: Setting, **rules: int) -> None:
+    def __init__(
+        self, xprocess: XProcess, place: Path, material: Material, setting: Setting, **rules: int
+    ) -> None:
         self._xprocess, self._place, self._setting = xprocess, place, setting
         self._state = self._files(material, **rules)
         self.members: dict[str, Running] = {}
@@ -56,11 +64,22 @@ class Central:
         served = f'data_location = {{ Server = "{host}:{free_ports(host, 1)}" }}'
         state = self._place / "state.toml"
         state.write_text(f'run_id = "{RUN}"\n{text.replace(local, served)}')
-        (self._place / "data.toml").write_text(f"dir = {json.dumps(str(material.tokens))}\nseq_len = 32\n")
+        (self._place / "data.toml").write_text(
+            f"dir = {json.dumps(str(material.tokens))}\nseq_len = 32\n"
+        )
         return state
 
     def start_server(self) -> None:
-        words = ["server", "run", "--state", str(self._state), "-s", self.port, "--host", self._setting.host]
+        words = [
+            "server",
+            "run",
+            "--state",
+            str(self._state),
+            "-s",
+            self.port,
+            "--host",
+            self._setting.host,
+        ]
         words += ["--save-state-dir", str(self._place / "kept"), "--tui", "false"]
         words += ["--data-config", str(self._place / "data.toml"), *self._setting.server]
         self.server = Running(self._xprocess, "server", [*SCRIPT, *words], ready="server ready")
@@ -78,12 +97,41 @@ class Central:
         keeps = ["--checkpoint-dir", str(self._place / "checkpoints")] if tier == 0 else []
         address = f"{self._setting.host}:{self.port}"
         line = [
-            *(*self._setting.on[tier], *SCRIPT, "client", "train", "--run-id", RUN, "--server-addr", address),
-            *("-i", str(key), "--matformer-tier", str(tier), "--micro-batch-size", "4", "--threads", "1"),
-            *("--device", "cpu", "--logs", "json", "--events-dir", str(self._place / "events" / name)),
+            *(
+                *self._setting.on[tier],
+                *SCRIPT,
+                "client",
+                "train",
+                "--run-id",
+                RUN,
+                "--server-addr",
+                address,
+            ),
+            *(
+                "-i",
+                str(key),
+                "--matformer-tier",
+                str(tier),
+                "--micro-batch-size",
+                "4",
+                "--threads",
+                "1",
+            ),
+            *(
+                "--device",
+                "cpu",
+                "--logs",
+                "json",
+                "--events-dir",
+                str(self._place / "events" / name),
+            ),
             *(*keeps, *self._setting.member),
         ]
-        own = {"OMP_NUM_THREADS": "1", "HOME": str(self._made(f"home-{tier}")), "TMPDIR": str(self._made(f"t{tier}"))}
+        own = {
+            "OMP_NUM_THREADS": "1",
+            "HOME": str(self._made(f"home-{tier}")),
+            "TMPDIR": str(self._made(f"t{tier}")),
+        }
         self.members[name] = Running(self._xprocess, f"central-{name}", line, own)
         return name
 
@@ -101,7 +149,9 @@ class Central:
         try:
             until(wanted, what, PATIENCE, self.check)
         except AssertionError as error:
-            error.add_note("\n".join(process.last_words for process in (self.server, *self.members.values())))
+            error.add_note(
+                "\n".join(process.last_words for process in (self.server, *self.members.values()))
+            )
             raise
 
     def applied(self, name: str) -> int:

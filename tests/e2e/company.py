@@ -1,4 +1,6 @@
-"""A run with its members: made by the commands of an owner, trained by `aftermath-solana train` processes."""
+"""A run with its members: made by the commands of an owner, trained by `aftermath-solana train`
+processes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ class Company:
         self.owner = place / "owner.json"
         self.owner_key = create_wallet(self.owner).pubkey
 
-    # --- the owner's commands -----------------------------------------------------------------------------------
+    # --- the owner's commands
+    #  -----------------------------------------------------------------------------------
 
     def command(self, name: str, *words: str | Path, wallet: Path | None = None) -> Any:
         """Run a command with `--json` in this process; its document."""
@@ -88,7 +91,8 @@ class Company:
         done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    # --- members ------------------------------------------------------------------------------------------------
+    # --- members
+    #  ------------------------------------------------------------------------------------------------
 
     def player(self, tier: int) -> Player:
         """A new wallet."""
@@ -100,11 +104,22 @@ class Company:
 
     def line(self, player: Player, *options: str | Path) -> list[str | Path]:
         """The arguments of `train` for this player."""
-        archive: list[str | Path] = ["--checkpoint-dir", self.place / "checkpoints"] if player.tier == 0 else []
+        archive: list[str | Path] = (
+            ["--checkpoint-dir", self.place / "checkpoints"] if player.tier == 0 else []
+        )
         return [
             *("train", "--run-id", self.run_id, *self.network.at, "-w"),
             player.key,
-            *("--matformer-tier", str(player.tier), "--micro-batch-size", "4", "--threads", "1", "--device", "cpu"),
+            *(
+                "--matformer-tier",
+                str(player.tier),
+                "--micro-batch-size",
+                "4",
+                "--threads",
+                "1",
+                "--device",
+                "cpu",
+            ),
             *("--iroh-relay", "disabled", "--iroh-discovery", "local", "--discovery-dir"),
             self.place / "peers",
             *("--bind-p2p-interface", "127.0.0.1", "--logs", "json", "--events-dir"),
@@ -113,8 +128,12 @@ class Company:
             *options,
         ]
 
-    def start(self, player: Player, *options: str | Path, on: Sequence[str] = (), **own: str) -> Running:
-        """Start `aftermath-solana train` for it; `on` are the words before it, `own` what its environment says more."""
+    def start(
+        self, player: Player, *options: str | Path, on: Sequence[str] = (), **own: str
+    ) -> Running:
+        """Start `aftermath-solana train` for it; `on` are the words before it, `own` what its
+        environment says more.
+        """
         if on or own or self.starts_commands or not forking.SUPPORTED:
             return self._launch(player, [*on, CONSOLE, *self.line(player, *options)], **own)
         name = f"{self.run_id}-{player.name}"
@@ -123,12 +142,16 @@ class Company:
         return member
 
     def poise(self, player: Player) -> Callable[[], None]:
-        """Start it up to the point where its command begins, and wait for that; the result lets it begin."""
+        """Start it up to the point where its command begins, and wait for that; the result lets it
+        begin.
+        """
         go = self.place / f"go-{player.name}-{len(player.processes)}"
         self._launch(player, [sys.executable, _POISED, go, *self.line(player)], ready="poised")
         return go.touch
 
-    def _launch(self, player: Player, command: Sequence[str | Path], ready: str | None = None, **own: str) -> Running:
+    def _launch(
+        self, player: Player, command: Sequence[str | Path], ready: str | None = None, **own: str
+    ) -> Running:
         name = f"{self.run_id}-{player.name}"
         player.processes.append(Running(self._xprocess, name, command, THREADS | own, ready))
         return player.process
@@ -141,7 +164,8 @@ class Company:
         self.command("set-paused", "resume", "--run-id", self.run_id)
         return three
 
-    # --- looking ------------------------------------------------------------------------------------------------
+    # --- looking
+    #  ------------------------------------------------------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -176,15 +200,21 @@ class Company:
 
     def until_trains(self, player: Player, since: int, results: int = 1) -> None:
         """Wait until a member has applied some rounds after event number `since`."""
-        self.until(lambda: len(player.diary.saw("applied", since)) >= results, f"{player.name} trains")
+        self.until(
+            lambda: len(player.diary.saw("applied", since)) >= results, f"{player.name} trains"
+        )
 
     def until_early_in_an_epoch(self) -> Run:
         """Wait for the beginning of an epoch's rounds, with most of them still to come."""
-        return self.until_run(lambda run: run.state.training and 2 <= run.current.height <= 6, "an epoch begins")
+        return self.until_run(
+            lambda run: run.state.training and 2 <= run.current.height <= 6, "an epoch begins"
+        )
 
     def situation(self) -> str:
         """The run and the last words of its members, for the report of a failure."""
-        processes = {player.process.name: player.process for player in self.players if player.processes}
+        processes = {
+            player.process.name: player.process for player in self.players if player.processes
+        }
         said = [process.last_words for process in processes.values()]
         return "\n".join([*said, f"{self.run}"])
 
@@ -194,7 +224,8 @@ class Company:
             for process in player.processes:
                 process.check()
 
-    # --- what must hold -----------------------------------------------------------------------------------------
+    # --- what must hold
+    #  -----------------------------------------------------------------------------------------
 
     def compare_replicas(self) -> int:
         """How many times two replicas were compared; fails if any two differed."""
@@ -203,7 +234,9 @@ class Company:
         return count
 
     def all_trained(self, witness: Player, up_to: int) -> bool:
-        """Whether every sequence below `up_to` was applied, exactly once, by a member that saw it all."""
+        """Whether every sequence below `up_to` was applied, exactly once, by a member that saw it
+        all.
+        """
         done = applied_sequences(witness.diary)
         return len(done) >= up_to and done[up_to - 1] == up_to - 1
 

@@ -19,7 +19,9 @@ from e2e.processes import PATIENCE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each case has its own deadlines; a machine that is busy with other things must not make them fail."""
+    """Each case has its own deadlines; a machine that is busy with other things must not make them
+    fail.
+    """
     for item in items:
         if item.nodeid.startswith("tests/e2e/"):
             item.add_marker(pytest.mark.timeout(3 * PATIENCE))
@@ -29,17 +31,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No variable, wallet or cache of the person who runs the tests reaches a command."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("RPC", "WS_RPC", "RUN_ID", "AUTHORIZER", "WALLET_PRIVATE_KEY_PATH", "RAW_WALLET_PRIVATE_KEY"):
+        for name in (
+            "RPC",
+            "WS_RPC",
+            "RUN_ID",
+            "AUTHORIZER",
+            "WALLET_PRIVATE_KEY_PATH",
+            "RAW_WALLET_PRIVATE_KEY",
+        ):
             patch.delenv(name, raising=False)
         if binary := validator_binary():
-            patch.setenv("AFTERMATH_VALIDATOR", str(binary))  # it may be in the home directory that is replaced here
+            # it may be in the home directory that is replaced here
+            patch.setenv("AFTERMATH_VALIDATOR", str(binary))
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
 
 
 @pytest.fixture(scope="session")
-def xprocess(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[XProcess]:
+def xprocess(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[XProcess]:
     """pytest-xprocess with a directory of this session: no process id of an earlier one is in it."""
     root = py.path.local(tmp_path_factory.mktemp("processes"))
     with XProcess(request.config, root) as processes:
@@ -61,16 +73,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return install(tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.fixture(scope="session", params=["embedded", pytest.param("validator", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="session", params=["embedded", pytest.param("validator", marks=pytest.mark.slow)]
+)
 def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "validator" and validator_binary() is None:
-        pytest.skip("solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)")
+        pytest.skip(
+            "solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)"
+        )
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="session")
-def network(engine: str, xprocess: XProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(
+    engine: str, xprocess: XProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Network]:
     """A running local network of either engine."""
     running = Network(xprocess, engine, tmp_path_factory.mktemp(f"network-{engine}"))
     yield running

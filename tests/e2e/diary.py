@@ -1,4 +1,6 @@
-"""What the members of a run wrote down: their event files, and what must hold in them whatever happens."""
+"""What the members of a run wrote down: their event files, and what must hold in them whatever
+happens.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ class Diary:
     def saw(self, kind: str, since: int = 0, **fields: Any) -> list[Event]:
         """The events of a kind with these fields, from number `since` on."""
         found = self.events[since:]
-        return [e for e in found if e["kind"] == kind and all(e.get(name) == v for name, v in fields.items())]
+        return [
+            e
+            for e in found
+            if e["kind"] == kind and all(e.get(name) == v for name, v in fields.items())
+        ]
 
     def mark(self) -> int:
         """How many events there are; for `since`."""
@@ -39,7 +45,9 @@ class Diary:
 
 
 def compare_replicas(diaries: dict[str, Diary]) -> int:
-    """Fail unless all members of a level had the same bits after every step; how many comparisons that were."""
+    """Fail unless all members of a level had the same bits after every step; how many comparisons
+    that were.
+    """
     found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
     for name, diary in diaries.items():
         for event in diary.saw("applied") + diary.saw("cooldown"):

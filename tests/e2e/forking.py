@@ -1,7 +1,8 @@
-"""Members forked from a process that has imported all they need: a start takes milliseconds, not CPU seconds.
+"""Members forked from a process that has imported all they need: a start takes milliseconds, not
+CPU seconds.
 
-For tests of what members do together. That the command starts from nothing is for the tests of the local testnet, the
-compose file, the wheel and the centralized server to show.
+For tests of what members do together. That the command starts from nothing is for the tests of the
+local testnet, the compose file, the wheel and the centralized server to show.
 """
 
 from __future__ import annotations
@@ -61,14 +62,17 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], start_new_session=True
+            )
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Forked:
         """Start `aftermath-solana ARGUMENTS`; its output goes to `log`."""
         request = json.dumps([list(arguments), str(log), dict(environment), os.getcwd()]).encode()
         assert len(request) < _LONGEST
-        # The server's child ends at once, and its own child, the member, becomes one of this process: it can be waited
-        # for, its CPU seconds count for the test, and its parent is who started it.
+        # The server's child ends at once, and its own child, the member, becomes one of this
+        # process: it can be waited for, its CPU seconds count for the test, and its parent is who
+        # started it.
         _adopt_orphans(True)
         try:
             self._socket.send(request)

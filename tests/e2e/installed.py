@@ -1,4 +1,6 @@
-"""What is built of a checkout, in an environment of its own: an sdist, a wheel of that, and the wheel installed."""
+"""What is built of a checkout, in an environment of its own: an sdist, a wheel of that, and the
+wheel installed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Installed:
 
     def python(self, *words: str | Path) -> str:
         line = [self.scripts / "python", *words]
-        done = subprocess.run(line, cwd=self.place, env=without_us(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            line, cwd=self.place, env=without_us(), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
@@ -45,12 +49,20 @@ def install(place: Path) -> Installed:
     venv.create(place / "venv", with_pip=True)
     python = str(place / "venv" / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
-    got = subprocess.run([*pip, "install", "hatchling"], env=without_us(), capture_output=True, text=True, check=False)
+    got = subprocess.run(
+        [*pip, "install", "hatchling"],
+        env=without_us(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if got.returncode:
         pytest.skip(f"hatchling cannot be installed here: {got.stderr.strip().splitlines()[-1]}")
 
     def do(*line: str | Path) -> None:
-        done = subprocess.run(line, cwd=ROOT, env=without_us(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            line, cwd=ROOT, env=without_us(), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr[-2000:]
 
     do(python, "-m", "hatchling", "build", "-t", "sdist", "-d", place / "dist")
@@ -60,6 +72,7 @@ def install(place: Path) -> Installed:
     do(*pip, "install", "--no-deps", wheel)
     (own,) = (place / "venv" / "lib").glob("python*/site-packages")
     needed = str(Path(torch.__file__).parents[1])  # its own .pth files are not read
-    # A plain installation has no numba. Here, numba would compile all kernels again for this environment.
+    # A plain installation has no numba. Here, numba would compile all kernels again for this
+    # environment.
     (own / "needed.pth").write_text(f'{needed}\nimport sys; sys.modules["numba"] = None\n')
     return Installed(place, sdist, wheel)

@@ -1,4 +1,6 @@
-"""A network of machines that share no network of their own: Linux namespaces on one bridge. It needs root."""
+"""A network of machines that share no network of their own: Linux namespaces on one bridge. It
+needs root.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def _ip(*words: str) -> None:
 def possible() -> bool:
     """Whether this process may make one."""
     return (
-        os.geteuid() == 0 and subprocess.run(["ip", "netns", "list"], capture_output=True, check=False).returncode == 0
+        os.geteuid() == 0
+        and subprocess.run(["ip", "netns", "list"], capture_output=True, check=False).returncode
+        == 0
     )
 
 

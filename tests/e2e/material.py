@@ -50,14 +50,27 @@ class Material:
 
 
 def make_material(root: Path, architecture: str = "llama") -> Material:
-    """Initialise the model and tokenise a little of the standard library, with the scripts a user has."""
+    """Initialise the model and tokenise a little of the standard library, with the scripts a user
+    has.
+    """
     scripts: tuple[tuple[str | Path, ...], ...] = (
-        ("init-model.py", "--architecture", architecture, "--out", root / "model", *SHAPE, "--seed", "0"),
+        (
+            "init-model.py",
+            "--architecture",
+            architecture,
+            "--out",
+            root / "model",
+            *SHAPE,
+            "--seed",
+            "0",
+        ),
         ("tokenise.py", "--output", root / "tokens", "--budget-bytes", "200000"),
     )
     for name, *arguments in scripts:
         command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
     return Material(root / "model", root / "tokens", ARCHITECTURES[architecture])
 
 

@@ -1,4 +1,6 @@
-"""A local network as a process that can be killed, frozen and started again on the same ports and ledger."""
+"""A local network as a process that can be killed, frozen and started again on the same ports and
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 class Network:
     """`aftermath-solana localnet` of one engine, with a ledger directory."""
 
-    def __init__(self, xprocess: XProcess, engine: str, place: Path, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, xprocess: XProcess, engine: str, place: Path, host: str = "127.0.0.1"
+    ) -> None:
         self._xprocess, self.engine, self._place, self._host = xprocess, engine, place, host
         self.process = self._start("0")
         found = re.search(r"rpc=(\S+) ws=(\S+)", self.process.output)
@@ -36,8 +40,18 @@ class Network:
         self.rpc, self.ws_rpc = found.groups()
 
     def _start(self, port: str) -> Running:
-        slot = "200" if self.engine == "validator" else "400"  # there the cases would mostly wait for slots
-        command: list[str | Path] = [CONSOLE, "localnet", "--engine", self.engine, "--port", port, "--slot-ms", slot]
+        # there the cases would mostly wait for slots
+        slot = "200" if self.engine == "validator" else "400"
+        command: list[str | Path] = [
+            CONSOLE,
+            "localnet",
+            "--engine",
+            self.engine,
+            "--port",
+            port,
+            "--slot-ms",
+            slot,
+        ]
         command += ["--host", self._host, "--ledger", self._place / "ledger"]
         return Running(self._xprocess, f"localnet-{self.engine}", command, ready="localnet ready")
 
@@ -46,10 +60,13 @@ class Network:
         """The options that name it on a command line."""
         return ["--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
-    # --- faults -------------------------------------------------------------------------------------------------
+    # --- faults
+    #  -------------------------------------------------------------------------------------------------
 
     def go_down(self) -> None:
-        """The embedded network is killed with -9; the validator (which loses its last slots then) is frozen."""
+        """The embedded network is killed with -9; the validator (which loses its last slots then)
+        is frozen.
+        """
         if self.engine == "embedded":
             self.process.kill()
         else:
@@ -63,7 +80,8 @@ class Network:
             self.process.signal_all(signal.SIGCONT)
         until(lambda: healthy(self.rpc), "the network answers again")
 
-    # --- reading ------------------------------------------------------------------------------------------------
+    # --- reading
+    #  ------------------------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> Run:
         return self._read(run_addresses(PROGRAM, run_id).run, parse_run)

@@ -1,7 +1,7 @@
 """`aftermath-solana ARGUMENTS`, imported ahead of time and started when a file appears.
 
-Importing takes seconds; a member that has to join in the middle of a short epoch cannot afford them.
-Arguments: the file to wait for, then the command line. Prints "poised" when it waits.
+Importing takes seconds; a member that has to join in the middle of a short epoch cannot afford
+them. Arguments: the file to wait for, then the command line. Prints "poised" when it waits.
 """
 
 import sys

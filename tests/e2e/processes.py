@@ -1,4 +1,5 @@
-"""Real processes under pytest-xprocess: started without waiting, watched, ended the hard or the polite way.
+"""Real processes under pytest-xprocess: started without waiting, watched, ended the hard or the
+polite way.
 
 Every start has a name of its own, so that no stale process id is ever signalled.
 """
@@ -39,10 +40,13 @@ class Running:
     ) -> None:
         """Start it, and wait until its output matches `ready` if that is given."""
         self.name = f"{next(_numbers)}-{name}"
-        kind = _starter([str(word) for word in command], {**os.environ, **(environment or {})}, ready)
+        kind = _starter(
+            [str(word) for word in command], {**os.environ, **(environment or {})}, ready
+        )
         _, self.log = xprocess.ensure(self.name, kind, persist_logs=False)
         self._child: subprocess.Popen[Any] | Forked = xprocess.resources[-1].popen
-        # A failed test's report would hold the whole output of every process; `last_words` is enough.
+        # A failed test's report would hold the whole output of every process; `last_words` is
+        # enough.
         xprocess.config._extlogfiles.pop(self.name)
         self.expected = True
         """Whether it counts as a fault when it ends by itself with an error."""
@@ -103,17 +107,23 @@ class Running:
 class RunningMember(Running):
     """A member of a test, forked from a process that has imported all it needs."""
 
-    def __init__(self, name: str, arguments: Sequence[str | Path], logs: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str | Path], logs: Path, environment: Mapping[str, str]
+    ) -> None:
         """Start `aftermath-solana ARGUMENTS`."""
         self.name = f"{next(_numbers)}-{name}"
         self.log = logs / f"{self.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.touch()
-        self._child = fork_server().start([str(word) for word in arguments], self.log, {**os.environ, **environment})
+        self._child = fork_server().start(
+            [str(word) for word in arguments], self.log, {**os.environ, **environment}
+        )
         self.expected = True
 
 
-def _starter(command: list[str], environment: dict[str, str], ready: str | None) -> type[ProcessStarter]:
+def _starter(
+    command: list[str], environment: dict[str, str], ready: str | None
+) -> type[ProcessStarter]:
     class Starter(ProcessStarter):  # type: ignore[misc]
         args = command
         env = environment
@@ -132,7 +142,10 @@ def _starter(command: list[str], environment: dict[str, str], ready: str | None)
 
 
 def until(
-    wanted: Callable[[], Any], what: str, seconds: float = PATIENCE, watched: Callable[[], None] = lambda: None
+    wanted: Callable[[], Any],
+    what: str,
+    seconds: float = PATIENCE,
+    watched: Callable[[], None] = lambda: None,
 ) -> Any:
     """Wait for a condition and return its (true) value; `watched` may raise to give up earlier."""
     end = time.monotonic() + seconds

@@ -1,4 +1,6 @@
-"""A run for which one needs leave: refused without, admitted as a delegate, with the scripts a run owner uses."""
+"""A run for which one needs leave: refused without, admitted as a delegate, with the scripts a run
+owner uses.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ def script(company: Company, name: str, *words: str | Path) -> str:
     line = ["sh", ROOT / "scripts" / name, company.network.rpc, *words]
     path = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        line, capture_output=True, text=True, timeout=PATIENCE, check=False, env={**os.environ, "PATH": path}
+        line,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "PATH": path},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -53,7 +60,9 @@ def test_permissioned_run_admits_delegates_only(company: Company, material: Mate
     assert f"Ask the run's join authority {grantor_key} for an authorization: " in said
 
     delegates = [company.player(tier) for tier in (0, 1)]
-    assert str(grantee_key) in script(company, "join-authorization-create.sh", grantor, str(grantee_key))
+    assert str(grantee_key) in script(
+        company, "join-authorization-create.sh", grantor, str(grantee_key)
+    )
     keys = [player.key for player in delegates]
     said = script(company, "join-authorization-set-delegates.sh", str(grantor_key), grantee, *keys)
     assert all(str(player.wallet) in said for player in delegates)
@@ -69,7 +78,9 @@ def test_permissioned_run_admits_delegates_only(company: Company, material: Mate
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(company: Company, material: Material) -> None:
+def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(
+    company: Company, material: Material
+) -> None:
     """And does not try to leave what is no longer there."""
     company.configure(material.config(company.place, init_min_clients=2))
     waiting = company.player(0)

@@ -1,4 +1,6 @@
-"""What `train` says to a user who got something wrong: a sentence and a fix on stderr, exit code 1, no traceback."""
+"""What `train` says to a user who got something wrong: a sentence and a fix on stderr, exit code 1,
+no traceback.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,13 @@ def changed_model(scene: Scene) -> list[str | Path]:
 
 def rpc_down(scene: Scene) -> list[str | Path]:
     port = free_ports("127.0.0.1", 2)
-    return scene.line(scene.run("good"), "--rpc", f"http://127.0.0.1:{port}", "--ws-rpc", f"ws://127.0.0.1:{port + 1}")
+    return scene.line(
+        scene.run("good"),
+        "--rpc",
+        f"http://127.0.0.1:{port}",
+        "--ws-rpc",
+        f"ws://127.0.0.1:{port + 1}",
+    )
 
 
 def occupied_port(scene: Scene) -> list[str | Path]:
@@ -130,7 +138,8 @@ def occupied_port(scene: Scene) -> list[str | Path]:
 
 
 MISTAKES: dict[Mistake, tuple[str, str]] = {
-    rpc_down: ("no Solana RPC endpoint answered", "pass another node with --rpc"),  # first, because it waits
+    # first, because it waits
+    rpc_down: ("no Solana RPC endpoint answered", "pass another node with --rpc"),
     unknown_run: ("there is no run 'nowhere'", "list-runs"),
     wrong_program: ("there is no run", "--coordinator-program-id"),
     no_program_id: ("nonsense", "--coordinator-program-id"),
@@ -155,18 +164,30 @@ def outcomes(
     material: Material,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[Mistake, Future[subprocess.CompletedProcess[str]]]]:
-    """What `train` did with each mistake asked for; a few at a time run while the tests look at the first."""
+    """What `train` did with each mistake asked for; a few at a time run while the tests look at the
+    first.
+    """
     scene = Scene(network, xprocess, material, tmp_path_factory.mktemp("mistakes"))
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    asked = [spec.params["mistake"] for spec in parameters if spec is not None and "mistake" in spec.params]
+    asked = [
+        spec.params["mistake"]
+        for spec in parameters
+        if spec is not None and "mistake" in spec.params
+    ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {mistake: pool.submit(attempt, mistake(scene)) for mistake in MISTAKES if mistake in asked}
+        yield {
+            mistake: pool.submit(attempt, mistake(scene))
+            for mistake in MISTAKES
+            if mistake in asked
+        }
     for taken in scene.held:
         taken.close()
 
 
 def attempt(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([CONSOLE, *line], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        [CONSOLE, *line], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)

@@ -24,30 +24,44 @@ pytestmark = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
 @pytest.fixture(scope="module")
 def trained(
-    network: Network, xprocess: XProcess, material: Material, tmp_path_factory: pytest.TempPathFactory
+    network: Network,
+    xprocess: XProcess,
+    material: Material,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Company]:
-    """A run that never ends, after its first epoch, for all tests; the model that it began with is its own copy."""
+    """A run that never ends, after its first epoch, for all tests; the model that it began with is
+    its own copy.
+    """
     company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
     model = shutil.copytree(material.model, company.place / "first-model")
     rules = {"rounds_per_epoch": 16, "min_round_time": 2, "total_steps": 100_000}
     company.configure(material.but(model=model).config(company.place, **rules))
     company.start_three()
-    company.until_run(lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2, "an epoch is over")
+    company.until_run(
+        lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2,
+        "an epoch is over",
+    )
     yield company
     company.disband()
 
 
 def name_place(company: Company, place: Path) -> None:
-    """Name a directory with the right hashes, as any member of tier 0 can: nobody looks whether it is there."""
+    """Name a directory with the right hashes, as any member of tier 0 can: nobody looks whether it
+    is there.
+    """
 
     async def send() -> None:
         choice = SigningOptions(
-            rpc=company.network.rpc, ws_rpc=company.network.ws_rpc, wallet_private_key_path=company.owner
+            rpc=company.network.rpc,
+            ws_rpc=company.network.ws_rpc,
+            wallet_private_key_path=company.owner,
         )
         async with sign_in(choice) as chain:
             run = await chain.coordinator.run(company.run_id)
             named = {"kind": int(CheckpointKind.LOCAL), "repo": str(place), "revision": ""}
-            step = chain.coordinator.ix.checkpoint(company.run_id, **named, hashes=list(run.level_hashes[: run.levels]))
+            step = chain.coordinator.ix.checkpoint(
+                company.run_id, **named, hashes=list(run.level_hashes[: run.levels])
+            )
             await chain.coordinator.transact(step)
 
     asyncio.run(send())
@@ -71,7 +85,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize("there", PLACES)
-def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(trained: Company, there: bool) -> None:
+def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(
+    trained: Company, there: bool
+) -> None:
     newcomer, place = trained.player(1), trained.place / "bad"
     if there:
         place.mkdir()
@@ -82,12 +98,16 @@ def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(traine
     name_place(trained, place)
     begin()
     joins_and_trains(trained, newcomer)
-    assert any("is passed over" in message and str(place) in message for message in warnings(newcomer))
+    assert any(
+        "is passed over" in message and str(place) in message for message in warnings(newcomer)
+    )
     newcomer.process.interrupt(LEAVING_SECONDS)
 
 
 @pytest.mark.slow  # the last one, since it deletes the run's places
-def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_is(trained: Company) -> None:
+def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_is(
+    trained: Company,
+) -> None:
     newcomer = trained.player(0)
     begin = trained.poise(newcomer)
     trained.until_early_in_an_epoch()

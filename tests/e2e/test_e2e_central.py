@@ -1,6 +1,8 @@
-"""A run without a chain: a server and three members as real processes, and kill -9 of the one and of the others.
+"""A run without a chain: a server and three members as real processes, and kill -9 of the one and
+of the others.
 
-The members share nothing but the server's address: it tells them where their peers are, and serves their tokens.
+The members share nothing but the server's address: it tells them where their peers are, and serves
+their tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ LATE = 4  # rounds whose data may be done again after the run's end
 
 
 def check_whole(central: Central, name: str, steps: int) -> None:
-    """A member that was there all the time applied every step once, no sequence twice, and learnt something.
+    """A member that was there all the time applied every step once, no sequence twice, and learnt
+    something.
 
-    Shares of the last rounds that a killed or slow member left undone are in the run's backlog when it ends.
+    Shares of the last rounds that a killed or slow member left undone are in the run's backlog when
+    it ends.
     """
     diary = central.diaries[name]
     assert [event["step"] for event in diary.saw("applied")] == list(range(1, steps + 1))
@@ -38,14 +42,19 @@ def check_whole(central: Central, name: str, steps: int) -> None:
 def test_a_run_outlives_kill_9_of_its_server_and_of_a_member(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    central = Central(xprocess, tmp_path, material, Setting(), rounds_per_epoch=STEPS // 3, total_steps=STEPS)
+    central = Central(
+        xprocess, tmp_path, material, Setting(), rounds_per_epoch=STEPS // 3, total_steps=STEPS
+    )
     try:
         names = [central.start(tier) for tier in (0, 1, 2)]
         central.until(lambda: central.applied(names[0]) >= 2, "rounds continue")
         central.server.kill()  # in the middle of a round
         before = central.applied(names[0])
         central.start_server()
-        central.until(lambda: central.applied(names[0]) > before + 1, "they continue with the server that came back")
+        central.until(
+            lambda: central.applied(names[0]) > before + 1,
+            "they continue with the server that came back",
+        )
         central.until(lambda: central.applied(names[2]) >= STEPS // 3 + 2, "the second epoch runs")
         central.members[names[2]].kill()
         gone = f"{central.identities[names[2]]} is withdrawn from the run"
@@ -69,8 +78,11 @@ def test_members_on_networks_of_their_own_meet_through_the_server_over_tls(
     subprocess.run([*line.split(), *names], check=True, capture_output=True)
     with lan(3) as machines:
         keeping = ("--tls-certificate", certificate, "--tls-key", key)
-        reach = ("--data-root", "/", "--allow-private-network")  # the server's own data service is at a private address
-        setting = Setting(HERE, keeping, ("--tls-ca", certificate, "--iroh-relay", "disabled", *reach), machines)
+        # the server's own data service is at a private address
+        reach = ("--data-root", "/", "--allow-private-network")
+        setting = Setting(
+            HERE, keeping, ("--tls-ca", certificate, "--iroh-relay", "disabled", *reach), machines
+        )
         central = Central(xprocess, tmp_path, material, setting, rounds_per_epoch=6, total_steps=6)
         try:
             tiers = [central.start(tier) for tier in (0, 1, 2)]

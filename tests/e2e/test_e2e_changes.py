@@ -1,4 +1,6 @@
-"""A run whose members come, go, die and return, while it trains on; its replicas stay equal through all of it."""
+"""A run whose members come, go, die and return, while it trains on; its replicas stay equal through
+all of it.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,28 @@ from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.network import Network
 
-ROUNDS = {"embedded": 24, "validator": 20}  # in an epoch: enough for who begins early in it to be in the next
+# in an epoch: enough for who begins early in it to be in the next
+ROUNDS = {"embedded": 24, "validator": 20}
 DOWN_SECONDS = 20.0
 SIGINT_SECONDS = 20.0  # from Ctrl-C to the end of the process at most, however busy the machine is
 SLOW_ON = {name: pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "validator")}
-ONE_ENGINE = pytest.mark.parametrize("engine", [SLOW_ON["embedded"]], indirect=True)  # where none makes a difference
+# where none makes a difference
+ONE_ENGINE = pytest.mark.parametrize("engine", [SLOW_ON["embedded"]], indirect=True)
 BOTH_ENGINES = pytest.mark.parametrize("engine", SLOW_ON.values(), indirect=True)
 
 
 @pytest.fixture(scope="module")
 def started(
-    network: Network, xprocess: XProcess, material: Material, tmp_path_factory: pytest.TempPathFactory
+    network: Network,
+    xprocess: XProcess,
+    material: Material,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Company]:
     """A run that never ends, with members of tiers 0, 1 and 2, shared by the tests of this file."""
     company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
-    company.configure(material.config(company.place, rounds_per_epoch=ROUNDS[network.engine], total_steps=100_000))
+    company.configure(
+        material.config(company.place, rounds_per_epoch=ROUNDS[network.engine], total_steps=100_000)
+    )
     company.start_three()
     yield company
     company.disband()
@@ -36,7 +45,9 @@ def started(
 
 @pytest.fixture
 def crew(started: Company) -> Iterator[Company]:
-    """That run, with its first three members healthy and training; afterwards all replicas are compared."""
+    """That run, with its first three members healthy and training; afterwards all replicas are
+    compared.
+    """
     for player in started.players[:3]:
         if player.process.code is not None:
             started.start(player)
@@ -55,7 +66,9 @@ def test_late_joiner_takes_the_model_from_its_peers(crew: Company) -> None:
     begin()
     joined = crew.until(lambda: late.diary.saw("joined"), "it joins")[0]
     assert joined["epoch"] == epoch
-    assert late.diary.saw("state")[0]["state"] in {state.name for state in RunState if state.training}
+    assert late.diary.saw("state")[0]["state"] in {
+        state.name for state in RunState if state.training
+    }
     crew.until_trains(late, 0, results=3)
     assert [(event["source"]) for event in late.diary.saw("model")] == ["peers"]
     applied = late.diary.saw("applied")
@@ -81,7 +94,9 @@ def interrupt(player: Player) -> None:
 
 
 def has_left(crew: Company, player: Player) -> bool:
-    """Whether it is out of the running epoch (idle: that epoch has ended since) and does not want the next."""
+    """Whether it is out of the running epoch (idle: that epoch has ended since) and does not want
+    the next.
+    """
     place = crew.seat(player)
     assert place is not None
     return not place.pending and place.state in (MemberState.WITHDRAWN, MemberState.IDLE)
@@ -125,7 +140,10 @@ def test_a_second_process_with_the_same_wallet_is_refused(crew: Company) -> None
     second.expected = False
     player.processes.remove(second)
     assert second.wait() == 1
-    assert f"another process on this machine takes part in run {crew.run_id} with this key" in second.output
+    assert (
+        f"another process on this machine takes part in run {crew.run_id} with this key"
+        in second.output
+    )
     crew.until_trains(player, mark, results=3)
 
 
@@ -137,7 +155,9 @@ def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Comp
     seat = crew.members.find(bytes(victim.wallet))
     assert seat is not None
 
-    crew.until(lambda: crew.members.seats[seat].state is MemberState.DROPPED, "it is dropped on chain")
+    crew.until(
+        lambda: crew.members.seats[seat].state is MemberState.DROPPED, "it is dropped on chain"
+    )
     owed = crew.run.data_index
     crew.until(lambda: crew.all_trained(observer, owed), "every sequence is trained, its share too")
     assert crew.run.lost_sequences == 0
@@ -174,7 +194,9 @@ def test_pause_and_resume_with_members_waiting(crew: Company) -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param("embedded", marks=pytest.mark.nightly), SLOW_ON["validator"]], indirect=True
+    "engine",
+    [pytest.param("embedded", marks=pytest.mark.nightly), SLOW_ON["validator"]],
+    indirect=True,
 )
 def test_members_survive_a_chain_that_is_gone_for_a_while(crew: Company) -> None:
     players = crew.players[:3]
@@ -191,12 +213,18 @@ def test_members_survive_a_chain_that_is_gone_for_a_while(crew: Company) -> None
     assert after.seq >= before.seq, "what was acknowledged is still there"
     assert after.step >= before.step
 
-    # The outage may make one member late in a round: it is dropped, and applies nothing until the next epoch.
-    crew.until_run(lambda run: run.epoch > before.epoch and run.state.training, "the next epoch begins")
+    # The outage may make one member late in a round: it is dropped, and applies nothing until the
+    # next epoch.
+    crew.until_run(
+        lambda run: run.epoch > before.epoch and run.state.training, "the next epoch begins"
+    )
     marks = [player.diary.mark() for player in players]
     for player, mark in zip(players, marks, strict=True):
         crew.until_trains(player, mark, results=3)
     run = crew.run
     assert run.lost_sequences == 0
     owed = run.data_index
-    crew.until(lambda: sum(crew.all_trained(one, owed) for one in players) >= 2, "every sequence is trained")
+    crew.until(
+        lambda: sum(crew.all_trained(one, owed) for one in players) >= 2,
+        "every sequence is trained",
+    )

@@ -1,4 +1,5 @@
-"""The services of compose.yaml as processes of this machine, with its very commands, their health and their order.
+"""The services of compose.yaml as processes of this machine, with its very commands, their health
+and their order.
 
 What this cannot see is Docker's own part: the image, volumes, and what a container may not do.
 """
@@ -25,16 +26,26 @@ from service.test_service_files import DOCKERFILE, MEMBERS
 # A hundred CPU seconds. tests/service checks each command of the file in the fast tests, and other
 # end-to-end tests kill members in the slow ones.
 pytestmark = pytest.mark.nightly
-IMAGE_HEALTH: list[str] = json.loads(DOCKERFILE.split("HEALTHCHECK")[1].split("CMD ")[1].splitlines()[0])
+IMAGE_HEALTH: list[str] = json.loads(
+    DOCKERFILE.split("HEALTHCHECK")[1].split("CMD ")[1].splitlines()[0]
+)
 
 
 class Machine:
-    """Stands for the containers: their volumes are directories here, and their ports others that are free."""
+    """Stands for the containers: their volumes are directories here, and their ports others that
+    are free.
+    """
 
     def __init__(self, xprocess: XProcess, place: Path) -> None:
         self._xprocess, self.place = xprocess, place
         rpc, metrics = free_ports("127.0.0.1", 2), free_ports("127.0.0.1", 5)
-        self._ports = {"8899": rpc, "8600": metrics, "9100": metrics + 1, "9101": metrics + 2, "9102": metrics + 3}
+        self._ports = {
+            "8899": rpc,
+            "8600": metrics,
+            "9100": metrics + 1,
+            "9101": metrics + 2,
+            "9102": metrics + 3,
+        }
         self.url = f"http://127.0.0.1:{metrics}"
         for name in ("keys", "state"):
             (place / name).mkdir(mode=0o700)
@@ -53,7 +64,11 @@ class Machine:
         return word.replace("0.0.0.0", "127.0.0.1")
 
     def start(self, service: Service) -> Running:
-        enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execvp(sys.argv[2], sys.argv[2:])"]
+        enter = [
+            sys.executable,
+            "-c",
+            "import os, sys; os.chdir(sys.argv[1]); os.execvp(sys.argv[2], sys.argv[2:])",
+        ]
         line = [*enter, str(self.place / "state"), *(self._here(word) for word in service.command)]
         return Running(self._xprocess, service.name, line, self.environment(service))
 
@@ -77,7 +92,9 @@ def shorter(config: Path) -> None:
     files.write_text(files.read_text().replace("budget-bytes = 2000000", "budget-bytes = 400000"))
 
 
-def test_the_run_of_the_compose_file_is_trained_though_a_member_is_killed(xprocess: XProcess, tmp_path: Path) -> None:
+def test_the_run_of_the_compose_file_is_trained_though_a_member_is_killed(
+    xprocess: XProcess, tmp_path: Path
+) -> None:
     machine, them = Machine(xprocess, tmp_path), services()
     shorter(tmp_path / "config" / "demo" / "config.toml")
     localnet = machine.start(them["localnet"])
@@ -94,7 +111,9 @@ def test_the_run_of_the_compose_file_is_trained_though_a_member_is_killed(xproce
         for process in (localnet, *running.values()):
             process.check()
 
-    until(lambda: all(diary.saw("applied") for diary in told.values()), "all train", watched=watched)
+    until(
+        lambda: all(diary.saw("applied") for diary in told.values()), "all train", watched=watched
+    )
     for name in running:
         assert machine.well(them[name]), name
     victim = running["member-1"]

@@ -1,4 +1,6 @@
-"""Members that tests fork are processes as commands are: children with an exit status, output and signals."""
+"""Members that tests fork are processes as commands are: children with an exit status, output and
+signals.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_forked_command_gives_its_status_and_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_forked_command_ends_by_signals(tmp_path: Path, number: signal.Signals) -> None:
-    running = RunningMember("localnet", ["localnet", "--port", "0"], tmp_path, {"HOME": str(tmp_path)})
+    running = RunningMember(
+        "localnet", ["localnet", "--port", "0"], tmp_path, {"HOME": str(tmp_path)}
+    )
     until(lambda: "localnet ready" in running.output, "it runs")
     if number == signal.SIGKILL:
         running.kill()

@@ -1,4 +1,6 @@
-"""Members on machines of a network without the internet: they name each other, and nothing else tells them."""
+"""Members on machines of a network without the internet: they name each other, and nothing else
+tells them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def fund(network: Network, wallet: Pubkey) -> None:
     ask(network.rpc, "requestAirdrop", str(wallet), 2_000_000_000)
 
 
-def test_members_that_name_each_other_train_to_the_end(xprocess: XProcess, material: Material, tmp_path: Path) -> None:
+def test_members_that_name_each_other_train_to_the_end(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
     """The first names nobody, the second the first, the third both: of every two one is enough."""
     if not possible():
         pytest.skip("network namespaces need root and iproute2")
@@ -45,15 +49,29 @@ def test_members_that_name_each_other_train_to_the_end(xprocess: XProcess, mater
                 player, address = company.player(tier), f"{NETWORK}.{10 + tier}"
                 fund(network, player.wallet)
                 company.command(
-                    "join-authorization-create", "--run-id", company.run_id, "--authorizer", str(player.wallet)
+                    "join-authorization-create",
+                    "--run-id",
+                    company.run_id,
+                    "--authorizer",
+                    str(player.wallet),
                 )
                 home = tmp_path / f"home-{tier}"
                 home.mkdir()
                 peer = ("--peer", ",".join(named)) if named else ()
-                way = ("--bind-p2p-interface", address, "--bind-p2p-port", str(PORT), "--discovery-dir", home / "peers")
-                # No RPC of another machine has this one open local paths, so the options say where they are.
+                way = (
+                    "--bind-p2p-interface",
+                    address,
+                    "--bind-p2p-port",
+                    str(PORT),
+                    "--discovery-dir",
+                    home / "peers",
+                )
+                # No RPC of another machine has this one open local paths, so the options say where
+                # they are.
                 files = ("--model-path", material.model, "--data-path", material.tokens)
-                company.start(player, *way, *peer, *files, on=machine, HOME=str(home), TMPDIR=str(home))
+                company.start(
+                    player, *way, *peer, *files, on=machine, HOME=str(home), TMPDIR=str(home)
+                )
                 named.append(f"{p2p_key(company, player)}@{address}:{PORT}")
             company.command("set-paused", "resume", "--run-id", company.run_id)
             company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")

@@ -1,4 +1,6 @@
-"""The local testnet, whole: on the embedded chain with a client that dies, on a server, and killed itself."""
+"""The local testnet, whole: on the embedded chain with a client that dies, on a server, and killed
+itself.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0}
 
 
 def start(xprocess: XProcess, config: Path, place: Path, *words: str | Path | int) -> Running:
-    line = [CONSOLE, "local-testnet", "start", "--config-path", config, "--dir", place, "--headless"]
+    line = [
+        CONSOLE,
+        "local-testnet",
+        "start",
+        "--config-path",
+        config,
+        "--dir",
+        place,
+        "--headless",
+    ]
     line += ["--server-port", 0, "--client-device", "cpu", *words]
     return Running(xprocess, "local-testnet", [str(word) for word in line])
 
@@ -41,11 +52,28 @@ def diaries(place: Path, count: int) -> dict[str, Diary]:
 def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 60}  # two suffice, while the third is away
+    # two suffice, while the third is away
+    rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 60}
     config, place = material.config(tmp_path / "config", **rules), tmp_path / "testnet"
-    words = ["--num-clients", 3, "--client-matformer-tiers", "0,1,2", "--write-log", "--optim-stats", 10]
+    words = [
+        "--num-clients",
+        3,
+        "--client-matformer-tiers",
+        "0,1,2",
+        "--write-log",
+        "--optim-stats",
+        10,
+    ]
     words += ["--write-distro-data", tmp_path / "sent"]
-    words += ["--random-kill-num", 1, "--random-kill-interval", 12, "--allowed-to-kill", "3", "--json"]
+    words += [
+        "--random-kill-num",
+        1,
+        "--random-kill-interval",
+        12,
+        "--allowed-to-kill",
+        "3",
+        "--json",
+    ]
     testnet = start(xprocess, config, place, *words)
     assert testnet.wait() == 0, testnet.last_words
     summary = said(testnet)
@@ -71,10 +99,22 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     directory, place = tmp_path / "config", tmp_path / "testnet"
-    text = material.but(model=tmp_path / "nowhere").config(directory, **SHORT, total_steps=8).read_text()
+    text = (
+        material.but(model=tmp_path / "nowhere")
+        .config(directory, **SHORT, total_steps=8)
+        .read_text()
+    )
     (directory / "config.toml").unlink()
     (directory / "state.toml").write_text(f'run_id = "mine"\n{text}')
-    words = ["--num-clients", 2, "--backend", "centralized", "--first-client-checkpoint", material.model, "--log"]
+    words = [
+        "--num-clients",
+        2,
+        "--backend",
+        "centralized",
+        "--first-client-checkpoint",
+        material.model,
+        "--log",
+    ]
     testnet = start(xprocess, directory, place, *words, "warning")
     assert testnet.wait() == 0, testnet.last_words
     assert "finished: step 8 of 8" in testnet.output
@@ -86,7 +126,10 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
 def test_killed_clients_restart_and_end_with_the_testnet(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    config, place = material.config(tmp_path / "config", **SHORT, total_steps=5000), tmp_path / "testnet"
+    config, place = (
+        material.config(tmp_path / "config", **SHORT, total_steps=5000),
+        tmp_path / "testnet",
+    )
     words = ["--num-clients", 2, "--backend", "centralized", "--hf-token", "hf_of_nobody"]
     testnet = start(xprocess, config, place, *words)
     told = diaries(place, 2)
@@ -95,10 +138,20 @@ def test_killed_clients_restart_and_end_with_the_testnet(
     key = str(place / "keys" / "client-2.json")
     victim = next(one for one in family.children() if key in one.cmdline())
     assert victim.environ()["HF_TOKEN"] == "hf_of_nobody"
-    assert not any("hf_of_nobody" in word for one in family.children(recursive=True) for word in one.cmdline())
+    assert not any(
+        "hf_of_nobody" in word for one in family.children(recursive=True) for word in one.cmdline()
+    )
     victim.kill()
-    until(lambda: "client-2 is started again" in testnet.output, "it is started again", watched=testnet.check)
-    until(lambda: len(told["client-2"].saw("joined")) > 1, "it takes part again", watched=testnet.check)
+    until(
+        lambda: "client-2 is started again" in testnet.output,
+        "it is started again",
+        watched=testnet.check,
+    )
+    until(
+        lambda: len(told["client-2"].saw("joined")) > 1,
+        "it takes part again",
+        watched=testnet.check,
+    )
     descendants = family.children(recursive=True)
     assert len(descendants) >= 6  # a server, two clients, and a watcher of each
     testnet.expected = False
@@ -121,9 +174,19 @@ def test_clients_that_end_with_an_error_are_told_of_and_stay_away(
     assert "is started again" not in testnet.output
 
 
-def test_it_ends_when_its_time_is_over(xprocess: XProcess, material: Material, tmp_path: Path) -> None:
+def test_it_ends_when_its_time_is_over(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
     config = material.config(tmp_path / "config", **SHORT, total_steps=5000)
-    words = ["--num-clients", 2, "--backend", "centralized", "--headless-exit-after-secs", 3, "--json"]
+    words = [
+        "--num-clients",
+        2,
+        "--backend",
+        "centralized",
+        "--headless-exit-after-secs",
+        3,
+        "--json",
+    ]
     testnet = start(xprocess, config, tmp_path / "testnet", *words)
     family = psutil.Process(testnet.pid)
     until(lambda: len(family.children()) >= 3, "all are started", watched=testnet.check)

@@ -1,7 +1,9 @@
-"""What the pages for owners, providers and researchers tell them to type, typed as it stands there, by the package.
+"""What the pages for owners, providers and researchers tell them to type, typed as it stands there,
+by the package.
 
-Only where the network is, and that members stay on this machine, comes from the environment; a run's limits are made
-smaller in the file that `init` wrote, as its owner may, and a comparison has fewer steps.
+Only where the network is, and that members stay on this machine, comes from the environment; a
+run's limits are made smaller in the file that `init` wrote, as its owner may, and a comparison has
+fewer steps.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from e2e.processes import PATIENCE, Running, until
 # The slow tests follow the same pages in one process (tests/cli/test_cli_pages.py).
 pytestmark = pytest.mark.nightly
 INSTALLING = ["make env", ". .venv/bin/activate"]
-SMALLER = {"rounds_per_epoch": 20, "warmup_time": 30, "global_batch_size_start": 32, "global_batch_size_end": 32}
+SMALLER = {
+    "rounds_per_epoch": 20,
+    "warmup_time": 30,
+    "global_batch_size_start": 32,
+    "global_batch_size_end": 32,
+}
 """Of the shipped recipe; in the test a quarter of each."""
 
 
@@ -39,7 +46,9 @@ def told(page: str, heading: str) -> Iterator[str]:
     assert found, f"{page} has no {heading!r}"
     for language, body in FENCE.findall(rest.partition("\n## ")[0]):
         if language == "sh":
-            yield from (re.sub(" {2,}", " ", line) for line in body.replace("\\\n", " ").splitlines())
+            yield from (
+                re.sub(" {2,}", " ", line) for line in body.replace("\\\n", " ").splitlines()
+            )
 
 
 @dataclass
@@ -68,7 +77,11 @@ class Person:
 
     def starts(self, line: str, ready: str | None = None) -> Running:
         """Start a command that runs until Ctrl-C."""
-        enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execvp('bash', sys.argv[2:])"]
+        enter = [
+            sys.executable,
+            "-c",
+            "import os, sys; os.chdir(sys.argv[1]); os.execvp('bash', sys.argv[2:])",
+        ]
         words: list[str | Path] = [*enter, self.place, "bash", "-c", f"exec {line}"]
         self.left.append(Running(self.starter, line.split()[1], words, self.variables, ready))
         return self.left[-1]
@@ -127,14 +140,18 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
     keeping = "--matformer-tier 0 --checkpoint-dir runs/mine/checkpoints"
     assert keeping in " ".join((ROOT / "docs" / "provider.md").read_text().split())
     provider = person.starts(train)
-    keeper = person.starts(f"aftermath-solana train --run-id mine -w keeper.json --events-dir kept/events {keeping}")
+    keeper = person.starts(
+        f"aftermath-solana train --run-id mine -w keeper.json --events-dir kept/events {keeping}"
+    )
 
     def watched() -> None:
         provider.check()
         keeper.check()
 
     kept = person.place / "runs" / "mine" / "checkpoints"
-    (checkpoint,) = until(lambda: sorted(kept.glob("mine-step*"))[:1], "the keeper keeps the model", watched=watched)
+    (checkpoint,) = until(
+        lambda: sorted(kept.glob("mine-step*"))[:1], "the keeper keeps the model", watched=watched
+    )
     watch, observe = told("owner.md", "While it trains")
     person.ends(person.starts(watch, ready="step"))
     person.ends(person.starts(f"{observe} --port 0", ready="http://127.0.0.1"))
@@ -151,7 +168,10 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
     for line in told("owner.md", "What comes out"):
         if "model push" not in line:  # to the Hub
             person.types(line.replace("mine-step60", checkpoint.name))
-    assert compare_replicas({"provider": diary(person, "runs/mine"), "keeper": diary(person, "kept")}) > 0
+    assert (
+        compare_replicas({"provider": diary(person, "runs/mine"), "keeper": diary(person, "kept")})
+        > 0
+    )
 
     person.ends(provider)
     person.ends(keeper)

@@ -15,12 +15,19 @@ STEPS = 12
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # no engine knows of members
-def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, material: Material) -> None:
-    rules = {"rounds_per_epoch": STEPS // 2, "total_steps": STEPS, "waiting_for_members_extra_time": 5}
+def test_all_gone_and_back_from_the_durable_checkpoint(
+    company: Company, material: Material
+) -> None:
+    rules = {
+        "rounds_per_epoch": STEPS // 2,
+        "total_steps": STEPS,
+        "waiting_for_members_extra_time": 5,
+    }
     company.configure(material.config(company.place, **rules))
     players = company.start_three()
     between = company.until_run(
-        lambda run: run.epoch >= 1 and run.state is RunState.WAITING_FOR_MEMBERS, "an epoch has ended"
+        lambda run: run.epoch >= 1 and run.state is RunState.WAITING_FOR_MEMBERS,
+        "an epoch has ended",
     )
     company.disband()
     dead, model = company.run, company.model
@@ -36,12 +43,21 @@ def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, materia
     assert (back.start_step, back.level_hashes) == (dead.step, model.checkpoint_hashes)
     company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player in players] == [0, 0, 0]
-    # The dead still stood in line for this epoch: it may begin before the last of them is back, who sits it out.
-    first = [event for player, mark in zip(players, marks, strict=True) for event in player.diary.saw("model", mark)]
+    # The dead still stood in line for this epoch: it may begin before the last of them is back, who
+    # sits it out.
+    first = [
+        event
+        for player, mark in zip(players, marks, strict=True)
+        for event in player.diary.saw("model", mark)
+    ]
     sources = [event["source"] for event in first if event["step"] == dead.trained_steps]
     assert sources in (["the checkpoint"] * 2, ["the checkpoint"] * 3)
     steps = list(range(1, STEPS + 1))
-    whole = [player for player in players if [event["step"] for event in player.diary.saw("applied")] == steps]
+    whole = [
+        player
+        for player in players
+        if [event["step"] for event in player.diary.saw("applied")] == steps
+    ]
     assert len(whole) >= 2
     assert applied_sequences(whole[0].diary) == list(range(company.run.data_index))
     assert company.run.lost_sequences == 0

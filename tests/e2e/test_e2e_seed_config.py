@@ -1,5 +1,5 @@
-"""The seed's own sample config.toml, to the letter: a model from the Hub and data from a bucket, both by stand-ins on
-this machine, and a member that trains on them.
+"""The seed's own sample config.toml, to the letter: a model from the Hub and data from a bucket,
+both by stand-ins on this machine, and a member that trains on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from model.hub_server import serving as serving_hub
 SEED = Path(__file__).parents[1] / "config" / "seed-config.toml"
 BUCKET, FOLDER = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2"
 CONFIG = LlamaConfig.from_hf(
-    {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    {
+        "vocab_size": 320,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
 )
 pytestmark = pytest.mark.slow
 
@@ -49,16 +55,31 @@ def bucket() -> Iterator[Web]:
     with serving() as web:
         names = [f"{FOLDER}/{number}_00.ds" for number in (0, 1)]
         for name in names:
-            web.files[f"/{BUCKET}/{name}"] = draw.integers(0, 320, 40 * 2048).astype("<u2").tobytes()
+            web.files[f"/{BUCKET}/{name}"] = (
+                draw.integers(0, 320, 40 * 2048).astype("<u2").tobytes()
+            )
         listing = {"items": [{"name": name} for name in names]}
         web.files[f"/storage/v1/b/{BUCKET}/o"] = json.dumps(listing).encode()
         yield web
 
 
 def configured(company: Company) -> dict[str, Any]:
-    """What `update-config` says, in a process of its own, because this one has looked already where the Hub is."""
-    line = ["update-config", "--run-id", company.run_id, "-w", company.owner, "--config-path", SEED, "--json"]
-    done = subprocess.run([CONSOLE, *line, *company.network.at], capture_output=True, text=True, timeout=PATIENCE)
+    """What `update-config` says, in a process of its own, because this one has looked already where
+    the Hub is.
+    """
+    line = [
+        "update-config",
+        "--run-id",
+        company.run_id,
+        "-w",
+        company.owner,
+        "--config-path",
+        SEED,
+        "--json",
+    ]
+    done = subprocess.run(
+        [CONSOLE, *line, *company.network.at], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return said
@@ -73,7 +94,10 @@ def test_the_seeds_sample_trains_where_its_network_is(
     company.command("create-run", "--run-id", company.run_id)
     said = configured(company)
     assert said["warnings"] == []
-    assert (company.model.data_location.folder, said["data_hash"]) == (FOLDER, company.model.data_location.files_hash)
+    assert (company.model.data_location.folder, said["data_hash"]) == (
+        FOLDER,
+        company.model.data_location.files_hash,
+    )
     assert said["data_hash"]
     member = company.player(0)
     company.start(member)

@@ -1,4 +1,6 @@
-"""The screen of a local testnet on a real terminal: left by a key, killed itself, and where there are lines."""
+"""The screen of a local testnet on a real terminal: left by a key, killed itself, and where there
+are lines.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0, "total_st
 @pytest.fixture
 def line(material: Material, tmp_path: Path) -> list[str | Path]:
     config = material.config(tmp_path / "config", **SHORT)
-    given = ["--num-clients", "2", "--backend", "centralized", "--server-port", "0", "--client-device", "cpu"]
+    given = [
+        "--num-clients",
+        "2",
+        "--backend",
+        "centralized",
+        "--server-port",
+        "0",
+        "--client-device",
+        "cpu",
+    ]
     place = ["--dir", tmp_path / "testnet", "--tui", "screen"]
     return [CONSOLE, "local-testnet", "start", "--config-path", config, *place, *given]
 

@@ -25,15 +25,21 @@ def losses_of_wandb(place: Path) -> dict[str, list[Any]]:
     found = {}
     for file in place.glob("wandb/offline-run-*/*.wandb"):
         about, rows = kept(file)
-        found[about["config"]["wallet"]] = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+        found[about["config"]["wallet"]] = [
+            (row["step"], row["loss"]) for row in rows if "loss" in row
+        ]
     return found
 
 
 def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
     with sqlite3.connect(place / "lab.db") as database:
         wallets = dict(database.execute("select run_id, config from configs").fetchall())
-        found: dict[str, list[Any]] = {json.loads(config)["wallet"]: [] for config in wallets.values()}
-        for run, step, metrics in database.execute("select run_id, step, metrics from metrics order by id"):
+        found: dict[str, list[Any]] = {
+            json.loads(config)["wallet"]: [] for config in wallets.values()
+        }
+        for run, step, metrics in database.execute(
+            "select run_id, step, metrics from metrics order by id"
+        ):
             if "loss" in (row := json.loads(metrics)):
                 found[json.loads(wallets[run])["wallet"]].append((step, row["loss"]))
     return found
@@ -44,9 +50,30 @@ def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
 def test_clients_of_a_local_testnet_have_their_losses_there(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    config, place = material.config(tmp_path / "config", init_min_clients=2, total_steps=12), tmp_path / "testnet"
-    line = [CONSOLE, "local-testnet", "start", "--config-path", config, "--dir", place, "--headless"]
-    line += ["--num-clients", 2, "--backend", "centralized", "--server-port", 0, "--client-device", "cpu"]
+    config, place = (
+        material.config(tmp_path / "config", init_min_clients=2, total_steps=12),
+        tmp_path / "testnet",
+    )
+    line = [
+        CONSOLE,
+        "local-testnet",
+        "start",
+        "--config-path",
+        config,
+        "--dir",
+        place,
+        "--headless",
+    ]
+    line += [
+        "--num-clients",
+        2,
+        "--backend",
+        "centralized",
+        "--server-port",
+        0,
+        "--client-device",
+        "cpu",
+    ]
     line += ["--wandb-project", "lab", "--trackio-project", "lab"]
     kept_in = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
     testnet = Running(xprocess, "trackers", [str(word) for word in line], kept_in)

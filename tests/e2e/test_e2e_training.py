@@ -26,7 +26,8 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
     company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player in players] == [0, 0, 0]
 
-    # Level 2 is on three members, level 1 on two, level 0 on one; after every step, and once more per cooldown.
+    # Level 2 is on three members, level 1 on two, level 0 on one; after every step, and once more
+    # per cooldown.
     assert company.compare_replicas() == 3 * (STEPS + EPOCHS)
     run, model = company.run, company.model
     assert run.epoch == EPOCHS
@@ -40,7 +41,8 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
         assert losses[-1] < losses[0] - 0.5
     assert {player.diary.saw("joined")[0]["seat"] for player in players} == {0, 1, 2}
 
-    # The checkpoint of every epoch's end is on disk and on chain, with the hashes the members attested.
+    # The checkpoint of every epoch's end is on disk and on chain, with the hashes the members
+    # attested.
     assert model.checkpoint.kind is CheckpointKind.LOCAL
     assert model.checkpoint_step == run.attested_step == run.step
     assert model.checkpoint_hashes == run.level_hashes
@@ -53,8 +55,11 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 @pytest.mark.parametrize("architecture", ["nanogpt", "deepseek"])
-def test_other_architectures_train_while_one_is_evaluated(company: Company, tmp_path: Path, architecture: str) -> None:
-    """NanoGPT, with all of its ideas, and DeepSeek, whose experts are cut into tiers, in rounds that do not overlap.
+def test_other_architectures_train_while_one_is_evaluated(
+    company: Company, tmp_path: Path, architecture: str
+) -> None:
+    """NanoGPT, with all of its ideas, and DeepSeek, whose experts are cut into tiers, in rounds
+    that do not overlap.
 
     The whole model is asked between rounds: it tells what it can do, and nobody waits for it.
     """
@@ -84,7 +89,8 @@ def test_other_architectures_train_while_one_is_evaluated(company: Company, tmp_
     for player in players:
         assert applied_sequences(player.diary) == list(range(company.run.data_index))
         assert [event["step"] for event in player.diary.saw("applied")] == list(range(1, STEPS + 1))
-        # Not every round: who was busy when its speed was measured gets few sequences, and in some rounds none.
+        # Not every round: who was busy when its speed was measured gets few sequences, and in some
+        # rounds none.
         losses = [event["loss"] for event in player.diary.saw("trained")]
         assert losses[-1] < losses[0] - 0.5
         assert not player.diary.saw("warning")

@@ -1,4 +1,6 @@
-"""What is built of a checkout serves without it: an sdist, and a wheel made of that, in a clean environment."""
+"""What is built of a checkout serves without it: an sdist, and a wheel made of that, in a clean
+environment.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from e2e.processes import Running, until
 def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
     with tarfile.open(installed.sdist) as archive:
         kept = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "config/demo/config.toml", "scripts/setup-run.sh"} <= kept
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "config/demo/config.toml",
+        "scripts/setup-run.sh",
+    } <= kept
     assert not [name for name in kept if name.startswith((".venv/", "runs/", "target/"))]
     with zipfile.ZipFile(installed.wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -41,11 +49,15 @@ def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_that_an_error_names_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
+def test_the_page_that_an_error_names_is_in_the_package(
+    installed: Installed, tmp_path: Path
+) -> None:
     script = installed.scripts / "aftermath-solana"
     (tmp_path / "run.toml").write_text("[config]\nnonsense = 1\n")
     line = [script, "estimate", "--config", "run.toml", "--json"]
-    done = subprocess.run(line, cwd=tmp_path, env=without_us(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=without_us(), capture_output=True, text=True, check=False
+    )
     page, _, section = json.loads(done.stderr.splitlines()[-1])["docs"].partition("#")
     assert Path(page).is_relative_to(installed.place)
     assert section in slugs(Path(page))
@@ -53,21 +65,51 @@ def test_the_page_that_an_error_names_is_in_the_package(installed: Installed, tm
 
 # Forty CPU seconds. What the package has and that its command starts are slow tests above.
 @pytest.mark.nightly
-def test_a_local_testnet_trains_without_the_checkout(installed: Installed, xprocess: XProcess, tmp_path: Path) -> None:
+def test_a_local_testnet_trains_without_the_checkout(
+    installed: Installed, xprocess: XProcess, tmp_path: Path
+) -> None:
     where = installed.python("-c", "import aftermath; print(aftermath.__file__)").strip()
     assert Path(where).is_relative_to(installed.place)
     assert "is not installed" in installed.python(
-        "-c", "from aftermath.kernels.runtime import unavailable_reason; print(unavailable_reason())"
+        "-c",
+        "from aftermath.kernels.runtime import unavailable_reason; print(unavailable_reason())",
     )
     place = tmp_path / "testnet"
     script = installed.scripts / "aftermath-solana"
-    line = [script, "local-testnet", "start", "--num-clients", "3", "--config-path", "demo", "--server-port", "0"]
-    line += ["--client-device", "cpu", "--client-matformer-tiers", "0,1,2", "--dir", place, "--headless", "--json"]
-    enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"]
+    line = [
+        script,
+        "local-testnet",
+        "start",
+        "--num-clients",
+        "3",
+        "--config-path",
+        "demo",
+        "--server-port",
+        "0",
+    ]
+    line += [
+        "--client-device",
+        "cpu",
+        "--client-matformer-tiers",
+        "0,1,2",
+        "--dir",
+        place,
+        "--headless",
+        "--json",
+    ]
+    enter = [
+        sys.executable,
+        "-c",
+        "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])",
+    ]
     unset = dict.fromkeys(OURS, "")
     testnet = Running(xprocess, "wheel", [*enter, tmp_path, *line], unset)
     told = {name: Diary(place / "events" / name) for name in ("client-1", "client-2", "client-3")}
-    until(lambda: all(diary.saw("applied") for diary in told.values()), "they train", watched=testnet.check)
+    until(
+        lambda: all(diary.saw("applied") for diary in told.values()),
+        "they train",
+        watched=testnet.check,
+    )
     testnet.expected = False
     testnet.interrupt(60)
     assert testnet.code == 130

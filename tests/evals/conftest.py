@@ -19,7 +19,9 @@ torch.set_num_threads(1)
 def model() -> LanguageModel:
     """A model that knows one text by heart."""
     torch.manual_seed(0)
-    network = CONFIG.build(0, {name: tensor * 4 for name, tensor in init_weights(CONFIG, 3).items()})
+    network = CONFIG.build(
+        0, {name: tensor * 4 for name, tensor in init_weights(CONFIG, 3).items()}
+    )
     ids = torch.tensor([byte_tokenizer().encode(TEXT * 2).ids])
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for start in list(range(20)) * 6:

@@ -55,7 +55,9 @@ def test_a_text_longer_than_the_window_counts_by_its_end(model: LanguageModel) -
         likelihood(model, [], [1])
 
 
-def test_what_the_model_would_have_written_is_known(model: LanguageModel, tokenizer: Tokenizer) -> None:
+def test_what_the_model_would_have_written_is_known(
+    model: LanguageModel, tokenizer: Tokenizer
+) -> None:
     ids = tokenizer.encode(TEXT)
     made = written(asked_of(model), ids[:16], 8, lambda made: False)
     assert likelihood(model, ids[:16], made)[1]
@@ -159,7 +161,9 @@ class Member:
 
         def count(module: nn.Module, _: object) -> None:
             nonlocal begun
-            if threading.current_thread().name != "evaluations" or not isinstance(module, LanguageModel):
+            if threading.current_thread().name != "evaluations" or not isinstance(
+                module, LanguageModel
+            ):
                 return
             begun += 1
             if begun == self.passes:
@@ -177,21 +181,30 @@ def asking(docs: int) -> Evaluations:
 
 
 @pytest.mark.slow
-async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: LanguageModel, tokenizer: Tokenizer) -> None:
+async def test_a_member_is_asked_between_rounds_and_told_of_whole(
+    model: LanguageModel, tokenizer: Tokenizer
+) -> None:
     member = Member(asking(32), model)
     told = await member.rounds(600)
     found = [event for event in told if isinstance(event, event_types.Evaluated)]
     assert len(found) == len(told) == 2
     (at_rest,) = evaluated(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))
     for event in found:
-        assert (event.task, event.metric, event.value, event.docs) == (SOURCE_CHOICE, "acc", at_rest.value, 32)
+        assert (event.task, event.metric, event.value, event.docs) == (
+            SOURCE_CHOICE,
+            "acc",
+            at_rest.value,
+            32,
+        )
     assert found[0].step == 1 < found[1].step < member.step, "it took more than a round"
 
 
 async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> None:
     """The weights are others after the first round."""
     trained = CONFIG.build(0, init_weights(CONFIG, 3))
-    at_first = evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[0].value
+    at_first = evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[
+        0
+    ].value
     member = Member(asking(32), trained)
     while not member.told:
         await member.rounds(1, 1)
@@ -202,10 +215,15 @@ async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> Non
     (event,) = member.told
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_first)
-    assert evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[0].value != at_first
+    assert (
+        evaluated(asked_of(trained), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))[0].value
+        != at_first
+    )
 
 
-async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, tokenizer: Tokenizer) -> None:
+async def test_a_round_that_begins_waits_for_no_pass(
+    model: LanguageModel, tokenizer: Tokenizer
+) -> None:
     """It begins in the middle of one, and has the replica's thread at once; the pass is made
     again.
     """
@@ -222,7 +240,9 @@ async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, token
     try:
         await member.round(lambda: asyncio.to_thread(begun.wait, 60))
         assert begun.is_set()
-        assert await member.compute(lambda: torch.is_tensor(model(torch.zeros(1, 4, dtype=torch.int64))))
+        assert await member.compute(
+            lambda: torch.is_tensor(model(torch.zeros(1, 4, dtype=torch.int64)))
+        )
     finally:
         resumed.set()
         held.remove()
@@ -252,7 +272,10 @@ async def test_the_copy_is_freed_once_all_is_told(model: LanguageModel) -> None:
 
 @pytest.mark.parametrize(
     ("error", "says"),
-    [(Unsuitable("the task x cannot be had", "Name another"), "cannot be had"), (KeyError("x"), "KeyError: 'x'")],
+    [
+        (Unsuitable("the task x cannot be had", "Name another"), "cannot be had"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
 )
 async def test_evaluation_that_fails_is_told_once(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str

@@ -39,12 +39,18 @@ def test_task_unknown_to_the_harness_is_named() -> None:
 
 def task(place: Path, answer: str = TEXT[16:19], **said: Any) -> str:
     """A task of one's own: a YAML file and its data."""
-    lines = [{"q": TEXT[:16], "c": [answer, "~~~"], "a": 0}, {"q": TEXT[:10], "c": ["~~~", TEXT[10:13]], "a": 1}]
+    lines = [
+        {"q": TEXT[:16], "c": [answer, "~~~"], "a": 0},
+        {"q": TEXT[:10], "c": ["~~~", TEXT[10:13]], "a": 1},
+    ]
     (place / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     document = {
         "task": "of_ours",
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(place / "data.jsonl")}, "cache_dir": str(place)},
+        "dataset_kwargs": {
+            "data_files": {"test": str(place / "data.jsonl")},
+            "cache_dir": str(place),
+        },
         "test_split": "test",
         "doc_to_text": "{{q}}",
         "target_delimiter": "",
@@ -61,13 +67,17 @@ CHOICE = {
 }
 
 
-def test_the_harness_asks_for_choices(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_harness_asks_for_choices(
+    model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     wish = wanted(task(tmp_path, **CHOICE), 0, 0, 10)
     (score,) = evaluated(asked_of(model), tokenizer, 24, wish)
     assert (score.task, score.metric, score.value, score.docs) == ("of_ours", "acc", 1.0, 2)
 
 
-def test_the_harness_asks_for_text(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_harness_asks_for_text(
+    model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     said = {
         "output_type": "generate_until",
         "doc_to_target": "{{c[0]}}",
@@ -80,7 +90,9 @@ def test_the_harness_asks_for_text(model: LanguageModel, tokenizer: Tokenizer, t
     assert (score.metric, score.value) == ("exact_match", 1.0)
 
 
-def test_the_harness_asks_for_whole_texts(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_harness_asks_for_whole_texts(
+    model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     said = {
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
@@ -95,7 +107,8 @@ def test_the_harness_asks_for_whole_texts(model: LanguageModel, tokenizer: Token
 @pytest.mark.parametrize(
     ("named", "prefix"),
     [
-        ({"bos_token": "a", "eos_token": "b"}, 97),  # as lm_eval's HFLM: the first token, else the last
+        # as lm_eval's HFLM: the first token, else the last
+        ({"bos_token": "a", "eos_token": "b"}, 97),
         ({"eos_token": "b"}, 98),
         ({}, 256),
     ],
@@ -112,13 +125,17 @@ def test_special_tokens_are_added_only_where_the_harness_asks(model: LanguageMod
     begins = byte_tokenizer()
     begins.post_processor = processors.TemplateProcessing(single="! $A", special_tokens=[("!", 33)])
     companions = {"tokenizer_config.json": b'{"bos_token": "!"}'}
-    asked = _model(asked_of(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24)
+    asked = _model(
+        asked_of(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24
+    )
     assert asked.tok_encode("go") == [*b"!go"]
     assert asked.tok_encode("go", add_special_tokens=False) == [*b"go"]
     assert asked.tok_encode("!go") == [*b"!go"]  # a text that has the prefix already
 
 
-def test_data_that_cannot_be_had_are_a_sentence(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_data_that_cannot_be_had_are_a_sentence(
+    model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     named = task(tmp_path, **CHOICE)
     (tmp_path / "data.jsonl").unlink()
     with pytest.raises(Unsuitable, match="cannot be had"):

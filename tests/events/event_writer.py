@@ -25,7 +25,9 @@ def write(directory: Path) -> None:
     events.emit(said("started", run_id="demo", tier=1, wallet="W" * 44, version="0.1.0"))
     for step in count(1):
         if step % EPOCH == 1:
-            events.emit(said("state", epoch=step // EPOCH, state="WARMUP", step=step - 1, total_steps=1000))
+            events.emit(
+                said("state", epoch=step // EPOCH, state="WARMUP", step=step - 1, total_steps=1000)
+            )
         events.emit(said("trained", epoch=step // EPOCH, step=step, loss=4.0, tokens=10, bytes=100))
         events.emit(said("sample", step=step, prompt="def ", text="x" * 3000))
         if step == 2 * EPOCH + 1:

@@ -9,7 +9,9 @@ import msgspec
 
 from aftermath.events.event_types import MEMBER_EVENTS, Event
 
-KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(MEMBER_EVENTS)}
+KINDS: dict[str, type[Event]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(MEMBER_EVENTS)
+}
 
 
 def said(kind: str, **given: Any) -> Event:

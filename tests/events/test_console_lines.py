@@ -16,7 +16,9 @@ from aftermath.train.sinks import events_of
 from events.sample_events import said
 
 
-@pytest.mark.parametrize(("term", "drawn"), [("xterm-256color", True), ("dumb", False), ("unknown", False)])
+@pytest.mark.parametrize(
+    ("term", "drawn"), [("xterm-256color", True), ("dumb", False), ("unknown", False)]
+)
 def test_a_picture_is_drawn_only_where_it_can_be_drawn_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, term: str, drawn: bool
 ) -> None:

@@ -45,7 +45,11 @@ class Member:
 
 
 def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
-    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.ShareTrained)]
+    return [
+        (one.about.wallet, one.event.step)
+        for one in told
+        if isinstance(one.event, event_types.ShareTrained)
+    ]
 
 
 def kept(*places: Path) -> list[EventRecord]:
@@ -71,13 +75,28 @@ def test_every_epoch_has_a_file_which_says_whose_it_is(tmp_path: Path) -> None:
     for part, path in enumerate(files):
         assert path.stat().st_mode & 0o777 == 0o600
         first = json.loads(path.read_text().splitlines()[0])
-        about = {"kind": "started", "run_id": "demo", "tier": 2, "wallet": "Wal1et", "version": "0.1.0"}
+        about = {
+            "kind": "started",
+            "run_id": "demo",
+            "tier": 2,
+            "wallet": "Wal1et",
+            "version": "0.1.0",
+        }
         assert about.items() <= first.items()
         assert first.get("part", 0) == part
         assert datetime.fromisoformat(first["at"]) >= NOON
     told = kept(tmp_path / "events")
     names = [str(type(one.event).__struct_config__.tag) for one in told]
-    assert names == ["started", "measured", "state", "trained", "state", "trained", "state", "trained"]
+    assert names == [
+        "started",
+        "measured",
+        "state",
+        "trained",
+        "state",
+        "trained",
+        "state",
+        "trained",
+    ]
     assert {one.about.wallet for one in told} == {"Wal1et"}
     assert [one.at for one in told] == sorted(one.at for one in told)
 
@@ -91,7 +110,10 @@ def test_another_process_never_writes_into_a_file_that_is_there(tmp_path: Path) 
 def test_what_a_killed_process_told_is_there_but_for_half_a_line(tmp_path: Path) -> None:
     """A real process, really killed, in the midst of writing."""
     with subprocess.Popen(
-        [sys.executable, "-m", "events.event_writer", tmp_path], cwd=TESTS, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "events.event_writer", tmp_path],
+        cwd=TESTS,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "two epochs are over\n"
@@ -104,7 +126,8 @@ def test_what_a_killed_process_told_is_there_but_for_half_a_line(tmp_path: Path)
     files = sorted(tmp_path.iterdir())
     assert all(path.read_bytes().endswith(b"\n") for path in files[:-1])
     newest = files[-1].read_bytes()
-    cut = newest[: newest.rfind(b"\n", 0, len(newest) - 1) + 20]  # a kill in the middle of the write itself
+    # a kill in the middle of the write itself
+    cut = newest[: newest.rfind(b"\n", 0, len(newest) - 1) + 20]
     files[-1].write_bytes(cut)
     reader = EventReader([tmp_path])
     assert len(list(reader.read())) >= len(told) - 1
@@ -125,13 +148,19 @@ def limited(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_full_disk_costs_events_and_not_the_process(tmp_path: Path, limited: subprocess.Popen[str]) -> None:
+def test_a_full_disk_costs_events_and_not_the_process(
+    tmp_path: Path, limited: subprocess.Popen[str]
+) -> None:
     assert limited.stdout is not None
     assert limited.stderr is not None
     assert limited.stdout.readline() == "two epochs are over\n", "it continued"
     warning = limited.stderr.readline()
-    assert warning.startswith(f"warning: events are not kept in {tmp_path} any more: File too large; this is tried ")
-    resource.prlimit(limited.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert warning.startswith(
+        f"warning: events are not kept in {tmp_path} any more: File too large; this is tried "
+    )
+    resource.prlimit(
+        limited.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     before = len(list(tmp_path.iterdir()))
     reader = EventReader([tmp_path])
     whole = f"epoch-{before + 1}.jsonl"  # an epoch that began with room
@@ -143,13 +172,20 @@ def test_a_full_disk_costs_events_and_not_the_process(tmp_path: Path, limited: s
     assert trained[:3] == [1, 2, 3]
     assert len(trained) < max(trained), "some are missing"
     later = [step for step in trained if step >= before * EPOCH + 1]
-    assert later[:EPOCH] == list(range(later[0], later[0] + EPOCH)), "and with room again all are there"
+    assert later[:EPOCH] == list(range(later[0], later[0] + EPOCH)), (
+        "and with room again all are there"
+    )
     notes = reader.notes()
-    assert any("events before" in note and "could not be written, and are missing" in note for note in notes)
+    assert any(
+        "events before" in note and "could not be written, and are missing" in note
+        for note in notes
+    )
     assert any("ends in half a line" in note or "passed over" in note for note in notes)
 
 
-def test_closed_log_is_warned_of_without_an_error_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_closed_log_is_warned_of_without_an_error_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def full(_: event_types.Event) -> None:
         raise OSError(28, "No space left on device", "/logs/a.jsonl")
 
@@ -176,7 +212,12 @@ def test_full_disk_warns_once_until_next_epoch(
     monkeypatch.undo()
     member.say("state", epoch=2, state="WARMUP")
     member.say("trained", step=3)
-    assert capsys.readouterr().err.count("No space left on device; this is tried again in the next epoch") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "No space left on device; this is tried again in the next epoch"
+        )
+        == 1
+    )
     reader = EventReader([tmp_path])
     assert steps(list(reader.read())) == [("A", 3)]
     assert [note for note in reader.notes() if note.startswith("4 events before ")]
@@ -265,7 +306,9 @@ def test_endless_line_uses_bounded_memory(tmp_path: Path, size: int) -> None:
     member.say("trained", step=1)
     reader = EventReader([tmp_path])
     assert steps(list(reader.read())) == [("A", 1)]
-    assert reader.notes() == [f"1 line of {path}, line 2, cannot be read by this version and is passed over"]
+    assert reader.notes() == [
+        f"1 line of {path}, line 2, cannot be read by this version and is passed over"
+    ]
 
 
 def test_events_of_nobody_are_passed_over(tmp_path: Path) -> None:
@@ -302,7 +345,9 @@ def test_what_is_told_in_one_object_is_read_back_as_it_was(tmp_path: Path) -> No
     whole = tmp_path / "whole.jsonl"
     whole.write_text("".join(json.dumps(flat(one)) + "\n" for one in told))
     again = kept(whole)
-    assert [(one.at, one.about, one.event) for one in again] == [(one.at, one.about, one.event) for one in told]
+    assert [(one.at, one.about, one.event) for one in again] == [
+        (one.at, one.about, one.event) for one in told
+    ]
 
 
 def test_the_teller_s_names_are_no_event_s() -> None:

@@ -33,7 +33,10 @@ NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
 def test_full_disk_under_log_and_stderr_costs_only_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `train ... > log 2>&1`: there is no place left where it could be said."""
     seen: list[Any] = []
-    with Path("/dev/full").open("w", buffering=1) as log, Path("/dev/full").open("w", buffering=1) as stderr:
+    with (
+        Path("/dev/full").open("w", buffering=1) as log,
+        Path("/dev/full").open("w", buffering=1) as stderr,
+    ):
         monkeypatch.setattr(sys, "stderr", stderr)
         events = Events(lambda: 1.5, [ConsoleLines(Console(file=log), lambda: NOON), seen.append])
         for step in (1, 2):
@@ -62,7 +65,11 @@ def test_json_text_escapes_and_keeps_what_it_means(value: dict[str, str]) -> Non
 
 
 def test_every_kind_of_event_is_read_back_from_a_file() -> None:
-    made = {kind for kind in vars(event_types).values() if isinstance(kind, type) and issubclass(kind, Event)}
+    made = {
+        kind
+        for kind in vars(event_types).values()
+        if isinstance(kind, type) and issubclass(kind, Event)
+    }
     assert set(KINDS.values()) == made - {Event}
 
 
@@ -181,13 +188,21 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
     ("event", "line"),
     [
         (said("left"), "2026-11-21T12:00:00.250Z INFO    left the run"),
-        (said("warning", message="[b]slow[/b]\nfix it"), "2026-11-21T12:00:00.250Z WARNING [b]slow[/b]\n    fix it"),
-        (said("error", message="full"), "2026-11-21T12:00:00.250Z ERROR   ends with an error: full"),
+        (
+            said("warning", message="[b]slow[/b]\nfix it"),
+            "2026-11-21T12:00:00.250Z WARNING [b]slow[/b]\n    fix it",
+        ),
+        (
+            said("error", message="full"),
+            "2026-11-21T12:00:00.250Z ERROR   ends with an error: full",
+        ),
     ],
 )
 def test_log_line_has_utc_time_and_level_word(event: Event, line: str) -> None:
     out = io.StringIO()
-    ConsoleLines(Console(file=out, width=200), lambda: NOON.astimezone(timezone(timedelta(hours=5))))(event)
+    ConsoleLines(
+        Console(file=out, width=200), lambda: NOON.astimezone(timezone(timedelta(hours=5)))
+    )(event)
     assert out.getvalue() == f"{line}\n"
     written = json.loads(line_of(event, NOON))
     assert written.get("severity", "INFO") == line.split()[1]
@@ -205,7 +220,12 @@ def test_one_thing_is_told_as_one() -> None:
         lines(event)
     assert "this machine declares 1 sequence a minute" in out.getvalue()
     assert "the run is finished: 1 step\n" in out.getvalue()
-    assert [counted(n, "step") for n in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
+    assert [counted(n, "step") for n in (0, 1, 2, 1200)] == [
+        "0 steps",
+        "1 step",
+        "2 steps",
+        "1,200 steps",
+    ]
 
 
 def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
@@ -225,7 +245,10 @@ def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
     assert len(shown) <= width
     assert shown.startswith(f"loss, steps 1 to {steps}:  {curve[0][1]:.3f} █")
     assert shown.endswith(f"▁ {curve[-1][1]:.3f}")
-    assert len(shown) == width or shown.count("▁") + sum(shown.count(bar) for bar in "▂▃▄▅▆▇█") == steps
+    assert (
+        len(shown) == width
+        or shown.count("▁") + sum(shown.count(bar) for bar in "▂▃▄▅▆▇█") == steps
+    )
 
 
 def test_a_course_draws_all_of_it() -> None:

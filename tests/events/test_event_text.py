@@ -25,11 +25,21 @@ def test_what_a_member_is_known_by_is_called_as_it_is_there() -> None:
         (None, None, ""),
         ("/kept/run-step6", 6, "; the model is in /kept/run-step6"),
         ("/kept/run-step6", None, "; the model is in /kept/run-step6"),
-        ("/kept/run-step3", 3, "; the newest checkpoint is of step 3, in /kept/run-step3; steps 4 to 6 are in none"),
-        ("/kept/run-step5", 5, "; the newest checkpoint is of step 5, in /kept/run-step5; step 6 is in none"),
+        (
+            "/kept/run-step3",
+            3,
+            "; the newest checkpoint is of step 3, in /kept/run-step3; steps 4 to 6 are in none",
+        ),
+        (
+            "/kept/run-step5",
+            5,
+            "; the newest checkpoint is of step 5, in /kept/run-step5; step 6 is in none",
+        ),
     ],
 )
-def test_finished_run_names_the_model_only_of_its_last_step(checkpoint: str | None, step: int | None, end: str) -> None:
+def test_finished_run_names_the_model_only_of_its_last_step(
+    checkpoint: str | None, step: int | None, end: str
+) -> None:
     """Events of an older version have no `checkpoint_step`."""
     finished = event_types.RunFinished(step=6, checkpoint=checkpoint, checkpoint_step=step)
     assert Sentences().of(finished) == f"the run is finished: 6 steps{end}"

@@ -55,7 +55,9 @@ def test_losses_are_weighed_by_tokens_and_told_by_tier() -> None:
     assert run.history.loss_by_tier() == {0: [(1, 4.0), (2, 3.0)], 1: [(1, (5.0 + 3 * 8.0) / 4)]}
 
 
-@pytest.mark.parametrize("starts", [("started", "run_found"), ("run_found",)], ids=["both", "of the run alone"])
+@pytest.mark.parametrize(
+    "starts", [("started", "run_found"), ("run_found",)], ids=["both", "of the run alone"]
+)
 def test_second_process_counts_once_as_a_return(starts: tuple[str, ...]) -> None:
     run = Run()
     for step in (1, 2):
@@ -148,18 +150,38 @@ def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix:
     run.say("a0", "dropped", seats=[1, 8], height=1)
     told = run.history
     path = tmp_path / f"loss{suffix}"
-    run_plot(path, told.loss_by_tier(), told.sent_by_tier(), told.epochs, told.marks, "run $x^$ <b>\x1b[2J")
+    run_plot(
+        path,
+        told.loss_by_tier(),
+        told.sent_by_tier(),
+        told.epochs,
+        told.marks,
+        "run $x^$ <b>\x1b[2J",
+    )
     if suffix == ".png":
         assert path.read_bytes().startswith(b"\x89PNG")
         return
     drawn = _texts(path)
-    for text in ("tier 0", "tier 1", "epoch 0", "epoch 2", "b1 dropped", "member 8 dropped", "sent to peers (MB)"):
+    for text in (
+        "tier 0",
+        "tier 1",
+        "epoch 0",
+        "epoch 2",
+        "b1 dropped",
+        "member 8 dropped",
+        "sent to peers (MB)",
+    ):
         assert f"<!-- {text}" in drawn or f"<!--  {text}" in drawn, text
 
 
 def test_step_plot_is_a_png_of_its_size(tmp_path: Path) -> None:
     path = tmp_path / "loss.png"
-    step_plot(path, {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]}, [(2, "m1 killed")], "tiers 0, 1")
+    step_plot(
+        path,
+        {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]},
+        [(2, "m1 killed")],
+        "tiers 0, 1",
+    )
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 960
@@ -181,7 +203,14 @@ def test_a_line_does_not_join_what_nobody_told(tmp_path: Path) -> None:
 
 def test_plot_of_one_member_has_tier_and_valid_axes(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
-    run_plot(path, {2: [(1, 5.0), (2, 4.0), (3, 3.5)]}, {2: [(1, 0), (2, 0), (3, 0)]}, {0: 1}, [], "alone")
+    run_plot(
+        path,
+        {2: [(1, 5.0), (2, 4.0), (3, 3.5)]},
+        {2: [(1, 0), (2, 0), (3, 0)]},
+        {0: 1},
+        [],
+        "alone",
+    )
     drawn = _texts(path)
     assert "<!-- loss (nats per token), tier 2 -->" in drawn
     assert {"<!-- 1 -->", "<!-- 2 -->", "<!-- 3 -->"} <= set(re.findall(r"<!-- .*? -->", drawn))
@@ -193,7 +222,10 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
     marks = [(20, "m1 killed"), (20, "m2 killed"), (20, "m1 is back"), (20, "m2 is back")]
     run_plot(path, {0: [(1, 5.0), (40, 2.0)]}, {}, {}, marks, "close")
-    places = re.findall(r'<!--  (?:m\d [a-z ]+?)  -->\s*<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)', _texts(path))
+    places = re.findall(
+        r'<!--  (?:m\d [a-z ]+?)  -->\s*<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)',
+        _texts(path),
+    )
     assert len({(round(float(x)), round(float(y), -2)) for x, y in places}) == 4
 
 

@@ -52,7 +52,11 @@ def scraped(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 def names() -> set[str]:
     """As a query calls them."""
     suffixes = {"counter": ["_total"], "summary": ["_count", "_sum"], "gauge": [""]}
-    return {one.name + end for one in Metrics(lambda: NOON).registry.collect() for end in suffixes[one.type]}
+    return {
+        one.name + end
+        for one in Metrics(lambda: NOON).registry.collect()
+        for end in suffixes[one.type]
+    }
 
 
 def test_what_a_member_tells_is_served_while_it_lives() -> None:
@@ -64,10 +68,21 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
         events.emit(said("state", epoch=2, state="WARMUP", step=39, total_steps=120))
         for step in (40, 41):
             events.emit(said("round", epoch=2, step=step))
-            events.emit(said("trained", step=step, loss=4.0 - step / 100, tokens=500, tokens_per_sec=99.5, seconds=1.5))
+            events.emit(
+                said(
+                    "trained",
+                    step=step,
+                    loss=4.0 - step / 100,
+                    tokens=500,
+                    tokens_per_sec=99.5,
+                    seconds=1.5,
+                )
+            )
             events.emit(said("applied", step=step, results=3, waited=0.25, seconds=0.5))
             costs = {"transactions": step - 39, "lamports": 5000 * (step - 39)}
-            events.emit(said("traffic", sent=1000 * step, received=2000 * step, peers=2, costs=costs))
+            events.emit(
+                said("traffic", sent=1000 * step, received=2000 * step, peers=2, costs=costs)
+            )
         events.emit(said("trained", step=42, loss=None, tokens=500, tokens_per_sec=99.5))
         events.emit(said("fetch_failed"))
         events.emit(said("refused"))
@@ -103,12 +118,22 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
             "aftermath_network_sent_bytes_total": 250,
             "aftermath_network_received_bytes_total": 500,
         }
-        assert expected.items() <= {name: value for (name, labels), value in found.items() if labels == none}.items()
-        in_state = {dict(labels)["state"] for (name, labels), on in found.items() if name == "aftermath_state" and on}
+        assert (
+            expected.items()
+            <= {name: value for (name, labels), value in found.items() if labels == none}.items()
+        )
+        in_state = {
+            dict(labels)["state"]
+            for (name, labels), on in found.items()
+            if name == "aftermath_state" and on
+        }
         assert in_state == {"warmup"}
         assert sum(name == "aftermath_state" for name, _ in found) == len(RunState)
         wait = frozenset({("part", "wait")})
-        assert (found["aftermath_round_seconds_count", wait], found["aftermath_round_seconds_sum", wait]) == (2, 0.5)
+        assert (
+            found["aftermath_round_seconds_count", wait],
+            found["aftermath_round_seconds_sum", wait],
+        ) == (2, 0.5)
         of_gpus = {name: value for (name, labels), value in found.items() if "gpu" in dict(labels)}
         assert of_gpus == {
             "aftermath_gpu_memory_used_bytes": 5 << 30,
@@ -117,7 +142,9 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
             "aftermath_gpu_temperature_celsius": 60,
             "aftermath_gpu_power_watts": 250.5,
         }
-        assert {dict(labels)["gpu"] for _, labels in found if "gpu" in dict(labels)} == {"1"}, "the other told nothing"
+        assert {dict(labels)["gpu"] for _, labels in found if "gpu" in dict(labels)} == {"1"}, (
+            "the other told nothing"
+        )
         assert found["aftermath_client_info", frozenset({("version", "0.1.0")})] == 1
         assert {name for name, _ in found} == names(), "all that there is was told"
     with pytest.raises(OSError):
@@ -151,5 +178,7 @@ def test_the_dashboard_asks_for_every_metric_and_no_other() -> None:
     assert set(re.findall(r"aftermath_\w+", " ".join(asked))) == names()
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     labels = {*OWN, "state", "part", "version", "gpu"}
-    legends = {target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"]}
+    legends = {
+        target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"]
+    }
     assert set(re.findall(r"{{(\w+)}}", " ".join(legends))) <= labels

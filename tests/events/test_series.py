@@ -35,7 +35,10 @@ def test_the_page_has_every_series_and_no_other() -> None:
         said("optimizer", levels={0: {"norm": 1.0}}),
     )
     told = {name for row in everything for name in row.numbers}
-    stand_for = {"eval/source-choice/acc": "eval/TASK/METRIC", "optimizer/0/norm": "optimizer/LEVEL/NAME"}
+    stand_for = {
+        "eval/source-choice/acc": "eval/TASK/METRIC",
+        "optimizer/0/norm": "optimizer/LEVEL/NAME",
+    }
     named = {stand_for.get(name, re.sub(r"/1$", "/GPU", name)) for name in told} - {"eval//"}
     table = (
         (ROOT / "docs/operations.md")
@@ -43,7 +46,9 @@ def test_the_page_has_every_series_and_no_other() -> None:
         .split("\n| metric | series of trackers | what |\n")[1]
         .split("\n\n")[0]
     )
-    assert named == {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[2])}
+    assert named == {
+        name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[2])
+    }
 
 
 def test_a_row_is_at_the_step_that_it_is_about() -> None:

@@ -29,7 +29,9 @@ BEGAN = 1_000
 
 
 def members(count: int, **given: Any) -> Members:
-    return builders.members({seat: builders.seat(seat, tier=seat % 3, **given) for seat in range(count)})
+    return builders.members(
+        {seat: builders.seat(seat, tier=seat % 3, **given) for seat in range(count)}
+    )
 
 
 def at(
@@ -50,11 +52,16 @@ def at(
 
 def run_of(state: RunState, round_: dict[str, Any] | None = None, **given: Any) -> Run:
     rounds = (builders.header(0b111, **{"elected": 3} | (round_ or {})),)
-    return builders.run(state, rounds=rounds, **{"config": CONFIG, "state_started_at": BEGAN, "step": 1} | given)
+    return builders.run(
+        state, rounds=rounds, **{"config": CONFIG, "state_started_at": BEGAN, "step": 1} | given
+    )
 
 
 def test_a_halted_run_says_who_can_change_that_and_no_time_runs() -> None:
-    for state, word in ((RunState.UNINITIALIZED, "update-config"), (RunState.PAUSED, "set-paused resume")):
+    for state, word in (
+        (RunState.UNINITIALIZED, "update-config"),
+        (RunState.PAUSED, "set-paused resume"),
+    ):
         found = at(state)
         assert word in found.waits[0]
         assert found.deadline is None
@@ -65,30 +72,43 @@ def test_a_halted_run_says_who_can_change_that_and_no_time_runs() -> None:
 
 def test_new_run_waits_for_config_and_then_start() -> None:
     new = {"state_started_at": 0, "now": 1_795_000_000}
-    assert at(RunState.UNINITIALIZED, **new).waits == ("its owner has not configured it yet (update-config)",)
-    configured = at(RunState.UNINITIALIZED, model=builders.model(schema_hash=bytes([1] * 32)), **new)
+    assert at(RunState.UNINITIALIZED, **new).waits == (
+        "its owner has not configured it yet (update-config)",
+    )
+    configured = at(
+        RunState.UNINITIALIZED, model=builders.model(schema_hash=bytes([1] * 32)), **new
+    )
     assert configured.waits == ("its owner has not begun it yet (set-paused resume)",)
     assert configured.since is None
     assert facts_of(configured)["state"] == "new (epoch 0)"
     assert facts_of(at(RunState.PAUSED, now=BEGAN + 7))["state"] == "paused (epoch 0), for 7 s"
-    assert line(at(RunState.PAUSED)).endswith("; waits: its owner has paused it (set-paused resume)")
+    assert line(at(RunState.PAUSED)).endswith(
+        "; waits: its owner has paused it (set-paused resume)"
+    )
     assert line(at(RunState.FINISHED)).endswith("; waits for nothing: 100 steps are trained")
 
 
 def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
-    few = at(RunState.WAITING_FOR_MEMBERS, members_=members(1, pending=True, state=MemberState.IDLE))
+    few = at(
+        RunState.WAITING_FOR_MEMBERS, members_=members(1, pending=True, state=MemberState.IDLE)
+    )
     assert few.waits == ("members: 1 (needs 3)",)
     assert few.deadline is None
     assert [member.standing for member in few.members] == ["joins the next epoch"]
     enough = at(RunState.WAITING_FOR_MEMBERS, now=BEGAN + 2, members_=members(3, pending=True))
-    assert enough.waits == ("the time that others are given to come: 3 of at least 3 members are here",)
+    assert enough.waits == (
+        "the time that others are given to come: 3 of at least 3 members are here",
+    )
     assert enough.deadline == 3
 
 
 def test_why_the_last_epoch_ended_is_said() -> None:
     reasons = [reason for reason in ExitReason if reason is not ExitReason.NONE]
     stay = members(3, pending=True, state=MemberState.IDLE)
-    told = {at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stay).waits[-1] for reason in reasons}
+    told = {
+        at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stay).waits[-1]
+        for reason in reasons
+    }
     assert len(told) == len(reasons)
     assert all(" (the last epoch ended because " in sentence for sentence in told)
 
@@ -96,7 +116,9 @@ def test_why_the_last_epoch_ended_is_said() -> None:
 @pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
 def test_witnesses_are_not_silent_if_everyone_left(reason: ExitReason) -> None:
     """A newcomer that waits is nobody of the last epoch."""
-    seats = {number: builders.seat(number, state=MemberState.IDLE, last_epoch=6) for number in range(3)}
+    seats = {
+        number: builders.seat(number, state=MemberState.IDLE, last_epoch=6) for number in range(3)
+    }
     for newcomer in ({}, {3: builders.seat(3, state=MemberState.IDLE, pending=True, last_epoch=0)}):
         gone = builders.members(seats | newcomer, epoch=6)
         waits = at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=gone).waits
@@ -110,10 +132,25 @@ def test_witnesses_are_not_silent_if_everyone_left(reason: ExitReason) -> None:
 @pytest.mark.parametrize(
     ("state", "attestations", "words", "deadline"),
     [
-        (RunState.WARMUP, 1, "its members to have the model: 1 of 3 witnesses (2 must) have said so", 60),
+        (
+            RunState.WARMUP,
+            1,
+            "its members to have the model: 1 of 3 witnesses (2 must) have said so",
+            60,
+        ),
         (RunState.ROUND_TRAIN, 1, "1 of 3 witnesses to confirm round 4", 40),
-        (RunState.ROUND_TRAIN, 2, "the least time of a round: 2 of 3 witnesses (2 must) have attested", 2),
-        (RunState.ROUND_WITNESS, 2, "the witnesses that have not attested yet: 2 of 3 witnesses (2 must) have", 10),
+        (
+            RunState.ROUND_TRAIN,
+            2,
+            "the least time of a round: 2 of 3 witnesses (2 must) have attested",
+            2,
+        ),
+        (
+            RunState.ROUND_WITNESS,
+            2,
+            "the witnesses that have not attested yet: 2 of 3 witnesses (2 must) have",
+            10,
+        ),
     ],
 )
 def test_votes_are_counted(state: RunState, attestations: int, words: str, deadline: int) -> None:
@@ -134,11 +171,19 @@ def test_a_cooldown_waits_for_hashes_and_a_checkpoint() -> None:
     some = at(RunState.COOLDOWN, levels_attested=0b101, attested_step=41, **given)
     assert some.waits[0] == "the hashes of the model: 2 of 3 levels are attested"
     kept = at(
-        RunState.COOLDOWN, levels_attested=0b111, attested_step=41, model=builders.model(checkpoint_step=41), **given
+        RunState.COOLDOWN,
+        levels_attested=0b111,
+        attested_step=41,
+        model=builders.model(checkpoint_step=41),
+        **given,
     )
     assert kept.waits == ()
-    small = builders.members({0: builders.seat(0, tier=2), 1: builders.seat(1, tier=2), 2: builders.seat(2, tier=1)})
-    assert "0 of 2 levels" in at(RunState.COOLDOWN, members_=small, **given).waits[0], "nobody holds level 0"
+    small = builders.members(
+        {0: builders.seat(0, tier=2), 1: builders.seat(1, tier=2), 2: builders.seat(2, tier=1)}
+    )
+    assert "0 of 2 levels" in at(RunState.COOLDOWN, members_=small, **given).waits[0], (
+        "nobody holds level 0"
+    )
 
 
 def test_missed_deadline_asks_for_a_tick() -> None:
@@ -154,11 +199,16 @@ def test_missed_deadline_asks_for_a_tick() -> None:
     [
         ({"has_tick": False}, "a connected member, which moves it on"),
         ({"silent": 20}, "its members to have the model: 0 of 3 witnesses (2 must) have said so"),
-        ({"silent": 20, "has_tick": False}, "its members to have the model: 0 of 3 witnesses (2 must) have said so"),
+        (
+            {"silent": 20, "has_tick": False},
+            "its members to have the model: 0 of 3 witnesses (2 must) have said so",
+        ),
     ],
     ids=["server", "silent chain", "silent server"],
 )
-def test_standing_without_tick_or_answer_gives_no_tick_advice(options: dict[str, Any], waits: str) -> None:
+def test_standing_without_tick_or_answer_gives_no_tick_advice(
+    options: dict[str, Any], waits: str
+) -> None:
     overdue = at(RunState.WARMUP, now=BEGAN + 60 + 15 + options.get("silent", 0), **options)
     assert overdue.deadline == -15
     assert overdue.waits[-1] == waits
@@ -166,13 +216,20 @@ def test_standing_without_tick_or_answer_gives_no_tick_advice(options: dict[str,
 
 
 def test_a_pause_to_come_is_said() -> None:
-    assert "the pause begins that its owner wants" in at(RunState.ROUND_TRAIN, pending_pause=True).waits[-1]
-    assert not any("its owner wants" in sentence for sentence in at(RunState.PAUSED, pending_pause=True).waits)
+    assert (
+        "the pause begins that its owner wants"
+        in at(RunState.ROUND_TRAIN, pending_pause=True).waits[-1]
+    )
+    assert not any(
+        "its owner wants" in sentence for sentence in at(RunState.PAUSED, pending_pause=True).waits
+    )
 
 
 def test_the_time_that_is_left_is_that_of_the_epoch_s_pace() -> None:
     given = {"start_step": 11, "epoch_started_at": BEGAN - 40}
-    assert at(RunState.ROUND_TRAIN, step=13, **given).left is None, "two steps say nothing of a pace"
+    assert at(RunState.ROUND_TRAIN, step=13, **given).left is None, (
+        "two steps say nothing of a pace"
+    )
     assert at(RunState.ROUND_TRAIN, step=21, **given).left == 80 * 40 // 10
     assert at(RunState.COOLDOWN, step=21, **given).left is None
 
@@ -190,7 +247,9 @@ def test_members_stand_as_the_chain_has_them() -> None:
     before = builders.header(0b111, height=3, elected=2, attested=0b101, seed=1)
     now = builders.header(0b111, height=4, elected=2, attested=0b100, attestations=1, seed=2)
     run = replace(
-        run_of(RunState.ROUND_TRAIN, epoch=3), rounds=(before, now, *run_of(RunState.PAUSED).rounds[2:]), head=1
+        run_of(RunState.ROUND_TRAIN, epoch=3),
+        rounds=(before, now, *run_of(RunState.PAUSED).rounds[2:]),
+        head=1,
     )
     found = standing(run, builders.model(), builders.members(seats), BEGAN)
     assert found.round == 4
@@ -206,16 +265,26 @@ def test_members_stand_as_the_chain_has_them() -> None:
     first = found.members[0]
     assert (first.weight, first.points, first.slashed) == (7, 1200, 5)
     assert sum(member.witness for member in found.members) == 2
-    halted = standing(replace(run, state=RunState.PAUSED), builders.model(), builders.members(seats), BEGAN)
+    halted = standing(
+        replace(run, state=RunState.PAUSED), builders.model(), builders.members(seats), BEGAN
+    )
     assert not any(member.witness or "takes part" in member.standing for member in halted.members)
     assert [member.seen for member in halted.members][:1] == ["epoch 3"]
 
 
 def test_the_speed_is_the_epoch_s_and_of_all_members_together() -> None:
     model = builders.model(max_seq_len=64)
-    given: dict[str, Any] = {"start_step": 1, "epoch_started_at": BEGAN, "round_": {"batch": 8}, "model": model}
+    given: dict[str, Any] = {
+        "start_step": 1,
+        "epoch_started_at": BEGAN,
+        "round_": {"batch": 8},
+        "model": model,
+    }
     assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=3, **given).tokens_per_second is None
-    assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **given).tokens_per_second == 5 * 8 * 64 // 10
+    assert (
+        at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **given).tokens_per_second
+        == 5 * 8 * 64 // 10
+    )
     assert at(RunState.COOLDOWN, now=BEGAN + 10, step=6, **given).tokens_per_second is None
     drained = given | {"round_": {"batch": 0}}
     assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **drained).tokens_per_second is None
@@ -225,11 +294,17 @@ def test_level_holders_have_its_tier_or_a_larger_one() -> None:
     running = at(RunState.ROUND_TRAIN, members_=members(4))
     assert [level.holders for level in running.levels] == [(0, 3), (0, 1, 3), (0, 1, 2, 3)]
     assert not any(level.attested or level.lost for level in running.levels)
-    between = at(RunState.WAITING_FOR_MEMBERS, members_=members(4), finishers=0b110, step=7, attested_step=7)
+    between = at(
+        RunState.WAITING_FOR_MEMBERS, members_=members(4), finishers=0b110, step=7, attested_step=7
+    )
     assert [level.holders for level in between.levels] == [(), (1,), (1, 2)]
     facts = {"step": 7, "attested_step": 7, "levels_attested": 0b101, "levels_lost": 0b010}
     told = at(RunState.COOLDOWN, members_=members(4), **facts).levels
-    assert [(level.attested, level.lost) for level in told] == [(True, False), (False, True), (True, False)]
+    assert [(level.attested, level.lost) for level in told] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
     old = at(RunState.COOLDOWN, members_=members(4), **facts | {"attested_step": 4}).levels
     assert not any(level.attested for level in old)
 
@@ -251,4 +326,6 @@ def test_standing_without_checkpoint_mentions_checkpoint_dir() -> None:
 
 def test_a_line_counts_who_takes_part() -> None:
     for count, words in ((1, "; 1 member takes part; "), (3, "; 3 members take part; ")):
-        assert words in line(at(RunState.ROUND_TRAIN, members_=members(count, state=MemberState.HEALTHY)))
+        assert words in line(
+            at(RunState.ROUND_TRAIN, members_=members(count, state=MemberState.HEALTHY))
+        )

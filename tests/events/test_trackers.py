@@ -52,7 +52,9 @@ def there(name: str) -> bool:
     return found is not None and found.origin is not None
 
 
-with_wandb = pytest.mark.skipif(not there("wandb"), reason="wandb is not installed: pip install 'aftermath[wandb]'")
+with_wandb = pytest.mark.skipif(
+    not there("wandb"), reason="wandb is not installed: pip install 'aftermath[wandb]'"
+)
 with_trackio = pytest.mark.skipif(
     not there("trackio"), reason="trackio is not installed: pip install 'aftermath[trackio]'"
 )
@@ -60,19 +62,38 @@ with_trackio = pytest.mark.skipif(
 
 def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **wanted: str) -> str:
     """What a member's process says meanwhile on both streams."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TRACKIO", "HF"))}
-    environment |= {"TESTS": str(TESTS), "WANTED": json.dumps(wanted), "FIRST": str(first), "IDENTITY": identity}
-    environment |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(place / "trackio"), "HOME": str(place)}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("WANDB", "TRACKIO", "HF"))
+    }
+    environment |= {
+        "TESTS": str(TESTS),
+        "WANTED": json.dumps(wanted),
+        "FIRST": str(first),
+        "IDENTITY": identity,
+    }
+    environment |= {
+        "WANDB_MODE": "offline",
+        "TRACKIO_DIR": str(place / "trackio"),
+        "HOME": str(place),
+    }
     line = [sys.executable, "-c", TELLS]
-    done = subprocess.run(line, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        line, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert all(line.startswith("{") for line in done.stdout.splitlines()), "nothing else among the events"
+    assert all(line.startswith("{") for line in done.stdout.splitlines()), (
+        "nothing else among the events"
+    )
     return done.stderr
 
 
 def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
     with sqlite3.connect(place / "trackio" / "lab.db") as database:
-        found = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
+        found = database.execute(
+            "select run_name, step, metrics from metrics order by id"
+        ).fetchall()
     return [(name, step, json.loads(metrics)) for name, step, metrics in found]
 
 
@@ -92,7 +113,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wandb_files(place: Path) -> list[Path]:
     """The files of wandb's runs, the first run first."""
-    return sorted(place.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    return sorted(
+        place.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
+    )
 
 
 @pytest.mark.slow
@@ -101,7 +124,12 @@ def test_wandb_keeps_what_a_member_told(told: Path) -> None:
     about, rows = kept(wandb_files(told)[0])
     assert (about["project"], about["entity"], about["group"]) == ("lab", "team", "demo")
     assert about["name"] == "demo-tier1-Wal1etWa"
-    assert about["config"] == {"run_id": "demo", "tier": 1, "wallet": "Wal1etWal1et", "version": "0.1.0"}
+    assert about["config"] == {
+        "run_id": "demo",
+        "tier": 1,
+        "wallet": "Wal1etWal1et",
+        "version": "0.1.0",
+    }
     assert about["host"] == "", "nothing of whose machine it is"
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(0, 9), (1, 8), (2, 7)]
     assert [row["tokens"] for row in rows if "tokens" in row] == [500, 1000, 1500]
@@ -113,7 +141,9 @@ def test_wandb_keeps_what_a_member_told(told: Path) -> None:
 
 @pytest.mark.slow
 @with_wandb
-def test_a_member_that_is_started_again_is_the_same_run_of_wandb(told: Path, tmp_path: Path) -> None:
+def test_a_member_that_is_started_again_is_the_same_run_of_wandb(
+    told: Path, tmp_path: Path
+) -> None:
     tell(tmp_path, wandb_project="lab", wandb_run="another")
     tell(tmp_path, identity="fedcba9876543210", wandb_project="lab")  # a later run of the same id
     runs = [kept(file)[0] for file in (*wandb_files(told), *wandb_files(tmp_path))]
@@ -146,10 +176,18 @@ def test_both_at_once_say_the_same(told: Path) -> None:
 @with_wandb
 def test_without_a_key_it_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     ask = "from aftermath.events.trackers import TrackerOptions; TrackerOptions(wandb_project='lab').check()"
-    own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")} | {"HOME": str(tmp_path)}
-    for extra, said in (({}, "there is no key"), ({"WANDB_API_KEY": "short"}, "40"), ({"WANDB_MODE": "?"}, "settings")):
+    own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")} | {
+        "HOME": str(tmp_path)
+    }
+    for extra, said in (
+        ({}, "there is no key"),
+        ({"WANDB_API_KEY": "short"}, "40"),
+        ({"WANDB_MODE": "?"}, "settings"),
+    ):
         line = [sys.executable, "-c", ask]
-        done = subprocess.run(line, cwd=tmp_path, env=own | extra, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            line, cwd=tmp_path, env=own | extra, capture_output=True, text=True, check=False
+        )
         assert "Unsuitable: --wandb-project: " in done.stderr
         assert said in done.stderr
         assert "WANDB_MODE=offline" in done.stderr
@@ -189,7 +227,10 @@ except Unsuitable as error:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (TrackerOptions(wandb_group="g"), "--wandb-group is of a project of Weights & Biases, and none is named"),
+        (
+            TrackerOptions(wandb_group="g"),
+            "--wandb-group is of a project of Weights & Biases, and none is named",
+        ),
         (TrackerOptions(wandb_run="r"), "Pass --wandb-project as well, or unset WANDB_RUN"),
         (TrackerOptions(wandb_entity="e", trackio_project="p"), "--wandb-entity is of a project"),
         (TrackerOptions(wandb_project=""), "--wandb-project '' is no name"),

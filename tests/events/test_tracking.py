@@ -76,7 +76,9 @@ def test_tracker_opens_once_the_run_is_found() -> None:
     assert (name, identity) == ("demo", "0123456789abcdef")
 
 
-def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_cannot_begin_is_told_of_once_and_done_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def begin(started: MemberStarted) -> Tracker:
         raise ConnectionError("no network\nand a long text")
 
@@ -99,7 +101,9 @@ def test_failing_tracker_warns_once_and_is_retried(caplog: pytest.LogCaptureFixt
     assert warnings(caplog) == ["notes fails, and may miss figures: RuntimeError"]
 
 
-def test_one_that_hangs_holds_up_neither_events_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_hangs_holds_up_neither_events_nor_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It never returns, so the test ends only if nobody waits for it."""
     never = threading.Event()
     tracking = Tracking("notes", opened(Notebook(lambda row: never.wait())), end=0.01, most=20)

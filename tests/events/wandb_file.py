@@ -46,7 +46,11 @@ def kept(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         record.ParseFromString(data)
         if record.HasField("run"):
             run = record.run
-            config = {item.key: json.loads(item.value_json) for item in run.config.update if item.key != "_wandb"}
+            config = {
+                item.key: json.loads(item.value_json)
+                for item in run.config.update
+                if item.key != "_wandb"
+            }
             about = {
                 "project": run.project,
                 "name": run.display_name,
@@ -57,6 +61,9 @@ def kept(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 "config": config,
             }
         if record.HasField("history"):
-            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            items = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
             rows.append({name: value for name, value in items.items() if not name.startswith("_")})
     return about, rows

@@ -28,7 +28,9 @@ def questions() -> tuple[list[bytes], Decode]:
 def answers() -> tuple[list[bytes], Decode]:
     described = messages.Description(2, 32, 10, [FileRecord("a.bin", 640, "ab" * 32)])
     said = (described, messages.TokensReply(bytes(64)), messages.ErrorReply("there are 10"))
-    return [messages.encode_message(one)[messages.LENGTH_BYTES :] for one in said], messages.decode_reply
+    return [
+        messages.encode_message(one)[messages.LENGTH_BYTES :] for one in said
+    ], messages.decode_reply
 
 
 class Listed(HttpClient):
@@ -44,12 +46,17 @@ class Listed(HttpClient):
 
 def listings() -> tuple[list[bytes], Decode]:
     page = {"items": [{"name": "folder/a.bin"}, {"name": "folder/b/c.npy"}], "nextPageToken": ""}
-    return [json.dumps(page).encode()], lambda data: gcs.bucket_urls("bucket", "folder", Listed(data))
+    return [json.dumps(page).encode()], lambda data: gcs.bucket_urls(
+        "bucket", "folder", Listed(data)
+    )
 
 
 def mixtures() -> tuple[list[bytes], Decode]:
     urls = [{"Http": {"location": {"SingleUrl": f"https://x.org/{name}.bin"}}} for name in "ab"]
-    said = [{"providers": urls}, {"shuffle": {"Seeded": [1] * 32}, "providers": [[urls[0], 0.5], ["Dummy", 2]]}]
+    said = [
+        {"providers": urls},
+        {"shuffle": {"Seeded": [1] * 32}, "providers": [[urls[0], 0.5], ["Dummy", 2]]},
+    ]
     return [json.dumps(one).encode() for one in said], lambda data: _described(json_value(data))
 
 

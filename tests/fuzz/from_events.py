@@ -23,9 +23,13 @@ TELLER = {"run": "demo", "member": "Wal1et", "member_tier": 1, "client": "0.1.0"
 def event_files() -> tuple[list[bytes], Decode]:
     """A file of each kind of event after the first, and one of all; with and without who told them."""
     lines = [
-        {"at": (NOON + timedelta(seconds=number)).isoformat(), **plain(said(kind))} for number, kind in enumerate(KINDS)
+        {"at": (NOON + timedelta(seconds=number)).isoformat(), **plain(said(kind))}
+        for number, kind in enumerate(KINDS)
     ]
-    files = [[lines[0], line] for line in lines[1:]] + [lines, [{**line, **TELLER} for line in lines]]
+    files = [[lines[0], line] for line in lines[1:]] + [
+        lines,
+        [{**line, **TELLER} for line in lines],
+    ]
     seeds = ["".join(json.dumps(line) + "\n" for line in file).encode() for file in files]
     return seeds, through_file("events.jsonl", everything_of)
 

@@ -1,4 +1,6 @@
-"""What a user, a checkpoint, the Hub or a ledger brings along in files, and what clients ask of the local network."""
+"""What a user, a checkpoint, the Hub or a ledger brings along in files, and what clients ask of the
+local network.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from solders.keypair import Keypair
 
 from aftermath.base.bounded import Malformed, json_value, msgpack_as, toml_value
 from aftermath.base.errors import AftermathError, ConfigError
-from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE, WalletError, identity_secret, load_wallet
+from aftermath.chain.wallet import (
+    IDENTITY_VARIABLE,
+    WALLET_VARIABLE,
+    WalletError,
+    identity_secret,
+    load_wallet,
+)
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.local import open_tokens
@@ -72,23 +80,35 @@ def model_configs() -> tuple[list[bytes], Decode]:
         "intermediate_size": 8,
         "num_hidden_layers": 2,
     }
-    others = [CONFIG.to_hf(1), {**nano, "num_attention_heads": 2, "value_embeddings": 1, "logit_softcap": 9.5}]
+    others = [
+        CONFIG.to_hf(1),
+        {**nano, "num_attention_heads": 2, "value_embeddings": 1, "logit_softcap": 9.5},
+    ]
     others += known_models()
-    seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [json.dumps(one).encode() for one in others]
+    seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [
+        json.dumps(one).encode() for one in others
+    ]
     return seeds, through_file("config.json", lambda path: config_of(hf_config(path)))
 
 
 def known_models() -> list[dict[str, Any]]:
     """A `config.json` of each architecture that can be read here."""
-    return [said for name, said in sorted(MODELS.items()) if not name.startswith("auto") or find_spec("transformers")]
+    return [
+        said
+        for name, said in sorted(MODELS.items())
+        if not name.startswith("auto") or find_spec("transformers")
+    ]
 
 
 def config_values() -> tuple[list[bytes], Decode]:
-    """A `config.json` of each architecture in which keys say something else; what is read is asked for its shapes.
+    """A `config.json` of each architecture in which keys say something else; what is read is asked
+    for its shapes.
 
     A message chooses the model, one key or two of it and their values, by a byte each.
     """
-    everyone = [(said, sorted({*config_of(said).to_hf(), *said, *ODD_KEYS})) for said in known_models()]
+    everyone = [
+        (said, sorted({*config_of(said).to_hf(), *said, *ODD_KEYS})) for said in known_models()
+    ]
 
     def read(data: bytes) -> object:
         of, *changes = data or b"\0"
@@ -99,12 +119,49 @@ def config_values() -> tuple[list[bytes], Decode]:
         config = config_of(said)
         return config.parameter_shapes(), config.pieces(), config.tables()
 
-    return [bytes([of]) for of in range(len(everyone))] + [bytes((of, 5, 6, 90, 4)) for of in range(99)], read
+    return [bytes([of]) for of in range(len(everyone))] + [
+        bytes((of, 5, 6, 90, 4)) for of in range(99)
+    ], read
 
 
-ODD_KEYS = ["attention_bias", "auto_map", "layer_types", "num_labels", "pad_token_id", "rope_scaling", "torch_dtype"]
-ODD: list[Any] = [None, True, False, -1, 0, 1, 3, 1 << 31, (1 << 63) - 1, 10**25, math.inf, math.nan, 0.5]
-ODD += [1e308, "", "x", "x" * 30_000, "\ud800", [], [1], [[1]], {}, {"a": 1}, ["x", None], {"rope_type": "yarn"}]
+ODD_KEYS = [
+    "attention_bias",
+    "auto_map",
+    "layer_types",
+    "num_labels",
+    "pad_token_id",
+    "rope_scaling",
+    "torch_dtype",
+]
+ODD: list[Any] = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    3,
+    1 << 31,
+    (1 << 63) - 1,
+    10**25,
+    math.inf,
+    math.nan,
+    0.5,
+]
+ODD += [
+    1e308,
+    "",
+    "x",
+    "x" * 30_000,
+    "\ud800",
+    [],
+    [1],
+    [[1]],
+    {},
+    {"a": 1},
+    ["x", None],
+    {"rope_type": "yarn"},
+]
 
 
 def weights() -> tuple[list[bytes], Decode]:
@@ -136,7 +193,10 @@ def weights_in_fp8() -> tuple[list[bytes], Decode]:
 
 
 def indexes() -> tuple[list[bytes], Decode]:
-    index = {"metadata": {"total_size": 5}, "weight_map": {"a": "model-00001.safetensors", "b": "x.safetensors"}}
+    index = {
+        "metadata": {"total_size": 5},
+        "weight_map": {"a": "model-00001.safetensors", "b": "x.safetensors"},
+    }
     return [json.dumps(index).encode()], through_file("model.safetensors.index.json", read_index)
 
 
@@ -149,7 +209,9 @@ def tier_manifests() -> tuple[list[bytes], Decode]:
         found = manifests.parse_manifest(data).of_tier(1)
         local = [manifests.local_path(Path("/tmp/m"), listed, 1) for listed in found.files]
         assert all(Path("/tmp") in path.parents and ".." not in path.parts for path in local)
-        return local, [manifests.hub_path("m/matformer_manifest.json", listed) for listed in found.files]
+        return local, [
+            manifests.hub_path("m/matformer_manifest.json", listed) for listed in found.files
+        ]
 
     return [seed], read
 
@@ -183,7 +245,9 @@ def tokens() -> tuple[list[bytes], Decode]:
 
 def calls() -> tuple[list[bytes], Decode]:
     bank, _ = open_chain(None, VirtualTime(), 400, [])
-    answerer = Rpc(bank, {name: call for name, call in ReadMethods(bank).methods().items() if name in QUICK})
+    answerer = Rpc(
+        bank, {name: call for name, call in ReadMethods(bank).methods().items() if name in QUICK}
+    )
 
     def read(data: bytes) -> object:
         answer = now(answerer.answer(data))
@@ -210,17 +274,41 @@ def subscriptions() -> tuple[list[bytes], Decode]:
     seeds: list[tuple[str, object]] = [
         ("accountSubscribe", [str(KEY.pubkey()), {"encoding": "base64", "commitment": "confirmed"}])
     ]
-    seeds += [("slotSubscribe", None), ("logsSubscribe", [{"mentions": [str(KEY.pubkey())]}]), ("x", [1])]
-    seeds += [("programSubscribe", [str(KEY.pubkey()), {"filters": [{"dataSize": 5}]}]), ("accountUnsubscribe", [1])]
+    seeds += [
+        ("slotSubscribe", None),
+        ("logsSubscribe", [{"mentions": [str(KEY.pubkey())]}]),
+        ("x", [1]),
+    ]
+    seeds += [
+        ("programSubscribe", [str(KEY.pubkey()), {"filters": [{"dataSize": 5}]}]),
+        ("accountUnsubscribe", [1]),
+    ]
     return [encoded({"jsonrpc": "2.0", "id": 1, "method": m, "params": p}) for m, p in seeds], read
 
 
-QUICK = ("getAccountInfo", "getMultipleAccounts", "getBalance", "getSlot", "getSignatureStatuses", "getBlockHeight")
+QUICK = (
+    "getAccountInfo",
+    "getMultipleAccounts",
+    "getBalance",
+    "getSlot",
+    "getSignatureStatuses",
+    "getBlockHeight",
+)
 
 
 def asked() -> list[dict[str, Any]]:
-    key, config = str(KEY.pubkey()), {"encoding": "base64", "dataSlice": {"offset": 0, "length": 4}, "commitment": "x"}
-    parameters: list[Any] = [[key, config], [[key], config], [key], [], [["1" * 64]], [{"minContextSlot": 1}]]
+    key, config = (
+        str(KEY.pubkey()),
+        {"encoding": "base64", "dataSlice": {"offset": 0, "length": 4}, "commitment": "x"},
+    )
+    parameters: list[Any] = [
+        [key, config],
+        [[key], config],
+        [key],
+        [],
+        [["1" * 64]],
+        [{"minContextSlot": 1}],
+    ]
     return [
         {"jsonrpc": "2.0", "id": 1, "method": method, "params": given}
         for method, given in zip(QUICK, parameters, strict=True)
@@ -237,20 +325,27 @@ def wallets() -> tuple[list[bytes], Decode]:
 
 
 def wallet_variables() -> tuple[list[bytes], Decode]:
-    return wallets()[0], lambda data: load_wallet(env={WALLET_VARIABLE: data.decode("utf-8", "surrogateescape") or "x"})
+    return wallets()[0], lambda data: load_wallet(
+        env={WALLET_VARIABLE: data.decode("utf-8", "surrogateescape") or "x"}
+    )
 
 
 def identities() -> tuple[list[bytes], Decode]:
     wallet = load_wallet(env={WALLET_VARIABLE: str(KEY)})
 
     def read(data: bytes) -> object:
-        return identity_secret("run", wallet, env={IDENTITY_VARIABLE: data.decode("utf-8", "replace")})
+        return identity_secret(
+            "run", wallet, env={IDENTITY_VARIABLE: data.decode("utf-8", "replace")}
+        )
 
     return [b"ab" * 32], read
 
 
 def run_configs() -> tuple[list[bytes], Decode]:
-    inner = RULES[: RULES.index("[model.LLM.optimizer")] + "[model.LLM.optimizer.SparseLoCo]\nouter_lr = 0.5\n"
+    inner = (
+        RULES[: RULES.index("[model.LLM.optimizer")]
+        + "[model.LLM.optimizer.SparseLoCo]\nouter_lr = 0.5\n"
+    )
     return [RULES.encode(), inner.encode()], lambda data: parse_as(
         data.decode("utf-8", "replace"), "config.toml", RunConfig
     )

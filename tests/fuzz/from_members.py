@@ -1,4 +1,6 @@
-"""What members and strangers send a centralized server, what it sends them, and what its user's files say."""
+"""What members and strangers send a centralized server, what it sends them, and what its user's
+files say.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ from aftermath.rules.run import RoundId
 from aftermath.server.accounts import Accounts
 from aftermath.server.connection import ServerConnection
 from aftermath.server.files import ServerError, allowed_of
-from aftermath.server.handshake import Challenge, Denied, Welcome, admitted, answer, challenged, proven
+from aftermath.server.handshake import (
+    Challenge,
+    Denied,
+    Welcome,
+    admitted,
+    answer,
+    challenged,
+    proven,
+)
 from aftermath.server.rpc_methods import RpcMethods, whereabouts_of
 from aftermath.server.server import PROGRAM
 from aftermath.server.sessions import Sessions
@@ -69,13 +79,20 @@ def transactions() -> tuple[list[bytes], Decode]:
     methods_of_run = RpcMethods(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
     ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
     steps = [ix.leave_run("demo", RoundId(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
-    made = [VersionedTransaction(Message.new_with_blockhash(s, ME.pubkey(), Hash.default()), [ME]) for s in steps]
+    made = [
+        VersionedTransaction(Message.new_with_blockhash(s, ME.pubkey(), Hash.default()), [ME])
+        for s in steps
+    ]
 
     def decode(data: bytes) -> object:
-        tx = methods_of_run.admit([base64.b64encode(data).decode(), {"encoding": "base64"}], ME.pubkey())
+        tx = methods_of_run.admit(
+            [base64.b64encode(data).decode(), {"encoding": "base64"}], ME.pubkey()
+        )
         keys = tx.message.account_keys
         assert keys[0] == ME.pubkey()
-        assert all(keys[one.program_id_index] != Pubkey.default() for one in tx.message.instructions)
+        assert all(
+            keys[one.program_id_index] != Pubkey.default() for one in tx.message.instructions
+        )
         return tx
 
     return [bytes(one) for one in made], decode
@@ -95,7 +112,8 @@ def calls() -> tuple[list[bytes], Decode]:
         lambda at: sessions.announce(client, at, outlet),
         lambda will: sessions.keep(client, will),
     )
-    del methods["sendTransaction"]  # waits for a turn of the loop; what it reads is read by the one below
+    # waits for a turn of the loop; what it reads is read by the one below
+    del methods["sendTransaction"]
     rpc = node.rpc(methods)
     wanted: list[tuple[str, list[Any]]] = [
         ("getLatestBlockhash", [{"commitment": "confirmed"}]),
@@ -103,10 +121,15 @@ def calls() -> tuple[list[bytes], Decode]:
         ("accountSubscribe", [str(RUN), {"encoding": "base64+zstd"}]),
         ("accountUnsubscribe", [1]),
         ("announceWhereabouts", [msgspec.to_builtins(HERE)]),
-        ("simulateTransaction", [base64.b64encode(transactions()[0][0]).decode(), {"encoding": "base64"}]),
+        (
+            "simulateTransaction",
+            [base64.b64encode(transactions()[0][0]).decode(), {"encoding": "base64"}],
+        ),
         ("keepLastWill", [base64.b64encode(transactions()[0][0]).decode(), {"encoding": "base64"}]),
     ]
-    seeds = [{"jsonrpc": "2.0", "id": 1, "method": name, "params": params} for name, params in wanted]
+    seeds = [
+        {"jsonrpc": "2.0", "id": 1, "method": name, "params": params} for name, params in wanted
+    ]
     return [json.dumps(seed).encode() for seed in seeds], lambda data: now(rpc.answer(data))
 
 
@@ -131,7 +154,9 @@ def pushes() -> tuple[list[bytes], Decode]:
 
 
 def whereabouts() -> tuple[list[bytes], Decode]:
-    return [json.dumps([msgspec.to_builtins(HERE)]).encode()], lambda data: whereabouts_of(_json(data))
+    return [json.dumps([msgspec.to_builtins(HERE)]).encode()], lambda data: whereabouts_of(
+        _json(data)
+    )
 
 
 def _json(data: bytes) -> Any:
@@ -143,11 +168,15 @@ def _json(data: bytes) -> Any:
 
 def state_files() -> tuple[list[bytes], Decode]:
     text = f'run_id = "demo"\nrun_state = "WaitingForMembers"\n{SEED}\n[progress]\nepoch = 0\nstep = 1\n'
-    return [text.encode()], lambda data: parse_as(data.decode(errors="replace"), "state.toml", State)
+    return [text.encode()], lambda data: parse_as(
+        data.decode(errors="replace"), "state.toml", State
+    )
 
 
 def lists() -> tuple[list[bytes], Decode]:
-    return [f"# ours\n{ME.pubkey()}  # me\n\n{PEER.pubkey()}\n".encode()], through_file("allow", allowed_of)
+    return [f"# ours\n{ME.pubkey()}  # me\n\n{PEER.pubkey()}\n".encode()], through_file(
+        "allow", allowed_of
+    )
 
 
 MEMBERS = [

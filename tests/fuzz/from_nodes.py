@@ -43,7 +43,13 @@ def recorded(name: str) -> bytes:
 
 def account(raw: bytes, encoding: str = "base64") -> dict[str, Any]:
     text = b64encode(raw).decode()
-    return {"lamports": 5, "owner": str(KEY), "executable": False, "rentEpoch": 2**64 - 1, "data": [text, encoding]}
+    return {
+        "lamports": 5,
+        "owner": str(KEY),
+        "executable": False,
+        "rentEpoch": 2**64 - 1,
+        "data": [text, encoding],
+    }
 
 
 class Sent(httpx.AsyncBaseTransport):
@@ -57,12 +63,17 @@ class Sent(httpx.AsyncBaseTransport):
 
 
 def replies(ask: rpc.Ask[Any], *results: Any) -> tuple[list[bytes], Decode]:
-    """Replies to request 1, as the pool understands them; what is made of a refused transaction belongs to it."""
+    """Replies to request 1, as the pool understands them; what is made of a refused transaction
+    belongs to it.
+    """
     logs = ["Program log: x", "Transfer: insufficient lamports 1, need 2"]
     failed = {"err": {"InstructionError": [1, {"Custom": 6000}]}, "logs": logs}
     error = {"code": -32002, "message": "no", "data": failed}
     seeds = [{"jsonrpc": "2.0", "id": 1, "result": result} for result in results]
-    seeds += [{"jsonrpc": "2.0", "id": 1, "error": error}, {"jsonrpc": "2.0", "id": 1, "error": {"code": 1}}]
+    seeds += [
+        {"jsonrpc": "2.0", "id": 1, "error": error},
+        {"jsonrpc": "2.0", "id": 1, "error": {"code": 1}},
+    ]
     session = httpx.AsyncClient(transport=Sent(b""), trust_env=False)
 
     def decode(data: bytes) -> object:
@@ -80,7 +91,9 @@ def replies(ask: rpc.Ask[Any], *results: Any) -> tuple[list[bytes], Decode]:
 def account_replies() -> tuple[list[bytes], Decode]:
     context = {"context": {"slot": 5}}
     values = [account(b"some bytes"), account(zstandard.compress(bytes(100)), "base64+zstd"), None]
-    return replies(lambda node: node.account(KEY), *[{**context, "value": value} for value in values])
+    return replies(
+        lambda node: node.account(KEY), *[{**context, "value": value} for value in values]
+    )
 
 
 def listed() -> tuple[list[bytes], Decode]:
@@ -100,9 +113,19 @@ def blockhash() -> tuple[list[bytes], Decode]:
 def statuses() -> tuple[list[bytes], Decode]:
     async def ask(node: NodeClient) -> object:
         (status,) = (await node.get_signature_statuses([Signature.default()])).value
-        return status and (status.slot, status.err and error_json(status.err), status.confirmation_status)
+        return status and (
+            status.slot,
+            status.err and error_json(status.err),
+            status.confirmation_status,
+        )
 
-    status = {"slot": 5, "confirmations": 1, "status": {"Ok": None}, "err": None, "confirmationStatus": "confirmed"}
+    status = {
+        "slot": 5,
+        "confirmations": 1,
+        "status": {"Ok": None},
+        "err": None,
+        "confirmationStatus": "confirmed",
+    }
     err = {"InstructionError": [0, {"Custom": 7}]}
     values = [[status], [{**status, "err": err, "status": {"Err": err}}], [None]]
     return replies(ask, *[{"context": {"slot": 5}, "value": value} for value in values])
@@ -165,7 +188,10 @@ def pushes() -> tuple[list[bytes], Decode]:
                     pass
         return None
 
-    params = {"subscription": 3, "result": {"context": {"slot": 5}, "value": account(recorded("run"))}}
+    params = {
+        "subscription": 3,
+        "result": {"context": {"slot": 5}, "value": account(recorded("run"))},
+    }
     seeds = [
         {"jsonrpc": "2.0", "id": 1, "result": 3},
         {"jsonrpc": "2.0", "method": "accountNotification", "params": params},
@@ -182,7 +208,15 @@ def held(data: bytes) -> AccountData:
 def authorizations() -> tuple[list[bytes], Decode]:
     program = authorizer_program()
     discriminator = program._program.coder.accounts.acc_name_to_discriminator["Authorization"]
-    body = bytes([254]) + bytes(64) + struct.pack("<I", 8) + b"JoinRun!" + b"\x01" + struct.pack("<I", 1) + bytes(32)
+    body = (
+        bytes([254])
+        + bytes(64)
+        + struct.pack("<I", 8)
+        + b"JoinRun!"
+        + b"\x01"
+        + struct.pack("<I", 1)
+        + bytes(32)
+    )
     return [discriminator + body + bytes(60)], lambda data: program.account("Authorization", data)
 
 
@@ -194,7 +228,9 @@ def clock(data: bytes) -> int:
 
 def attestations() -> tuple[list[bytes], Decode]:
     start, length = views.witness_round_range(1, 5)
-    return [recorded("witnesses")[start : start + length]], partial(views.parse_witness_round, count=5)
+    return [recorded("witnesses")[start : start + length]], partial(
+        views.parse_witness_round, count=5
+    )
 
 
 BUFFER = struct.pack("<IB", 1, 1) + bytes(32) + b"elf"
@@ -212,11 +248,19 @@ NODES = [
     Decoder("push", pushes, BAD),
     Decoder("run account", lambda: ([recorded("run")], views.parse_run), ACCOUNT),
     Decoder("model account", lambda: ([recorded("model")], views.parse_model), ACCOUNT),
-    Decoder("membership account", lambda: ([recorded("membership")], views.parse_membership), ACCOUNT),
+    Decoder(
+        "membership account", lambda: ([recorded("membership")], views.parse_membership), ACCOUNT
+    ),
     Decoder("members account", lambda: ([recorded("members")], views.parse_members), ACCOUNT),
     Decoder("attestations", attestations, ACCOUNT),
     Decoder("authorization account", authorizations, ACCOUNT),
     Decoder("buffer", lambda: ([BUFFER], lambda data: loader.parse_buffer(held(data))), ACCOUNT),
-    Decoder("program data", lambda: ([PROGRAM], lambda data: loader.parse_programdata(held(data))), ACCOUNT),
-    Decoder("clock sysvar", lambda: ([struct.pack("<QqQQq", 1, 2, 3, 4, 1 << 30)], clock), (BadReply,)),
+    Decoder(
+        "program data",
+        lambda: ([PROGRAM], lambda data: loader.parse_programdata(held(data))),
+        ACCOUNT,
+    ),
+    Decoder(
+        "clock sysvar", lambda: ([struct.pack("<QqQQq", 1, 2, 3, 4, 1 << 30)], clock), (BadReply,)
+    ),
 ]

@@ -1,4 +1,6 @@
-"""A process's own files, which a disk or another program may have changed; and a tokenizer, which a peer may tell."""
+"""A process's own files, which a disk or another program may have changed; and a tokenizer, which a
+peer may tell.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def kept_optimizers() -> tuple[list[bytes], Decode]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kept.safetensors"
         _save(file, state, bound, StateRoot(tree_of(state).root, 2, 5))
-        return [file.read_bytes()], through_file("kept.safetensors", lambda path: _read(path, bound))
+        return [file.read_bytes()], through_file(
+            "kept.safetensors", lambda path: _read(path, bound)
+        )
 
 
 def trainings() -> tuple[list[bytes], Decode]:

@@ -25,15 +25,24 @@ from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, key
 from optim.private_states import OPTIMIZERS, trained
 
 READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, seat=0)
-CLOSED = Closed(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, height=4, seed=7, seat=0)
+CLOSED = Closed(
+    sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, height=4, seed=7, seat=0
+)
 WEIGHTS = init_weights(CONFIG, 3)
 INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
 WHOLE = SparseLoCo(topk=60, topk_embeddings=64, chunk=8).results(SCHEMA.state)
 
 
 def announcements() -> tuple[list[bytes], Decode]:
-    said: list[commitment.Announcement] = [commitment_of(None, 0), READY, CLOSED, key_to(commitment_of(None, 0))]
-    return [commitment.encode_announcement(one, SECRETS[0]) for one in said], commitment.decode_announcement
+    said: list[commitment.Announcement] = [
+        commitment_of(None, 0),
+        READY,
+        CLOSED,
+        key_to(commitment_of(None, 0)),
+    ]
+    return [
+        commitment.encode_announcement(one, SECRETS[0]) for one in said
+    ], commitment.decode_announcement
 
 
 def signed_bodies() -> tuple[list[bytes], Decode]:
@@ -49,28 +58,37 @@ def frames(*messages: msgspec.Struct) -> tuple[list[bytes], Decode]:
 def questions() -> tuple[list[bytes], Decode]:
     desk = Desk()
     results: Results = desk.results
-    return [msgspec.msgpack.encode((4, [0, 1, 2]))], lambda data: now(results._answer(p2p_of(1), data))
+    return [msgspec.msgpack.encode((4, [0, 1, 2]))], lambda data: now(
+        results._answer(p2p_of(1), data)
+    )
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    return [msgspec.msgpack.encode(announcements()[0])], lambda data: bounded.msgpack_as(data, list[bytes])
+    return [msgspec.msgpack.encode(announcements()[0])], lambda data: bounded.msgpack_as(
+        data, list[bytes]
+    )
 
 
 def model_manifests() -> tuple[list[bytes], Decode]:
     taken = modelshare.snapshot(WEIGHTS, SCHEMA.state, 0, 7)
-    return [msgspec.msgpack.encode(taken.manifest)], lambda data: modelshare.checked(data, SCHEMA.state)
+    return [msgspec.msgpack.encode(taken.manifest)], lambda data: modelshare.checked(
+        data, SCHEMA.state
+    )
 
 
 def outlines() -> tuple[list[bytes], Decode]:
     told = outlineshare.OutlineReply(
-        Outline(CONFIG.to_hf()).config_json(), {"tokenizer.json": outlineshare.CompanionFile(2, bytes(32))}
+        Outline(CONFIG.to_hf()).config_json(),
+        {"tokenizer.json": outlineshare.CompanionFile(2, bytes(32))},
     )
     return [msgspec.msgpack.encode(told)], outlineshare.checked
 
 
 def payloads() -> tuple[list[bytes], Decode]:
     blocks = sum(cut.count for cut in SCHEMA.results.of_level(2))
-    some = encode_level(SCHEMA.results, 2, np.tile(np.arange(4, dtype=np.uint16), blocks), np.ones(4 * blocks, "f4"))
+    some = encode_level(
+        SCHEMA.results, 2, np.tile(np.arange(4, dtype=np.uint16), blocks), np.ones(4 * blocks, "f4")
+    )
     return [empty_payload(2), some], lambda data: decode_level(data, SCHEMA.results, 2)
 
 
@@ -83,7 +101,9 @@ def sealed_payloads() -> tuple[list[bytes], Decode]:
 
 def lattice_payloads() -> tuple[list[bytes], Decode]:
     blocks = sum(cut.count for cut in INNER.of_level(2))
-    some = encode_level(INNER, 2, np.tile(np.arange(4, dtype=np.uint16), blocks), np.full(4 * blocks, 2.0**-9, "f4"))
+    some = encode_level(
+        INNER, 2, np.tile(np.arange(4, dtype=np.uint16), blocks), np.full(4 * blocks, 2.0**-9, "f4")
+    )
     return [bytes(INNER.payload_bytes(2)), some], lambda data: decode_level(data, INNER, 2)
 
 
@@ -127,7 +147,10 @@ def whereabouts() -> tuple[list[bytes], Decode]:
     ]
 
     node = b"\x01" * 32
-    read = through_file(f"{node.hex()}.json", lambda path: discovery.LocalDirectory(path.parent, bytes(32)).read(node))
+    read = through_file(
+        f"{node.hex()}.json",
+        lambda path: discovery.LocalDirectory(path.parent, bytes(32)).read(node),
+    )
     return [msgspec.json.encode(place) for place in places], read
 
 
@@ -138,7 +161,9 @@ PEERS = [
     Decoder("reply", lambda: frames(wire.Reply(wire.ReplyStatus.OK, 5)), (wire.ProtocolViolation,)),
     Decoder(
         "request",
-        lambda: frames(wire.BlobRequest(bytes(32), 7, 1 << 40), wire.CallRequest("topic", 3, 9, 1000)),
+        lambda: frames(
+            wire.BlobRequest(bytes(32), 7, 1 << 40), wire.CallRequest("topic", 3, 9, 1000)
+        ),
         (wire.ProtocolViolation,),
     ),
     Decoder("question", questions, (RequestRefused,)),

@@ -1,4 +1,6 @@
-"""Seeded changes of real messages: flipped, cut, doubled, spliced, nested, and numbers at their borders."""
+"""Seeded changes of real messages: flipped, cut, doubled, spliced, nested, and numbers at their
+borders.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,13 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-# What formats give a meaning to: the ends of integers, msgpack's and JSON's opening bytes, text that is none.
-_BORDERS = [bytes(n) for n in (1, 2, 4, 8)] + [b"\xff" * n for n in (1, 2, 4, 8)] + [b"\x7f" + b"\xff" * 7, b"\x80"]
+# What formats give a meaning to: the ends of integers, msgpack's and JSON's opening bytes, text
+# that is none.
+_BORDERS = (
+    [bytes(n) for n in (1, 2, 4, 8)]
+    + [b"\xff" * n for n in (1, 2, 4, 8)]
+    + [b"\x7f" + b"\xff" * 7, b"\x80"]
+)
 _TOKENS = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
 _TOKENS += [b"\xc1", b"\xc0", b"\x90", b"\x80", b"\x00", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"]
 _TOKENS += [b"[", b"{", b"]", b"}", b'"', b"\\", b":", b",", b"=", b".", b"\n", b"../"]
@@ -75,7 +82,9 @@ def _splice(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> N
 
 def _nest(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> None:
     start = chance.randrange(len(data) + 1)
-    data[start:start] = nested(chance.choice((2, 40, 1200)), chance.choice((b"\x91", b"\x81\xa1x", b"[", b'{"a":')))
+    data[start:start] = nested(
+        chance.choice((2, 40, 1200)), chance.choice((b"\x91", b"\x81\xa1x", b"[", b'{"a":'))
+    )
 
 
 _VALUES: list[object] = [None, True, -1, 0, 2**64, 1.5, "", "x", [], {}, [[]], [1, "x"], {"x": 1}]

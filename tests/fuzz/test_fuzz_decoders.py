@@ -70,7 +70,15 @@ def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
     for data in seeds:
         feed(decoder, decode, data, met)
     assert met["read"] > 0, "what is changed was a real message"
-    for opening in (b"\x91", b"\x81\xa1x", b"[", b'{"a":', b"a = [", b"a.", b'{"id": 1, "result": ['):
+    for opening in (
+        b"\x91",
+        b"\x81\xa1x",
+        b"[",
+        b'{"a":',
+        b"a = [",
+        b"a.",
+        b'{"id": 1, "result": [',
+    ):
         for depth in (20, 500, 3000, 100_000):
             feed(decoder, decode, nested(depth, opening), met)
     chance = random.Random(seed)
@@ -79,7 +87,8 @@ def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
 
 
 @every
-@pytest.mark.hypothesis  # hypothesis marks only what it wraps itself, and the profile decides how many examples run
+# hypothesis marks only what it wraps itself, and the profile decides how many examples run
+@pytest.mark.hypothesis
 def test_anything_is_read_or_refused(decoder: Decoder) -> None:
     seeds, decode = decoder.prepare()
     met: Counter[str] = Counter()
@@ -94,5 +103,7 @@ def test_anything_is_read_or_refused(decoder: Decoder) -> None:
 
 def pieces(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
     """Parts of real messages, and anything in between."""
-    parts = [seed[start : start + 40] for seed in seeds for start in range(0, min(len(seed), 2000), 40)]
+    parts = [
+        seed[start : start + 40] for seed in seeds for start in range(0, min(len(seed), 2000), 40)
+    ]
     return st.lists(st.sampled_from(parts) | st.binary(max_size=8), max_size=12).map(b"".join)

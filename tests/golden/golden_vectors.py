@@ -1,7 +1,8 @@
-"""Recompute what a refactoring must not change: bytes on the wire and on chain, and names that scripts use.
+"""Recompute what a refactoring must not change: bytes on the wire and on chain, and names that
+scripts use.
 
-`python tests/golden/golden_vectors.py` (with tests/ in PYTHONPATH) writes vectors.json again. Do that only for a change
-that is meant to alter the vectors, and say in the commit which ones and why.
+`python tests/golden/golden_vectors.py` (with tests/ in PYTHONPATH) writes vectors.json again. Do
+that only for a change that is meant to alter the vectors, and say in the commit which ones and why.
 """
 
 from __future__ import annotations
@@ -46,17 +47,23 @@ SCHEMAS: Mapping[str, Schema] = {
     "sparseloco, 2 bits": toy_inner(),
     "sparseloco, 1 bit": toy_inner(bits=1),
     "sparseloco, every number": toy_inner(divisor="all", **EVERY_NUMBER, **RAGGED),
-    "sparseloco, polar factor": toy_inner(orthogonal_lr=1.5, inner_optimizer="muon", **EVERY_NUMBER),
+    "sparseloco, polar factor": toy_inner(
+        orthogonal_lr=1.5, inner_optimizer="muon", **EVERY_NUMBER
+    ),
 }
 ROUNDS, MEMBERS, RATE = 2, 3, 2.0**-10
 _COMMON = ("help", "json_output", "quiet", "verbose")
 
 
 def payloads_and_hashes(schema: Schema) -> dict[str, Any]:
-    """Return the SHA-256 of payloads and the level hashes after each apply, for rounds of fixed pseudo-gradients."""
+    """Return the SHA-256 of payloads and the level hashes after each apply, for rounds of fixed
+    pseudo-gradients.
+    """
     params = numbers(schema, 0)
     engine = Engine(schema, 0, params)
-    members = [ErrorFeedback(schema.results, 0, params, schema.optimizer.decay) for _ in range(MEMBERS)]
+    members = [
+        ErrorFeedback(schema.results, 0, params, schema.optimizer.decay) for _ in range(MEMBERS)
+    ]
     rounds = []
     for number in range(ROUNDS):
         seeds = range(1 + number * MEMBERS, 1 + (number + 1) * MEMBERS)
@@ -64,10 +71,15 @@ def payloads_and_hashes(schema: Schema) -> dict[str, Any]:
             own.compress(PseudoGradient(numbers(schema, seed), 2.0**-6, 0.0))
             for own, seed in zip(members, seeds, strict=True)
         ]
-        votes = {level: [decode_level(own[level], schema.results, level) for own in sent] for level in sent[0]}
+        votes = {
+            level: [decode_level(own[level], schema.results, level) for own in sent]
+            for level in sent[0]
+        }
         engine.apply(votes, RATE)
         hashes = [level_hash(params, schema.state, level).hex() for level in votes]
-        rounds.append({"payloads": [_digest(b"".join(own.values())) for own in sent], "levels": hashes})
+        rounds.append(
+            {"payloads": [_digest(b"".join(own.values())) for own in sent], "levels": hashes}
+        )
     return {"schema": schema.hash().hex(), "rounds": rounds}
 
 
@@ -76,7 +88,9 @@ def numbers(schema: Schema, seed: int) -> dict[str, Tensor]:
     draws = np.random.default_rng(seed)
     shapes = schema.state.config.parameter_shapes()
     drawn = {name: draws.integers(-(1 << 14), 1 << 14, shape) for name, shape in shapes.items()}
-    return {name: torch.from_numpy((whole / 4096).astype(np.float32)) for name, whole in drawn.items()}
+    return {
+        name: torch.from_numpy((whole / 4096).astype(np.float32)) for name, whole in drawn.items()
+    }
 
 
 def accounts() -> dict[str, Any]:
@@ -105,11 +119,15 @@ def accounts() -> dict[str, Any]:
 
 
 def events() -> dict[str, list[str]]:
-    """Return the JSON lines of each kind of event: one with all fields, and one with the required fields only."""
+    """Return the JSON lines of each kind of event: one with all fields, and one with the required
+    fields only.
+    """
     found = {}
     for kind in typing.get_args(MEMBER_EVENTS):
         full = kind(**{one.name: sample(one.type) for one in msgspec.structs.fields(kind)})
-        needed = {one.name: sample(one.type) for one in msgspec.structs.fields(kind) if one.required}
+        needed = {
+            one.name: sample(one.type) for one in msgspec.structs.fields(kind) if one.required
+        }
         lines = [msgspec.json.encode(event).decode() for event in (full, kind(**needed))]
         found[kind.__struct_config__.tag] = lines
     return found
@@ -140,7 +158,9 @@ def commands(index: Index) -> dict[str, str]:
     """Return the arguments and options of each command, as a command line names them."""
     found = {}
     for name in index.entries:
-        parameters = [parameter for parameter in index.load(name).params if parameter.name not in _COMMON]
+        parameters = [
+            parameter for parameter in index.load(name).params if parameter.name not in _COMMON
+        ]
         found[name] = " ".join("/".join(_names(parameter)) for parameter in parameters)
     return found
 
@@ -173,7 +193,10 @@ PARTS: Mapping[str, Callable[[], Any]] = {
 
 
 def main() -> None:
-    VECTORS.write_text(json.dumps({name: part() for name, part in PARTS.items()}, indent=1) + "\n", encoding="utf-8")
+    VECTORS.write_text(
+        json.dumps({name: part() for name, part in PARTS.items()}, indent=1) + "\n",
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What hostile members do, by name: the rows of the table. Several behaviours together make one attack."""
+"""What hostile members do, by name: the rows of the table. Several behaviours together make one
+attack.
+"""
 
 from __future__ import annotations
 

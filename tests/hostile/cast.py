@@ -1,8 +1,10 @@
-"""The process of all hostile members of a run: each comes for its epochs, and does there what it does.
+"""The process of all hostile members of a run: each comes for its epochs, and does there what it
+does.
 
 python cast.py SCHEDULE     a JSON list of {"attack", "first", "epoch", "settings"}, with the settings of `train`
 
-In addition to the schedule it writes deeds.json: how often each attack was made, and from which round of its epoch on.
+In addition to the schedule it writes deeds.json: how often each attack was made, and from which
+round of its epoch on.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Cast:
             return self._by_secret[secret].on_endpoint(await open_iroh(secret, **options))
 
         def chained(pool: Any, wallet: Any, *given: Any, **more: Any) -> SolanaMember:
-            return self._by_wallet[wallet.pubkey].on_chain(SolanaMember(pool, wallet, *given, **more))
+            return self._by_wallet[wallet.pubkey].on_chain(
+                SolanaMember(pool, wallet, *given, **more)
+            )
 
         session.open_iroh = opened  # type: ignore[assignment, attr-defined]
         reach.SolanaMember = chained  # type: ignore[assignment, attr-defined]
@@ -88,7 +92,9 @@ class Cast:
     def _close_to(self, epoch: int) -> bool:
         """Whether it is time to ask for a place in that epoch."""
         run = self._run
-        return self._past(epoch - 1) or (run.epoch == epoch - 1 and run.state.active and run.current.height >= 2)
+        return self._past(epoch - 1) or (
+            run.epoch == epoch - 1 and run.state.active and run.current.height >= 2
+        )
 
     def _past(self, epoch: int) -> bool:
         return self._run.epoch > epoch or self._run.state is RunState.FINISHED
@@ -100,7 +106,9 @@ class Cast:
         secret = identity_secret(settings.run_id, wallet)
         me = Hostile([kind() for kind in kinds], part["epoch"], secret)
         self._by_secret[secret] = self._by_wallet[wallet.pubkey] = me
-        lives_for = min((kind.lives_for for kind in kinds if kind.lives_for is not None), default=float("inf"))
+        lives_for = min(
+            (kind.lives_for for kind in kinds if kind.lives_for is not None), default=float("inf")
+        )
         playing, loop = asyncio.create_task(_session(settings)), asyncio.get_running_loop()
         ends_at = float("inf")
         while not self._past(part["epoch"]) and loop.time() < ends_at and not playing.done():

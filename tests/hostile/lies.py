@@ -54,7 +54,8 @@ class Lies(Behaviour):
         return _silent if topic == COMMITMENTS else honest
 
 
-# --- results that are none ------------------------------------------------------------------------------------------
+# --- results that are none
+#  ------------------------------------------------------------------------------------------
 
 
 class WrongHash(Lies):
@@ -142,7 +143,9 @@ class AnotherShare(Lies):
     blamed_for = _UNASSIGNED
 
     def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
-        yield replace(said, intervals=tuple(SequenceInterval(i.start + 1, i.stop + 1) for i in said.intervals))
+        yield replace(
+            said, intervals=tuple(SequenceInterval(i.start + 1, i.stop + 1) for i in said.intervals)
+        )
         yield from (replace(said, seat=seat) for seat in range(8) if seat != said.seat)
 
 
@@ -163,7 +166,9 @@ class Respelled(Lies):
 
 
 class Nested(Lies):
-    """No commitment, but arrays in arrays, under a field that nobody knows and bare, signed and not."""
+    """No commitment, but arrays in arrays, under a field that nobody knows and bare, signed and
+    not.
+    """
 
     blamed_for = "begins with another head"
 
@@ -174,7 +179,9 @@ class Nested(Lies):
 
 
 class Replays(Lies):
-    """In place of its results: what it and others said before, and itself in another epoch and another run."""
+    """In place of its results: what it and others said before, and itself in another epoch and
+    another run.
+    """
 
     blamed_for = "of another run"
 
@@ -185,7 +192,8 @@ class Replays(Lies):
         if self._first is not None:
             yield self._first
         self._first = self._first or said
-        empty = said.private._replace(before=NOTHING, since=None)  # which no earlier place contradicts
+        # which no earlier place contradicts
+        empty = said.private._replace(before=NOTHING, since=None)
         yield replace(said, epoch=said.epoch - 1, private=empty)
         yield replace(said, height=max(0, said.height - 1), private=empty)
         yield from list(me.said)[-8:]
@@ -199,7 +207,8 @@ class Silent(Lies):
         return ()
 
 
-# --- results to some ------------------------------------------------------------------------------------------------
+# --- results to some
+#  ------------------------------------------------------------------------------------------------
 
 
 class TwoResults(Lies):
@@ -218,7 +227,9 @@ def _other(me: Hostile, said: Commitment, number: int) -> Commitment:
     data = bytearray(me.published[said.levels[level].blake3])
     for back in range(number):
         data[-1 - 4 * back] ^= 0x80  # under the mask too
-    return replace(said, levels={**said.levels, level: LevelPayload(me.publish(bytes(data)), len(data))})
+    return replace(
+        said, levels={**said.levels, level: LevelPayload(me.publish(bytes(data)), len(data))}
+    )
 
 
 class ResultForSome(Lies):
@@ -242,7 +253,9 @@ class ResultForEach(ResultForSome):
 
 
 class WithholdsLevel(Behaviour):
-    """Announces its result and does not serve the payload of level 0: one word against that of its other holder."""
+    """Announces its result and does not serve the payload of level 0: one word against that of its
+    other holder.
+    """
 
     def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
         if isinstance(said, Commitment) and 0 in said.levels:
@@ -279,8 +292,8 @@ class Late(Lies):
 
 
 class LateByLevel(Behaviour):
-    """Serves one level of its result when 78 % of a round's time are over, the next level in each round: so it is late
-    for others each time.
+    """Serves one level of its result when 78 % of a round's time are over, the next level in each
+    round: so it is late for others each time.
     """
 
     def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
@@ -294,11 +307,14 @@ class LateByLevel(Behaviour):
         yield said
 
 
-# --- others' results --------------------------------------------------------------------------------------------------
+# --- others' results
+#  --------------------------------------------------------------------------------------------------
 
 
 class Copies(Lies):
-    """In place of its own result: the bytes of the other member of its tier, once that one has announced them."""
+    """In place of its own result: the bytes of the other member of its tier, once that one has
+    announced them.
+    """
 
     opened = False
     """Whether it waits for the key, so that it can mask the bytes as its own."""
@@ -337,7 +353,9 @@ class Copies(Lies):
 
 
 class CopiesWhatIsOpened(Copies):
-    """The same once it is opened, under a seal of its own: nothing is wrong with it but that it comes too late."""
+    """The same once it is opened, under a seal of its own: nothing is wrong with it but that it
+    comes too late.
+    """
 
     opened = True
 

@@ -1,7 +1,8 @@
-"""A hostile member: a real session of `train` with a real wallet and endpoint, whose transport and coordinator lie.
+"""A hostile member: a real session of `train` with a real wallet and endpoint, whose transport and
+coordinator lie.
 
-A `Behaviour` says what is different from an honest member; several make one member together, in their order: each sees
-what those before it let through.
+A `Behaviour` says what is different from an honest member; several make one member together, in
+their order: each sees what those before it let through.
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ VERBS = ("join", "warmup_witness", "witness", "attest", "health_check", "checkpo
 
 
 class Behaviour:
-    """Honest, until something is overridden. A method `on_VERB(me, honest, *arguments)` stands for a verb on chain."""
+    """Honest, until something is overridden. A method `on_VERB(me, honest, *arguments)` stands for
+    a verb on chain.
+    """
 
     weight = 20_000
-    """Sequences per minute that it declares, whatever its machine does; while it is new the median counts."""
+    """Sequences per minute that it declares, whatever its machine does; while it is new the median
+    counts.
+    """
     provable = False
     """Whether every honest member can see its fault, so that it must lose its place."""
     blamed_for = ""
@@ -118,7 +123,8 @@ class Hostile:
         keys = (members.seats[seat] for seat in bitmap.seats(self.run.current.roster))
         return next(one.p2p for one in keys if one.tier == tier and one.p2p != self.node_id)
 
-    # --- what it is made of ---------------------------------------------------------------------------------------
+    # --- what it is made of
+    #  ---------------------------------------------------------------------------------------
 
     def on_endpoint(self, transport: IrohTransport) -> HostileTransport:
         """Its endpoint is open; the transport that its session gets."""
@@ -129,7 +135,9 @@ class Hostile:
     def on_chain(self, chain: SolanaMember) -> SolanaMember:
         """Its way to the chain, with the verbs that are different."""
         self.chain = chain
-        self.honest = {verb: getattr(chain, verb) for verb in VERBS} | {"join": partial(self._declare, chain.join)}
+        self.honest = {verb: getattr(chain, verb) for verb in VERBS} | {
+            "join": partial(self._declare, chain.join)
+        }
         chain.join = self._join  # type: ignore[method-assign]
         for behaviour in self.behaviours:
             for verb in VERBS:
@@ -142,7 +150,9 @@ class Hostile:
         await join(**{**given, "weight": max(one.weight for one in self.behaviours)})
 
     async def _join(self, **given: Any) -> None:
-        """It is a member of its own epochs only, so that another attack follows with another member."""
+        """It is a member of its own epochs only, so that another attack follows with another
+        member.
+        """
         run = self.run
         coming = run.epoch if run.state is RunState.WAITING_FOR_MEMBERS else run.epoch + 1
         if coming <= self.epoch:
@@ -161,13 +171,16 @@ class Hostile:
             return False  # the run has not been looked at yet
 
     def end(self) -> None:
-        """End what it does besides. Raises what went wrong with it: an attack that did not happen shows nothing."""
+        """End what it does besides. Raises what went wrong with it: an attack that did not happen
+        shows nothing.
+        """
         for task in self._tasks:
             task.cancel()
             if task.done() and not task.cancelled():
                 task.result()
 
-    # --- tools of behaviours --------------------------------------------------------------------------------------
+    # --- tools of behaviours
+    #  --------------------------------------------------------------------------------------
 
     def sign(self, said: Said) -> bytes:
         """As it goes over the wire."""
@@ -176,7 +189,12 @@ class Hostile:
     def signed(self, said: Commitment, body: bytes) -> bytes:
         """Any body after the head of a commitment, under this member's signature."""
         head = head_of(said)
-        return self.node_id + bytes(Keypair.from_seed(self.secret).sign_message(statement(head, body))) + head + body
+        return (
+            self.node_id
+            + bytes(Keypair.from_seed(self.secret).sign_message(statement(head, body)))
+            + head
+            + body
+        )
 
     def tell(self, peer: bytes, said: Said) -> None:
         """Announce to one peer only."""
@@ -242,7 +260,9 @@ class HostileTransport:
             told = [
                 other
                 for said in told
-                for other in ([said] if isinstance(said, bytes) else behaviour.announce(self._me, said))
+                for other in (
+                    [said] if isinstance(said, bytes) else behaviour.announce(self._me, said)
+                )
             ]
         for said in told:
             raw = self._me.sign(said)

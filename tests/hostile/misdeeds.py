@@ -26,7 +26,8 @@ from hostile.member import Behaviour, Hostile, Said, Verb, garbage
 _encode = msgspec.msgpack.encode
 
 
-# --- duties ---------------------------------------------------------------------------------------------------------
+# --- duties
+#  ---------------------------------------------------------------------------------------------------------
 
 
 class NeverReady(Behaviour):
@@ -46,17 +47,23 @@ class NeverWitness(Behaviour):
 
 
 class FalseWitness(Behaviour):
-    """Says that nobody delivered, under fingerprints of nothing. It has a word since it delivered in the first."""
+    """Says that nobody delivered, under fingerprints of nothing. It has a word since it delivered
+    in the first.
+    """
 
     epochs = 2
 
-    async def on_witness(self, me: Hostile, honest: Verb, seat: int, place: Any, *given: Any, **more: Any) -> None:
+    async def on_witness(
+        self, me: Hostile, honest: Verb, seat: int, place: Any, *given: Any, **more: Any
+    ) -> None:
         me.deeds += 1
         await honest(seat, place, 0, bytes(len(given[1])), **more)
 
 
 class ClosesEarly(Behaviour):
-    """Says that it is closed as soon as a round begins, so that fewer others have to be before results are opened."""
+    """Says that it is closed as soon as a round begins, so that fewer others have to be before
+    results are opened.
+    """
 
     async def meanwhile(self, me: Hostile) -> None:
         told = -1
@@ -97,17 +104,23 @@ class FalseAttest(Behaviour):
 
 
 class AttestsUnasked(Behaviour):
-    """A newcomer that states what all levels contain at the end of the epoch, false for each, again and again."""
+    """A newcomer that states what all levels contain at the end of the epoch, false for each, again
+    and again.
+    """
 
     async def meanwhile(self, me: Hostile) -> None:
         while True:
             await asyncio.sleep(0.1)
             members = (await me.chain.view()).members
             if me.run.state is RunState.COOLDOWN and me.run.epoch == me.epoch:
-                seat = next(number for number, one in enumerate(members.seats) if one.p2p == me.node_id)
+                seat = next(
+                    number for number, one in enumerate(members.seats) if one.p2p == me.node_id
+                )
                 me.deeds += 1
                 with contextlib.suppress(CoordinatorError):
-                    await me.honest["attest"](seat, me.run.round_id, dict.fromkeys(range(me.run.levels), garbage(32)))
+                    await me.honest["attest"](
+                        seat, me.run.round_id, dict.fromkeys(range(me.run.levels), garbage(32))
+                    )
 
 
 class FalseOffers(Behaviour):
@@ -122,14 +135,19 @@ class FalseOffers(Behaviour):
                 offered = msgspec.msgpack.decode(await honest(peer, body))
             except Exception:
                 return garbage(200)
-            return _encode({**offered, "levels": {k: [garbage(32) for _ in v] for k, v in offered["levels"].items()}})
+            return _encode(
+                {
+                    **offered,
+                    "levels": {k: [garbage(32) for _ in v] for k, v in offered["levels"].items()},
+                }
+            )
 
         return answer if topic == MODEL else honest
 
 
 class TwoFacedOffers(Behaviour):
-    """Has finished an epoch, and kept level 0 of its model from being attested; offers the model as it is to who was
-    there, and garbage to others.
+    """Has finished an epoch, and kept level 0 of its model from being attested; offers the model as
+    it is to who was there, and garbage to others.
     """
 
     epochs = 3  # a newcomer is not asked at the end of its first
@@ -137,7 +155,9 @@ class TwoFacedOffers(Behaviour):
 
     async def on_attest(self, me: Hostile, honest: Verb, *given: Any) -> None:
         *place, hashes = given
-        await honest(*place, {**hashes, 0: bytes(31) + b"\x01"} if me.run.epoch < me.epoch else hashes)
+        await honest(
+            *place, {**hashes, 0: bytes(31) + b"\x01"} if me.run.epoch < me.epoch else hashes
+        )
 
     def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
         lie = FalseOffers().handler(me, topic, honest)
@@ -205,7 +225,8 @@ class Restarts(Behaviour):
     lives_for = 4.0
 
 
-# --- floods ---------------------------------------------------------------------------------------------------------
+# --- floods
+#  ---------------------------------------------------------------------------------------------------------
 
 
 class FloodsAnnouncements(Behaviour):
@@ -219,16 +240,26 @@ class FloodsAnnouncements(Behaviour):
                     number += 1
                     me.deeds += 1
                     signer = number.to_bytes(32, "big")
-                    said = Ready(sender=me.node_id, signer=signer, run_id=me.run.run_id, epoch=me.run.epoch, seat=0)
+                    said = Ready(
+                        sender=me.node_id,
+                        signer=signer,
+                        run_id=me.run.run_id,
+                        epoch=me.run.epoch,
+                        seat=0,
+                    )
                     me.tell(peer, said)
             await asyncio.sleep(0.05)
 
 
 class FloodsStreams(Behaviour):
-    """As many requests for blobs that nobody has as go through, and much that nobody asked for behind each."""
+    """As many requests for blobs that nobody has as go through, and much that nobody asked for
+    behind each.
+    """
 
     async def meanwhile(self, me: Hostile) -> None:
-        await asyncio.gather(*(self._pour(me, peer) for peer in await me.connected() for _ in range(30)))
+        await asyncio.gather(
+            *(self._pour(me, peer) for peer in await me.connected() for _ in range(30))
+        )
 
     async def _pour(self, me: Hostile, peer: bytes) -> None:
         while True:
@@ -239,7 +270,9 @@ class FloodsStreams(Behaviour):
                 async with asyncio.timeout(2):
                     stream = await connection.open_bi()
                     me.deeds += 1
-                    await stream.send().write_all(frame_of(BlobRequest(os.urandom(32), 0, 1 << 30)) + bytes(200_000))
+                    await stream.send().write_all(
+                        frame_of(BlobRequest(os.urandom(32), 0, 1 << 30)) + bytes(200_000)
+                    )
             except (iroh.IrohError, TimeoutError):
                 await asyncio.sleep(0.2)
 
@@ -249,7 +282,9 @@ class FloodsConnections(Behaviour):
 
     async def meanwhile(self, me: Hostile) -> None:
         endpoint, peers = await me.another_endpoint(), await me.connected()
-        await asyncio.gather(*(self._connect(me, endpoint, peer) for peer in peers for _ in range(80)))
+        await asyncio.gather(
+            *(self._connect(me, endpoint, peer) for peer in peers for _ in range(80))
+        )
 
     async def _connect(self, me: Hostile, endpoint: iroh.Endpoint, peer: bytes) -> None:
         while True:
@@ -265,7 +300,9 @@ class SlowLoris(Behaviour):
     """Opens all the streams it can, and writes a byte a second into each."""
 
     async def meanwhile(self, me: Hostile) -> None:
-        await asyncio.gather(*(self._drip(me, peer) for peer in await me.connected() for _ in range(60)))
+        await asyncio.gather(
+            *(self._drip(me, peer) for peer in await me.connected() for _ in range(60))
+        )
 
     async def _drip(self, me: Hostile, peer: bytes) -> None:
         while True:

@@ -1,4 +1,6 @@
-"""What an attack did to a run: a row for each, from what the chain and the honest members wrote down."""
+"""What an attack did to a run: a row for each, from what the chain and the honest members wrote
+down.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ from e2e.diary import Event
 from hostile.attacks import NONE, blamed_for, provable
 
 AT_LIMIT = 0.78
-"""A round that lasts for this part of its time is one at its limit: witnesses wait no longer than nine tenths."""
+"""A round that lasts for this part of its time is one at its limit: witnesses wait no longer than
+nine tenths.
+"""
 MOST_AT_LIMIT, MOST_AGAINST_CONTROL = 2, 1.5
 DROPPED_WITHIN = 3
-"""Rounds in which whose fault is provable has lost its place, from the one on in which it first did it."""
+"""Rounds in which whose fault is provable has lost its place, from the one on in which it first did
+it.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,16 +62,21 @@ class Row:
     rounds_at_limit: int
     due: int
     trained: int
-    """Of the sequences that were due in this epoch, those that some honest member had applied by the end of the run."""
+    """Of the sequences that were due in this epoch, those that some honest member had applied by
+    the end of the run.
+    """
     rounds: int
     honest_applied: int
     """Rounds with data, and how many the honest member that applied fewest has applied."""
     comparisons: int
     replicas_equal: bool
-    """How often two honest members' bits of a level were compared, and whether they always were the same."""
+    """How often two honest members' bits of a level were compared, and whether they always were the
+    same.
+    """
     levels: int
     levels_attested: int
-    """Levels of the model, and those of which a quorum stated the same hash when the epoch ended."""
+    """Levels of the model, and those of which a quorum stated the same hash when the epoch ended.
+    """
     attacker_dropped_at: int | None
     """The height of the round in which the attacker lost its place."""
     attacker_kept_out: bool
@@ -81,10 +92,13 @@ class Row:
     """Lines that the honest members wrote about peers: refusals, failures, warnings."""
 
     def slow(self, warmup_limit: float) -> list[str]:
-        """The bars about time that it does not meet. A busy machine may be at fault, so nothing is judged by them."""
+        """The bars about time that it does not meet. A busy machine may be at fault, so nothing is
+        judged by them.
+        """
         met = {
             "a warm-up does not take all its time": self.warmup_seconds < AT_LIMIT * warmup_limit,
-            "a round takes as long as without an attack": self.against_control <= MOST_AGAINST_CONTROL,
+            "a round takes as long as without an attack": self.against_control
+            <= MOST_AGAINST_CONTROL,
             "two rounds at most take all their time": self.rounds_at_limit <= MOST_AT_LIMIT,
         }
         return [bar for bar, is_met in met.items() if not is_met]
@@ -139,7 +153,9 @@ class Watch:
                 if header.height <= run.current.height and run.round(header.height) is not None:
                     epoch.headers[header.height] = header
             gone = (MemberState.DROPPED, MemberState.EJECTED)
-            for seat in seats(members.mask(gone[0]) | members.mask(gone[1])) if members is not None else ():
+            for seat in (
+                seats(members.mask(gone[0]) | members.mask(gone[1])) if members is not None else ()
+            ):
                 epoch.dropped.setdefault(seat, run.current.height)
 
     def _cost(self) -> dict[str, tuple[float, float]]:
@@ -161,11 +177,15 @@ def rows_of(
     limit: float,
     deeds: Mapping[str, tuple[int, int]],
 ) -> list[Row]:
-    """A row for every epoch with an attacker; the `controls` are epochs without an attack. The replicas of `newcomers`,
-    who are there for one, are compared too.
+    """A row for every epoch with an attacker; the `controls` are epochs without an attack. The
+    replicas of `newcomers`, who are there for one, are compared too.
     """
     applied = {
-        i for p in honest for e in p.diary.saw("applied") for start, stop in e["sequences"] for i in range(start, stop)
+        i
+        for p in honest
+        for e in p.diary.saw("applied")
+        for start, stop in e["sequences"]
+        for i in range(start, stop)
     }
     usual = median([seconds for epoch in controls for seconds in _seconds(honest, epoch)] or [0.0])
     rows = []
@@ -192,7 +212,9 @@ def rows_of(
                 due=len(due),
                 trained=len(due & applied),
                 rounds=sum(header.batch > 0 for header in seen.headers.values()),
-                honest_applied=min(len(player.diary.saw("applied", epoch=epoch)) for player in honest),
+                honest_applied=min(
+                    len(player.diary.saw("applied", epoch=epoch)) for player in honest
+                ),
                 comparisons=compared,
                 replicas_equal=equal,
                 levels=seen.levels,
@@ -215,7 +237,9 @@ def _batch(header: Round) -> Iterable[int]:
 
 
 def _seconds(honest: Sequence[Player], epoch: int) -> list[float]:
-    """The lengths of an epoch's rounds, the last one to its end, as the member saw them begin that saw most."""
+    """The lengths of an epoch's rounds, the last one to its end, as the member saw them begin that
+    saw most.
+    """
 
     def of(player: Player) -> list[float]:
         begun = [e["t"] for e in player.diary.saw("round", epoch=epoch)]
@@ -250,7 +274,11 @@ def _said(player: Player, epoch: int) -> list[Event]:
 def _blames(events: Iterable[Event], attacker: Attacker, seat: int | None) -> bool:
     """Whether a member says of this attacker what it is to blame for."""
     why = blamed_for(attacker.attack)
-    about = (e for e in events if e.get("peer") == attacker.peer or (seat is not None and e.get("seat") == seat))
+    about = (
+        e
+        for e in events
+        if e.get("peer") == attacker.peer or (seat is not None and e.get("seat") == seat)
+    )
     return bool(why) and any(why in e.get("why", "") for e in about)
 
 
@@ -260,10 +288,14 @@ def _barred(events: Iterable[Event], attacker: Attacker) -> bool:
 
 
 def _compared(honest: Sequence[Player], epoch: int) -> tuple[int, bool]:
-    """How often honest members had the same level after a step of an epoch, and whether their bits were the same."""
+    """How often honest members had the same level after a step of an epoch, and whether their bits
+    were the same.
+    """
     found: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for player in honest:
-        for event in player.diary.saw("applied", epoch=epoch) + player.diary.saw("cooldown", epoch=epoch):
+        for event in player.diary.saw("applied", epoch=epoch) + player.diary.saw(
+            "cooldown", epoch=epoch
+        ):
             for level, digest in event["hashes"].items():
                 found[(*state_of(event), level)].append(digest)
     equal = bool(found) and all(len(set(digests)) == 1 for digests in found.values())
@@ -273,12 +305,24 @@ def _compared(honest: Sequence[Player], epoch: int) -> tuple[int, bool]:
 def figures(
     rows: Sequence[Row], rounds: int, limit: float, warmup_limit: float, known: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The table as JSON: every row with the bars that it does not meet, and what is known to be missing for them."""
+    """The table as JSON: every row with the bars that it does not meet, and what is known to be
+    missing for them.
+    """
     found = [
-        {**asdict(row), "not_met": row.failed(), "slow": row.slow(warmup_limit), "known": known.get(row.attack)}
+        {
+            **asdict(row),
+            "not_met": row.failed(),
+            "slow": row.slow(warmup_limit),
+            "known": known.get(row.attack),
+        }
         for row in rows
     ]
-    return {"round_limit": limit, "warmup_limit": warmup_limit, "rounds_per_epoch": rounds, "rows": found}
+    return {
+        "round_limit": limit,
+        "warmup_limit": warmup_limit,
+        "rounds_per_epoch": rounds,
+        "rows": found,
+    }
 
 
 def shown(rows: Sequence[Row], warmup_limit: float) -> str:
@@ -287,7 +331,11 @@ def shown(rows: Sequence[Row], warmup_limit: float) -> str:
         f"{'attack':38} {'deeds':>6} {'median':>6} {'ratio':>5} {'most':>5} {'full':>4} {'due':>4} {'done':>4}  ends"
     ]
     for row in rows:
-        end = "stayed" if row.attacker_dropped_at is None else f"dropped in round {row.attacker_dropped_at}"
+        end = (
+            "stayed"
+            if row.attacker_dropped_at is None
+            else f"dropped in round {row.attacker_dropped_at}"
+        )
         end += ", kept out" if row.attacker_kept_out else ""
         lines.append(
             f"{row.attack:38} {row.deeds:6} {row.median_seconds:6.2f} {row.against_control:5.2f} "

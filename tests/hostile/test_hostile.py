@@ -1,8 +1,10 @@
-"""Runs of three honest members, and in every epoch one member that does its worst: what must hold all the same.
+"""Runs of three honest members, and in every epoch one member that does its worst: what must hold
+all the same.
 
-`make hostile` prints the table and writes runs/hostile.json, and `make hostile ATTACKS="silence,early ticks"` has only
-these rows. Several runs share the attacks, at the same time, since a round that waits needs no processor.
-How long rounds take is written down and not judged.
+`make hostile` prints the table and writes runs/hostile.json, and `make hostile
+ATTACKS="silence,early ticks"` has only these rows. Several runs share the attacks, at the same
+time, since a round that waits needs no processor. How long rounds take is written down and not
+judged.
 """
 
 from __future__ import annotations
@@ -63,11 +65,13 @@ KNOWN: dict[str, tuple[str, frozenset[str]]] = {
 class Stage:
     """A run with its honest members, and who attacks it in which epoch.
 
-    Nobody does in the first two and in the last, which trains what an attack has left. The others are compared with the
-    second and the last.
+    Nobody does in the first two and in the last, which trains what an attack has left. The others
+    are compared with the second and the last.
     """
 
-    def __init__(self, company: Company, material: Material, xprocess: XProcess, attacks: list[str]) -> None:
+    def __init__(
+        self, company: Company, material: Material, xprocess: XProcess, attacks: list[str]
+    ) -> None:
         self.company, self.epochs = company, 0
         self.attackers: dict[int, Attacker] = {}
         self.newcomers: list[tuple[str, Player]] = []
@@ -97,11 +101,17 @@ class Stage:
         self.epochs += epochs(name)
         player, last = self.company.player(0), self.epochs - 1
         secret = identity_secret(self.company.run_id, load_wallet(player.key))
-        self.attackers[last] = Attacker(name, player, short(bytes(Keypair.from_seed(secret).pubkey())))
-        parts = [{"attack": name, "first": first, "epoch": last, "settings": self._settings(player)}]
+        self.attackers[last] = Attacker(
+            name, player, short(bytes(Keypair.from_seed(secret).pubkey()))
+        )
+        parts = [
+            {"attack": name, "first": first, "epoch": last, "settings": self._settings(player)}
+        ]
         if last > first:
             self.newcomers.append((name, newcomer := self.company.player(0)))
-            parts.append({"attack": NONE, "first": last, "epoch": last, "settings": self._settings(newcomer)})
+            parts.append(
+                {"attack": NONE, "first": last, "epoch": last, "settings": self._settings(newcomer)}
+            )
         return parts
 
     def _settings(self, player: Player) -> dict[str, Any]:
@@ -114,10 +124,17 @@ class Stage:
         return found
 
     def _configure(self, material: Material) -> None:
-        batch = {"global_batch_size_start": 32, "global_batch_size_end": 32}  # so that everybody has a share
+        # so that everybody has a share
+        batch = {"global_batch_size_start": 32, "global_batch_size_end": 32}
         times = {"max_round_train_time": LIMIT, "warmup_time": WARMUP, "cooldown_time": 10}
-        rules = {"init_min_clients": 4, "rounds_per_epoch": ROUNDS, "total_steps": ROUNDS * (self.epochs + 1)}
-        self.company.configure(material.config(self.company.place, one_bit=False, **times, **rules, **batch))
+        rules = {
+            "init_min_clients": 4,
+            "rounds_per_epoch": ROUNDS,
+            "total_steps": ROUNDS * (self.epochs + 1),
+        }
+        self.company.configure(
+            material.config(self.company.place, one_bit=False, **times, **rules, **batch)
+        )
 
     def over(self) -> bool:
         """Look at the run; whether every attack has had its epoch."""
@@ -131,7 +148,9 @@ class Stage:
         made = self._script.with_name("deeds.json")
         deeds = json.loads(made.read_text()) if made.exists() else {}
         newcomers = [player for _, player in self.newcomers]
-        return rows_of(self._watch, self.honest, newcomers, self.attackers, (1, self.epochs - 1), LIMIT, deeds)
+        return rows_of(
+            self._watch, self.honest, newcomers, self.attackers, (1, self.epochs - 1), LIMIT, deeds
+        )
 
     def check(self) -> None:
         """What must hold of the run, whatever was done to it."""
@@ -140,7 +159,9 @@ class Stage:
         assert [player.process.code for player in self.honest] == [0, 0, 0]
         assert self.company.run.lost_sequences == 0
         for attack, player in self.newcomers:
-            assert [event["source"] for event in player.diary.saw("model")] == [newcomers_from(attack)]
+            assert [event["source"] for event in player.diary.saw("model")] == [
+                newcomers_from(attack)
+            ]
         self.company.players = self.honest
         assert self.company.compare_replicas() > 0
 
@@ -148,7 +169,11 @@ class Stage:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_run_under_one_attack_of_each_class_stays_sound(
-    network: Network, material: Material, xprocess: XProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    network: Network,
+    material: Material,
+    xprocess: XProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = attacked([Company(network, xprocess, tmp_path)], SHORT, material, xprocess, capsys)
     assert {row.attack for row in rows} == {NONE, *SHORT}
@@ -157,11 +182,19 @@ def test_run_under_one_attack_of_each_class_stays_sound(
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_run_under_every_attack_stays_sound(
-    network: Network, material: Material, xprocess: XProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    network: Network,
+    material: Material,
+    xprocess: XProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    chosen = [name for name in os.environ.get("ATTACKS", "").split(",") if name] or [n for n in ATTACKS if n != NONE]
+    chosen = [name for name in os.environ.get("ATTACKS", "").split(",") if name] or [
+        n for n in ATTACKS if n != NONE
+    ]
     unknown = [name for name in chosen if name not in ATTACKS]
-    assert not unknown, f"ATTACKS (make hostile ATTACKS=...) names {unknown}; there are {', '.join(ATTACKS)}"
+    assert not unknown, (
+        f"ATTACKS (make hostile ATTACKS=...) names {unknown}; there are {', '.join(ATTACKS)}"
+    )
     runs = RUNS if len(chosen) > RUNS else 1
     companies = [Company(network, xprocess, tmp_path / f"{number}") for number in range(runs)]
     rows = attacked(companies, chosen, material, xprocess, capsys, keep=PATH)
@@ -176,7 +209,9 @@ def attacked(
     capsys: pytest.CaptureFixture[str],
     keep: Path | None = None,
 ) -> list[Row]:
-    """Share the attacks among runs, play all at once, print the table and judge every row. Return the rows."""
+    """Share the attacks among runs, play all at once, print the table and judge every row. Return
+    the rows.
+    """
     rows: list[Row] = []
     try:
         stages = [

@@ -51,10 +51,13 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("vectors", [1, 7])
-@pytest.mark.parametrize("edge", [1, 2, 7, 20, 64])  # folded 0, 1, 0, 2 and 4 times; sums of tiles and of rests
+# folded 0, 1, 0, 2 and 4 times; sums of tiles and of rests
+@pytest.mark.parametrize("edge", [1, 2, 7, 20, 64])
 def test_dct_of_integers_equals_the_basis_product(edge: int, vectors: int) -> None:
     basis = np.array(integer_basis(edge), np.float64)
-    given = np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
+    given = (
+        np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
+    )
     found = np.empty_like(given)
     scratch = np.empty_like(given)
     dct.inverse(np.ascontiguousarray(basis.T), given, found, scratch, vectors)
@@ -67,7 +70,9 @@ def test_dct_of_integers_equals_the_basis_product(edge: int, vectors: int) -> No
 def blocks(draw: st.DrawFn) -> tuple[np.ndarray, int, float]:
     """Numbers with few or many equals and zeros, how many to keep, and what counts as zero."""
     size = draw(st.sampled_from([1, 2, 5, 64, 100, 255, 256, 257, 1000, 1024, 4096]))
-    topk = min(size, draw(st.sampled_from([1, 2, 8, 15, 16, 17, 32, 64, 128, 200, 256, 1024, 4096])))
+    topk = min(
+        size, draw(st.sampled_from([1, 2, 8, 15, 16, 17, 32, 64, 128, 200, 256, 1024, 4096]))
+    )
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = random.normal(size=size) * 2.0 ** draw(st.sampled_from([-130, -40, 0, 60]))
     kind = draw(st.sampled_from(["plain", "coarse", "sparse", "equal"]))
@@ -84,7 +89,13 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
     """Return the selected indices and values, and check that no array is overrun."""
     size = len(values)
     sizes = {"words": size, "more": 2 * size, "places": size, "indices": topk, "found": topk}
-    kinds = {"words": np.uint32, "more": np.uint32, "places": np.int64, "indices": np.int64, "found": np.float32}
+    kinds = {
+        "words": np.uint32,
+        "more": np.uint32,
+        "places": np.int64,
+        "indices": np.int64,
+        "found": np.float32,
+    }
     whole = {name: np.full(count + 2 * _MARGIN, 77, kinds[name]) for name, count in sizes.items()}
     given = {name: numbers[_MARGIN : _MARGIN + sizes[name]] for name, numbers in whole.items()}
     block_topk.top_k(values, int(np.float32(smallest).view(np.uint32)), *given.values())
@@ -95,13 +106,17 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
 
 
 @given(blocks(), st.integers(0, 2**32))
-def test_top_k_of_any_bits_fills_every_entry(given: tuple[np.ndarray, int, float], seed: int) -> None:
+def test_top_k_of_any_bits_fills_every_entry(
+    given: tuple[np.ndarray, int, float], seed: int
+) -> None:
     """NaN and infinite numbers count by their bits."""
     values, topk, smallest = given
     random = np.random.default_rng(seed)
     strange = random.random(len(values)) < random.choice([0.01, 0.5, 1.0])
     values[strange] = random.integers(0, 2**32, len(values), np.uint32).view(np.float32)[strange]
-    values[random.random(len(values)) < random.choice([0.0, 0.1])] = random.choice([np.nan, np.inf, -np.inf])
+    values[random.random(len(values)) < random.choice([0.0, 0.1])] = random.choice(
+        [np.nan, np.inf, -np.inf]
+    )
     magnitudes = values.view(np.uint32) & 0x7FFFFFFF
     indices, found = chosen(values, topk, smallest)
     used = min(topk, int((magnitudes >= np.float32(smallest).view(np.uint32)).sum()))
@@ -135,7 +150,9 @@ INNER = {
 def pair(schema: Schema, tier: int) -> tuple[ErrorFeedback, ErrorFeedback]:
     """Return error feedback by kernels, and by torch."""
     params = tensors(schema, tier, 0)
-    found = tuple(ErrorFeedback(schema.results, tier, params, schema.optimizer.decay) for _ in range(2))
+    found = tuple(
+        ErrorFeedback(schema.results, tier, params, schema.optimizer.decay) for _ in range(2)
+    )
     assert found[0]._compiled
     found[1]._compiled = False
     return found[0], found[1]
@@ -161,7 +178,9 @@ def test_results_and_residuals_equal_torch(name: str, tier: int, threads: int) -
     for step in range(3):
         moved = {key: 0.01 * tensor for key, tensor in gradients(schema, tier, step).items()}
         if step == 2:  # with gaps in memory
-            moved = {key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in moved.items()}
+            moved = {
+                key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in moved.items()
+            }
         made = PseudoGradient(moved, 1.0, 0.0)
         assert ours.compress(made) == torchs.compress(made)
         assert bits(ours.remembered()) == bits(torchs.remembered())
@@ -171,7 +190,9 @@ def test_results_and_residuals_equal_torch(name: str, tier: int, threads: int) -
 
 @pytest.mark.parametrize("quantize", [True, False])
 @pytest.mark.parametrize("sizes", [RAGGED, WHOLE], ids=["padded", "whole"])
-def test_transformed_residuals_equal_torch_up_to_rounding(sizes: dict[str, int], quantize: bool) -> None:
+def test_transformed_residuals_equal_torch_up_to_rounding(
+    sizes: dict[str, int], quantize: bool
+) -> None:
     """Both send the same here, since no rounding is a tie."""
     schema = toy_schema(quantize_1bit=quantize, **sizes)
     ours, torchs = pair(schema, 0)
@@ -180,7 +201,9 @@ def test_transformed_residuals_equal_torch_up_to_rounding(sizes: dict[str, int],
         one = ours.compress(made)
         other = torchs.compress(made)
         for level in one:
-            first, second = (decode_level(data[level], schema.results, level) for data in (one, other))
+            first, second = (
+                decode_level(data[level], schema.results, level) for data in (one, other)
+            )
             assert torch.equal(first.positions, second.positions)
             assert torch.allclose(first.values.float(), second.values.float(), rtol=1e-3, atol=1e-5)
         for name, tensor in torchs.remembered().items():
@@ -193,7 +216,9 @@ def test_thread_count_changes_no_bit_of_a_result() -> None:
     for threads in THREADS:
         ours, _ = pair(schema, 0)
         torch.set_num_threads(threads)
-        sent = [ours.compress(PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)) for step in range(3)]
+        sent = [
+            ours.compress(PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)) for step in range(3)
+        ]
         states.append((sent, bits(ours.remembered())))
     assert states[1:] == states[:1] * 2
 
@@ -213,7 +238,9 @@ def received(schema: Schema, tier: int, members: int) -> dict[int, list[Votes]]:
     return found
 
 
-def applied(schema: Schema, tier: int, results: Mapping[int, Sequence[Votes]], kernels: bool) -> dict[str, bytes]:
+def applied(
+    schema: Schema, tier: int, results: Mapping[int, Sequence[Votes]], kernels: bool
+) -> dict[str, bytes]:
     params = tensors(schema, tier, 0)
     engine = Engine(schema, tier, params)
     assert engine._apply._compiled
@@ -238,7 +265,9 @@ MEANS = {
 
 @pytest.mark.parametrize(("members", "tier", "threads"), [(5, 0, 3), (2, 1, 2), (1, 0, 1)])
 @pytest.mark.parametrize("schema", [*SIGNS.values(), *MEANS.values()], ids=[*SIGNS, *MEANS])
-def test_applied_parameters_equal_torch(schema: Schema, members: int, tier: int, threads: int) -> None:
+def test_applied_parameters_equal_torch(
+    schema: Schema, members: int, tier: int, threads: int
+) -> None:
     results = received(schema, tier, members)
     results[2] = results[2][:1]
     del results[1]
@@ -254,7 +283,10 @@ def test_votes_in_any_order_apply_and_bad_positions_raise(schema: Schema) -> Non
     results = received(schema, 2, 3)
     mixed = {}
     for level, votes in results.items():
-        orders = [torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level)) for v in votes]
+        orders = [
+            torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level))
+            for v in votes
+        ]
         mixed[level] = [
             Votes(level, v.positions[o], v.values[o], None if v.shifts is None else v.shifts[o])
             for v, o in zip(votes, orders, strict=True)
@@ -283,7 +315,9 @@ def test_other_formats_and_memory_use_torch() -> None:
     assert applied(floats, 0, results, kernels=True) == applied(floats, 0, results, kernels=False)
 
 
-@pytest.mark.parametrize("settings", [OPTIMIZERS["distro"], OPTIMIZERS["sparseloco"]], ids=["sign", "mean"])
+@pytest.mark.parametrize(
+    "settings", [OPTIMIZERS["distro"], OPTIMIZERS["sparseloco"]], ids=["sign", "mean"]
+)
 def test_stack_of_matrices_equals_torch(settings: Settings) -> None:
     pytest.importorskip("transformers")
     schema = build_schema(MODELS["auto-experts"], 1, settings)
@@ -315,7 +349,9 @@ def test_strided_parameters_change_in_place(kind: str) -> None:
         Segment("w", level, dim, start, stop, (*shape[:dim], stop - start, *shape[dim + 1 :]))  # type: ignore[arg-type]
         for level, start, stop in parts
     ]
-    results = ResultFormat(cut(segments, chunk=8, topk=5, topk_embeddings=5), 2, Transform.NONE, Values.TWO_BIT)
+    results = ResultFormat(
+        cut(segments, chunk=8, topk=5, topk_embeddings=5), 2, Transform.NONE, Values.TWO_BIT
+    )
     found = []
     for kernels in (True, False):
         whole = torch.randn(shape[0] * step, *shape[1:], generator=torch.Generator().manual_seed(0))
@@ -328,9 +364,13 @@ def test_strided_parameters_change_in_place(kind: str) -> None:
         feedback._compiled = mean._compiled = kernels
         gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         payloads = feedback.compress(PseudoGradient({"w": gradient}, 0.01, 0.0))
-        mean.apply({level: [decode_level(data, results, level)] for level, data in payloads.items()}, 0.1)
+        mean.apply(
+            {level: [decode_level(data, results, level)] for level, data in payloads.items()}, 0.1
+        )
         changed = whole != before
-        assert all(changed[::step].narrow(dim, start, stop - start).any() for _, start, stop in parts)
+        assert all(
+            changed[::step].narrow(dim, start, stop - start).any() for _, start, stop in parts
+        )
         assert step == 1 or not changed[1::2].any()
         found.append((payloads, whole.numpy().tobytes()))
     assert found[0] == found[1]
@@ -345,7 +385,9 @@ def test_segment_that_is_not_a_stack_of_matrices_raises() -> None:
 # --- where they cannot be used --------------------------------------------------------------------
 
 
-def test_without_numba_torch_applies_and_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_torch_applies_and_the_reason_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not runtime.needs_compilation()  # this module has had them compiled
     monkeypatch.setattr(runtime, "find_spec", lambda name: None)
     assert not runtime.needs_compilation()
@@ -376,9 +418,15 @@ print(is_compiled(), twice(21), sum(twice.stats.cache_misses.values()))
     module.write_text(
         "from aftermath.kernels.jit import kernel\n\n\n@kernel('i8(i8)')\ndef twice(x):\n    return 2 * x\n"
     )
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": f"{CLIENT}:{tmp_path}"}
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(tmp_path / "kept"),
+        "PYTHONPATH": f"{CLIENT}:{tmp_path}",
+    }
     command = [sys.executable, "-c", code.format(module=module.stem), str(tmp_path / "place")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+        for _ in range(2)
+    ]
     lines = [process.communicate()[0].split() for process in processes]
     assert [line[1:3] for line in lines] == [["True", "42"]] * 2
     assert sorted(line[3] for line in lines) == ["0", "1"]
@@ -386,7 +434,9 @@ print(is_compiled(), twice(21), sum(twice.stats.cache_misses.values()))
     assert later.stdout.split() == ["True", "True", "42", "0"]
     for file in (tmp_path / "kept").rglob("*.nbc"):
         file.write_bytes(file.read_bytes()[:100])
-    repaired = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    repaired = subprocess.run(
+        command, stdout=subprocess.PIPE, env=environment, text=True, check=True
+    )
     assert repaired.stdout.split()[1:3] == ["True", "42"], "damaged kernels are compiled again"
 
 

@@ -34,7 +34,9 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton reads it at import, so interpreted tests run in another process."""
-called = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="the interpreter calls these")
+called = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="the interpreter calls these"
+)
 
 
 @pytest.mark.slow
@@ -44,7 +46,9 @@ def test_interpreted_kernels_give_the_bits_of_torch() -> None:
     """Run the tests below that call kernels, on this machine's CPU."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -64,7 +68,9 @@ def coefficients(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
     size = draw(st.sampled_from([1, 2, 5, 49, 64, 100, 255, 1024, 4096]))
     topk = min(size, draw(st.sampled_from([1, 2, 8, 17, 64, 300, 4096])))
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    values = torch.randn(3, size, generator=random) * 2.0 ** draw(st.sampled_from([-130, -40, 0, 60]))
+    values = torch.randn(3, size, generator=random) * 2.0 ** draw(
+        st.sampled_from([-130, -40, 0, 60])
+    )
     kind = draw(st.sampled_from(["plain", "coarse", "sparse", "equal"]))
     if kind == "coarse":
         values = (torch.randn(3, size, generator=random) * 2).round_()
@@ -78,7 +84,9 @@ def coefficients(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
 @called
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=coefficients())
-def test_top_k_and_lattice_equal_torch(device: torch.device, case: tuple[torch.Tensor, int, int]) -> None:
+def test_top_k_and_lattice_equal_torch(
+    device: torch.device, case: tuple[torch.Tensor, int, int]
+) -> None:
     values, topk, lattice = case
     smallest = SMALLEST if lattice else ZERO_BELOW
     indices, kept = strongest(values, topk, smallest)
@@ -141,11 +149,15 @@ RESULTS = {
 def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> None:
     schema = RESULTS[name]
     params = on(device, schema, 1)
-    ours, torchs = (ErrorFeedback(schema.results, 1, params, schema.optimizer.decay) for _ in range(2))
+    ours, torchs = (
+        ErrorFeedback(schema.results, 1, params, schema.optimizer.decay) for _ in range(2)
+    )
     ours._compiled = torchs._compiled = torchs._flat = False
     assert ours._flat
     for step in range(2 if name == "2 bits" else 1):  # a second step begins with a residual
-        moved = {key: 0.01 * tensor.to(device) for key, tensor in gradients(schema, 1, step).items()}
+        moved = {
+            key: 0.01 * tensor.to(device) for key, tensor in gradients(schema, 1, step).items()
+        }
         choose = mock.Mock(side_effect=on_gpu.choose)
         with mock.patch.object(on_gpu, "choose", choose):
             sent = ours.compress(PseudoGradient(moved, 1.0, 0.0))
@@ -183,7 +195,9 @@ def test_applied_parameters_equal_torch_on_the_cpu(device: torch.device, name: s
     schema = APPLIED[name]
     results = received(schema, 4)
 
-    def applied(place: torch.device, kernels: bool, given: Mapping[int, Sequence[Votes]]) -> dict[str, bytes]:
+    def applied(
+        place: torch.device, kernels: bool, given: Mapping[int, Sequence[Votes]]
+    ) -> dict[str, bytes]:
         params = on(place, schema, 0)
         apply = Engine(schema, 0, params)._apply
         apply._compiled = False  # type: ignore[attr-defined]
@@ -196,10 +210,15 @@ def test_applied_parameters_equal_torch_on_the_cpu(device: torch.device, name: s
     kind = "exact" if name.startswith("sign") else "mean"
     with mock.patch(f"aftermath.optim.{kind}.OnGpu", counted):
         assert applied(device, True, results) == expected
-    assert counted.call_count == (0 if "float" in name or name == "polar" else schema.results.levels)
+    assert counted.call_count == (
+        0 if "float" in name or name == "polar" else schema.results.levels
+    )
     mixed = {}
     for level, votes in results.items():
-        orders = [torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level)) for v in votes]
+        orders = [
+            torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level))
+            for v in votes
+        ]
         mixed[level] = [
             Votes(level, v.positions[o], v.values[o], None if v.shifts is None else v.shifts[o])
             for v, o in zip(votes[::-1], orders[::-1], strict=True)
@@ -210,7 +229,9 @@ def test_applied_parameters_equal_torch_on_the_cpu(device: torch.device, name: s
 @called
 @pytest.mark.parametrize("position", [-1, 1 << 40])
 @pytest.mark.parametrize("name", ["sign", "mean"])
-def test_vote_with_a_bad_position_raises_and_changes_nothing(device: torch.device, name: str, position: int) -> None:
+def test_vote_with_a_bad_position_raises_and_changes_nothing(
+    device: torch.device, name: str, position: int
+) -> None:
     schema = APPLIED[name]
     params = on(device, schema, 0)
     apply = Engine(schema, 0, params)._apply
@@ -222,7 +243,9 @@ def test_vote_with_a_bad_position_raises_and_changes_nothing(device: torch.devic
     with pytest.raises(ValueError, match="there is not"):
         apply.apply(results, 0.01)
     if name == "mean":
-        assert bits({key: tensor.cpu() for key, tensor in params.items()}) == bits(tensors(schema, 0, 0))
+        assert bits({key: tensor.cpu() for key, tensor in params.items()}) == bits(
+            tensors(schema, 0, 0)
+        )
 
 
 # --- whole levels ---------------------------------------------------------------------------------
@@ -240,11 +263,15 @@ def test_whole_levels_equal_torch_on_the_cpu(device: torch.device, name: str) ->
     assert PROOFS[name](device)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETED, reason="the CPU is what a GPU is compared with")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or INTERPRETED, reason="the CPU is what a GPU is compared with"
+)
 @pytest.mark.parametrize("name", RESULTS)
 def test_sparse_payloads_on_a_gpu_equal_the_cpu(name: str) -> None:
     schema = RESULTS[name]
-    here, there = (ErrorFeedback(schema.results, 0, on(place, schema, 0), 0.9) for place in (CPU, GPU))
+    here, there = (
+        ErrorFeedback(schema.results, 0, on(place, schema, 0), 0.9) for place in (CPU, GPU)
+    )
     made = gradients(schema, 0, 1)
     sent = here.compress(PseudoGradient(made, 0.01, 0.0))
     moved = {key: tensor.to(GPU) for key, tensor in made.items()}
@@ -260,7 +287,11 @@ def votes_or_refusal(data: bytes, schema: Schema, level: int, device: torch.devi
         votes = decode_level(data, schema.results, level, device)
     except BadPayload as error:
         return str(error)
-    return votes.positions.tolist(), votes.values.tolist(), None if votes.shifts is None else votes.shifts.tolist()
+    return (
+        votes.positions.tolist(),
+        votes.values.tolist(),
+        None if votes.shifts is None else votes.shifts.tolist(),
+    )
 
 
 SPOILT = {
@@ -272,7 +303,10 @@ SPOILT = {
 @called
 @pytest.mark.parametrize("name", SPOILT)
 def test_device_with_different_results_is_refused(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
 ) -> None:
     module, function, proof = SPOILT[name]
     monkeypatch.setattr(module, function, lambda *given, **named: None)
@@ -287,10 +321,27 @@ def test_device_with_different_results_is_refused(
 _VOTES = {"places": "*i32", "values": "*i8", "edges": "*i64", "members": "i32", "blocks": "i32"}
 _LEVEL = {"table": "*i64", "part_of": "*i32"}
 _DIGITS = {"TOGETHER": 3, "WIDTH": 7, "RADIX": 5}
-_SHAPE = ("stack", "stride", "step", "rows", "columns", "across", "each", "first", "height", "width")
+_SHAPE = (
+    "stack",
+    "stride",
+    "step",
+    "rows",
+    "columns",
+    "across",
+    "each",
+    "first",
+    "height",
+    "width",
+)
 KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "choose": (
-        {"coefficients": "*fp32", "indices": "*i64", "values": "*fp32", "size": "i32", "smallest": "i32"},
+        {
+            "coefficients": "*fp32",
+            "indices": "*i64",
+            "values": "*fp32",
+            "size": "i32",
+            "smallest": "i32",
+        },
         {"TOPK": 64, "LANES": 4096, "BITS": 2, "FRACTION": 24, "LEAST": -40, "MOST": 3},
     ),
     "mean": (
@@ -309,7 +360,14 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         {"COLUMNS": 14, "LANES": 1024, "EXPONENTS": 44} | _DIGITS,
     ),
     "triton_levels.mean": (
-        _LEVEL | {"payloads": "*i64", "members": "i32", "digits_at": "i32", "most": "i64", "divisors": "*fp64"},
+        _LEVEL
+        | {
+            "payloads": "*i64",
+            "members": "i32",
+            "digits_at": "i32",
+            "most": "i64",
+            "divisors": "*fp64",
+        },
         {"COLUMNS": 14, "LANES": 1024} | _DIGITS,
     ),
     "triton_levels.mean_of_sums": (

@@ -63,7 +63,11 @@ def test_kernels_of_this_machine_equal_torch() -> None:
 
 @pytest.mark.parametrize(("module", "name", "spoil", "says"), WRONG)
 async def test_wrong_kernel_is_replaced_by_torch_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, spoil: Callable[[Kernel], Kernel], says: str
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    spoil: Callable[[Kernel], Kernel],
+    says: str,
 ) -> None:
     monkeypatch.setattr(module, name, spoil(getattr(module, name)))
     heard: list[Event] = []

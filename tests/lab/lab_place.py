@@ -46,16 +46,28 @@ def settings(root: Path, **given: Any) -> LabSettings:
         "optimizer": "adamw",
         "eval_sequences": 8,
     }
-    places = {"model": root / "model", "data_path": root / "tokens", "held_out_path": root / "held-out"}
+    places = {
+        "model": root / "model",
+        "data_path": root / "tokens",
+        "held_out_path": root / "held-out",
+    }
     return LabSettings(**quick | places | given)
 
 
-def course(root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **given: Any) -> Course:
+def course(
+    root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **given: Any
+) -> Course:
     """A training as the command makes it."""
     torch.set_num_threads(1)
     said = settings(root, **given)
     recipe = recipe_of(said)
-    return Course(recipe, start(recipe, on), (screen if screen is not None else []).append, said.out, said.save_every)
+    return Course(
+        recipe,
+        start(recipe, on),
+        (screen if screen is not None else []).append,
+        said.out,
+        said.save_every,
+    )
 
 
 def train(root: Path, **given: Any) -> list[Said]:
@@ -68,4 +80,7 @@ def train(root: Path, **given: Any) -> list[Said]:
 def told(out: Path) -> list[Said]:
     """The events in a directory, without what depends on the clock."""
     events = [json.loads(line) for line in (out / EVENTS).read_text().splitlines()]
-    return [{k: v for k, v in event.items() if k not in ("at", "t", "seconds", "done")} for event in events]
+    return [
+        {k: v for k, v in event.items() if k not in ("at", "t", "seconds", "done")}
+        for event in events
+    ]

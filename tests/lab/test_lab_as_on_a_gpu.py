@@ -23,18 +23,22 @@ ARMS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw"},
     "muon": {"optimizer": "muon"},
     "distro": DISTRO | {"members": 2, "tiers": "0,1", "total_batch": 2},
-    "inner muon": INNER | {"members": 2, "tiers": "0,1", "total_batch": 4, "inner_optimizer": "muon", "overlap": "1"},
+    "inner muon": INNER
+    | {"members": 2, "tiers": "0,1", "total_batch": 4, "inner_optimizer": "muon", "overlap": "1"},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["adamw", "distro", "muon", "inner muon"])
-def test_it_ends_with_the_bits_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
+def test_it_ends_with_the_bits_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str
+) -> None:
     monkeypatch.setattr(
         alone, "may_fuse", lambda _: False
     )  # torch's fused AdamW is the CPU's alone, and rounds otherwise
     root = prepare(tmp_path)
-    shutil.rmtree(root / "model")  # its heads share keys, which a GPU's own attention rounds otherwise
+    # its heads share keys, which a GPU's own attention rounds otherwise
+    shutil.rmtree(root / "model")
     write_checkpoint(root / "model", init_weights(WHOLE, 0), WHOLE, tier=0, companions={})
     given = ARMS[arm] | {"steps": 3, "save_every": 1}
     course(root, on=CPU, out=root / "there", **given).run()
@@ -44,6 +48,8 @@ def test_it_ends_with_the_bits_of_the_cpu(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(KeyboardInterrupt):
             training.run()
         course(root, on=gpu, out=root / "here", **given).run()
-    here, there = ((root / out / CHECKPOINT / "model.safetensors").read_bytes() for out in ("here", "there"))
+    here, there = (
+        (root / out / CHECKPOINT / "model.safetensors").read_bytes() for out in ("here", "there")
+    )
     assert here == there
     assert load_file(root / "here" / CHECKPOINT / "model.safetensors")

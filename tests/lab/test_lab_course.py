@@ -1,4 +1,6 @@
-"""The course of a training on real tokens: it learns, says so, can be stopped anywhere, and ends with the same bits."""
+"""The course of a training on real tokens: it learns, says so, can be stopped anywhere, and ends
+with the same bits.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "distro": DISTRO | {"reject": 20},
     "at once": DISTRO | {"overlap": "0", "shares": "1,2,3"},
     "sparseloco": INNER | {"reject": 20},
-    "inner muon, late": INNER | {"inner_optimizer": "muon", "overlap": "1", "value_bits": "1", "mean": "root"},
+    "inner muon, late": INNER
+    | {"inner_optimizer": "muon", "overlap": "1", "value_bits": "1", "mean": "root"},
 }
 
 
@@ -55,11 +58,19 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("steps", [8, 3])
 def test_training_that_diverges_ends_with_an_error(place: Path, arm: str, steps: int) -> None:
     """`steps`: so that it is found in mid-course, or only at its end."""
-    huge = {name: tensor * 1e30 for name, tensor in load_file(place / "model" / "model.safetensors").items()}
+    huge = {
+        name: tensor * 1e30
+        for name, tensor in load_file(place / "model" / "model.safetensors").items()
+    }
     save_file(huge, place / "model" / "model.safetensors", metadata={"format": "pt"})
     seen: list[Any] = []
     with pytest.raises(Diverged, match="diverged: the loss is not finite since step 1") as raised:
-        course(place, seen, **ARMS[arm] | {"steps": steps, "warmup_steps": 0, "lr": 0.5}, out=place / "out").run()
+        course(
+            place,
+            seen,
+            **ARMS[arm] | {"steps": steps, "warmup_steps": 0, "lr": 0.5},
+            out=place / "out",
+        ).run()
     assert raised.value.fix is not None
     assert "lower --lr (its highest was 0.5)" in raised.value.fix
     assert "another --out" in raised.value.fix
@@ -92,8 +103,12 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["adamw", "distro", "muon", "at once", "sparseloco", "inner muon, late"])
-def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(place: Path, arm: str) -> None:
+@pytest.mark.parametrize(
+    "arm", ["adamw", "distro", "muon", "at once", "sparseloco", "inner muon, late"]
+)
+def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(
+    place: Path, arm: str
+) -> None:
     events = train(place, **ARMS[arm], steps=24, eval_every=8, lr=0.01)
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0] - 0.1
@@ -105,7 +120,9 @@ def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(place
     assert {event["tier"] for event in held_out} == tiers
     assert [event["kind"] for event in (events[0], events[-1])] == ["started", "finished"]
     assert events[-1]["held_out_by_tier"].keys() == {str(tier) for tier in tiers}
-    assert all(event["bytes"] > 0 for event in events if event["kind"] == "step") == (len(tiers) > 1)
+    assert all(event["bytes"] > 0 for event in events if event["kind"] == "step") == (
+        len(tiers) > 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,16 +143,28 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
     whole, cut = weights(place / "whole"), weights(place / "cut")
     assert whole.keys() == cut.keys()
     assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
-    (state, counters), (other, others) = (load_state(place / name) or pytest.fail(name) for name in ("whole", "cut"))
+    (state, counters), (other, others) = (
+        load_state(place / name) or pytest.fail(name) for name in ("whole", "cut")
+    )
     assert state.keys() == other.keys()
     assert all(torch.equal(other[name], tensor) for name, tensor in state.items())
-    assert (counters.step, counters.fresh, counters.again) == (others.step, others.fresh, others.again)
+    assert (counters.step, counters.fresh, counters.again) == (
+        others.step,
+        others.fresh,
+        others.again,
+    )
     steps = [event for event in told(place / "cut") if event["kind"] in ("step", "held_out")]
-    assert steps == [event for event in told(place / "whole") if event["kind"] in ("step", "held_out")]
-    assert (place / "cut" / PLOT).stat().st_size == pytest.approx((place / "whole" / PLOT).stat().st_size, rel=0.05)
+    assert steps == [
+        event for event in told(place / "whole") if event["kind"] in ("step", "held_out")
+    ]
+    assert (place / "cut" / PLOT).stat().st_size == pytest.approx(
+        (place / "whole" / PLOT).stat().st_size, rel=0.05
+    )
 
 
-@pytest.mark.parametrize("arm", ["muon", *slow("adamw", "distro", "at once", "sparseloco", "inner muon, late")])
+@pytest.mark.parametrize(
+    "arm", ["muon", *slow("adamw", "distro", "at once", "sparseloco", "inner muon, late")]
+)
 def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """A training that resumes with weights alone ends elsewhere: the rest of the state is
     needed.
@@ -146,12 +175,15 @@ def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm:
     killed_after(training, 5, monkeypatch)
     restored = course(place, **options, out=place / "cut")
     trainer = restored._begun.trainer
-    taken, sent = trainer.restore, re.compile(r"\b(indices|values)\.")  # what was sent last has to be a result
+    # what was sent last has to be a result
+    taken, sent = trainer.restore, re.compile(r"\b(indices|values)\.")
 
     def forgetful(state: dict[str, torch.Tensor]) -> None:
         taken(
             {
-                name: tensor * 0 if ("optimizer" in name or "residual" in name) and not sent.search(name) else tensor
+                name: tensor * 0
+                if ("optimizer" in name or "residual" in name) and not sent.search(name)
+                else tensor
                 for name, tensor in state.items()
             }
         )
@@ -165,7 +197,10 @@ def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "optimizer"),
-    [({"model_type": "qwen3", "head_dim": 8}, DISTRO), ({"attention_bias": True, "mlp_bias": True}, INNER)],
+    [
+        ({"model_type": "qwen3", "head_dim": 8}, DISTRO),
+        ({"attention_bias": True, "mlp_bias": True}, INNER),
+    ],
     ids=["norms", "biases"],
 )
 def test_biases_and_norms_of_heads_are_trained_in_every_tier(
@@ -178,7 +213,8 @@ def test_biases_and_norms_of_heads_are_trained_in_every_tier(
     ended = weights(place / "out")
     assert ended.keys() == started.keys()
     still = [name for name, tensor in ended.items() if torch.equal(tensor, started[name])]
-    assert all(name.endswith("k_proj.bias") for name in still)  # it moves all keys alike, which changes no attention
+    # it moves all keys alike, which changes no attention
+    assert all(name.endswith("k_proj.bias") for name in still)
 
 
 def test_what_was_rejected_is_trained_again_and_nothing_is_lost(place: Path) -> None:
@@ -221,7 +257,8 @@ def test_the_checkpoint_is_one_that_can_be_trained_on(place: Path) -> None:
     train(place, out=place / "out")
     assert load(place / "out" / CHECKPOINT, 1).keys() == load(place / "model", 1).keys()
     train(place, model=place / "out" / CHECKPOINT)
-    train(place, **DISTRO | {"tiers": "1,2", "members": 2}, out=place / "small")  # of tier 1, the largest there is
+    # of tier 1, the largest there is
+    train(place, **DISTRO | {"tiers": "1,2", "members": 2}, out=place / "small")
     assert load(place / "small" / CHECKPOINT, 1)
     with pytest.raises(CheckpointError, match="slice of tier 1"):
         load(place / "small" / CHECKPOINT, 0)
@@ -235,7 +272,9 @@ def test_another_recipe_does_not_resume(place: Path) -> None:
         ({"seed": 3}, "--seed was 0"),
     ]
     for given, named in cases:
-        with pytest.raises(CheckpointError, match=rf"other options \({named}\)\nGive the same options"):
+        with pytest.raises(
+            CheckpointError, match=rf"other options \({named}\)\nGive the same options"
+        ):
             train(place, **given, out=place / "out")
 
 
@@ -251,9 +290,15 @@ def test_what_members_agree_on_is_named_one_by_one(place: Path) -> None:
             train(place, **agreed | given, out=place / "out")
 
 
-def test_what_was_not_saved_is_said_to_be_trained_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_saved_is_said_to_be_trained_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed_after(course(place, out=place / "early", save_every=6), 3, monkeypatch)
-    (warning,) = [event for event in train(place, out=place / "early", save_every=6) if event["kind"] == "warning"]
+    (warning,) = [
+        event
+        for event in train(place, out=place / "early", save_every=6)
+        if event["kind"] == "warning"
+    ]
     assert "starts again" in warning["message"]
     killed_after(course(place, out=place / "late", save_every=2), 3, monkeypatch)
     begun = train(place, out=place / "late", save_every=2)
@@ -265,7 +310,9 @@ def test_a_state_is_bound_to_the_files_as_well(place: Path) -> None:
     train(place, out=place / "out")
     file = place / "tokens" / "tokens-00000.bin"
     file.write_bytes(file.read_bytes()[:4096])
-    with pytest.raises(CheckpointError, match=r"other options \(the files that it names differed\)"):
+    with pytest.raises(
+        CheckpointError, match=r"other options \(the files that it names differed\)"
+    ):
         train(place, out=place / "out")
 
 
@@ -282,12 +329,20 @@ def test_damage_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     tensors, _ = load_state(out) or pytest.fail("no state")
     with safe_open(out / STATE, framework="pt") as file:
         header = file.metadata()
-    save_file({name: t for name, t in tensors.items() if "embed" not in name}, out / STATE, metadata=header)
+    save_file(
+        {name: t for name, t in tensors.items() if "embed" not in name},
+        out / STATE,
+        metadata=header,
+    )
     with pytest.raises(CheckpointError, match="does not fit this model"):
         train(place, out=out, save_every=2)
     optimizer = "optimizer/exp_avg_sq/model.norm.weight"
-    save_file({name: t for name, t in tensors.items() if name != optimizer}, out / STATE, metadata=header)
-    with pytest.raises(CheckpointError, match=r"does not fit: .* lacks .* exp_avg_sq/model\.norm\.weight"):
+    save_file(
+        {name: t for name, t in tensors.items() if name != optimizer}, out / STATE, metadata=header
+    )
+    with pytest.raises(
+        CheckpointError, match=r"does not fit: .* lacks .* exp_avg_sq/model\.norm\.weight"
+    ):
         train(place, out=out, save_every=2)
     out = broken("events")
     for text in ("no json\n", "5\n", '{"kind": "step"}\n'):
@@ -302,7 +357,10 @@ def test_damage_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_directory_belongs_to_one_training_at_a_time(place: Path) -> None:
-    with only_here(place / "out"), pytest.raises(CheckpointError, match="another process trains in"):
+    with (
+        only_here(place / "out"),
+        pytest.raises(CheckpointError, match="another process trains in"),
+    ):
         train(place, out=place / "out")
     train(place, out=place / "out")
 
@@ -321,12 +379,19 @@ def largest_file(limit: int) -> Iterator[None]:
 def test_disk_without_room_for_first_state_leaves_nothing(place: Path) -> None:
     (place / "there").mkdir()
     for out in (place / "new" / "lab", place / "there"):
-        with largest_file(1000), pytest.raises(CheckpointError, match=r"cannot write to .*File too large"):
+        with (
+            largest_file(1000),
+            pytest.raises(CheckpointError, match=r"cannot write to .*File too large"),
+        ):
             train(place, out=out)
     assert not (place / "new").exists()
     assert [*(place / "there").iterdir()] == []
     train(place, out=place / "there", steps=2)
-    before = {path.name: path.read_bytes() for path in (place / "there").iterdir() if path.is_file()}
+    before = {
+        path.name: path.read_bytes() for path in (place / "there").iterdir() if path.is_file()
+    }
     with pytest.raises(CheckpointError, match="with other options"):
         train(place, out=place / "there", steps=4)
-    assert {path.name: path.read_bytes() for path in (place / "there").iterdir() if path.is_file()} == before
+    assert {
+        path.name: path.read_bytes() for path in (place / "there").iterdir() if path.is_file()
+    } == before

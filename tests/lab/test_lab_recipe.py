@@ -33,7 +33,10 @@ from aftermath.sim.setup import CONFIG, RULES
 from model.hub_server import Hub, serving
 
 TESTS = Path(__file__).parents[1]
-DEMO, DISTRO_RUN = TESTS.parent / "config" / "demo" / "config.toml", TESTS / "cli" / "run-config.toml"
+DEMO, DISTRO_RUN = (
+    TESTS.parent / "config" / "demo" / "config.toml",
+    TESTS / "cli" / "run-config.toml",
+)
 SOFT_DISTRO = DISTRO.model_copy(update={"clip_grad_norm": 2.0})
 DUMMY = 'checkpoint = { Dummy = { repo_id = "a/b" } }'
 HUB = 'checkpoint = { Hub = { repo_id = "team/tiny" } }'
@@ -64,7 +67,12 @@ def test_a_run_s_config_says_everything() -> None:
     assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 48, 48, 48)
     assert found.schedule == schedule_of(config.llm.lr_schedule)
     assert found.numbers == optimizer_of(config.llm.optimizer)
-    assert (found.optimizer, found.levels, found.tiers, found.overlap) == ("sparseloco", 3, (0, 1, 2), 0)
+    assert (found.optimizer, found.levels, found.tiers, found.overlap) == (
+        "sparseloco",
+        3,
+        (0, 1, 2),
+        0,
+    )
 
 
 @pytest.fixture
@@ -72,7 +80,9 @@ def on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """A Hub on this machine with the repository team/tiny."""
     hub = Hub()
     write_checkpoint(tmp_path / "tiny", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
-    hub.repos["team/tiny"] = {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()}
+    hub.repos["team/tiny"] = {
+        path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()
+    }
     with serving(hub):
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -88,23 +98,41 @@ def test_model_named_on_the_hub_is_fetched(tmp_path: Path) -> None:
     assert (found / "config.json").read_bytes() == (tmp_path / "tiny" / "config.json").read_bytes()
     text = ('checkpoint = { Local = "MODEL" }', HUB)
     assert recipe(config_path=file(tmp_path, text), data_path=Path("tokens")).model == str(found)
-    with pytest.raises(CheckpointError, match="there is no directory team/typo, and from the Hub: "):
+    with pytest.raises(
+        CheckpointError, match="there is no directory team/typo, and from the Hub: "
+    ):
         bare(model=Path("team/typo"))
     (tmp_path / "team" / "tiny").mkdir(parents=True)
-    assert bare(model=Path("team/tiny")).model == str(tmp_path / "team" / "tiny"), "a directory of that name counts"
+    assert bare(model=Path("team/tiny")).model == str(tmp_path / "team" / "tiny"), (
+        "a directory of that name counts"
+    )
 
 
 def test_options_override_the_config() -> None:
     there = recipe(config_path=DEMO)
     found = recipe(
-        config_path=DEMO, model=Path("/m"), data_path=Path("/d"), seq_len=64, steps=40, total_batch=7, seed=4
+        config_path=DEMO,
+        model=Path("/m"),
+        data_path=Path("/d"),
+        seq_len=64,
+        steps=40,
+        total_batch=7,
+        seed=4,
     )
     assert (found.model, found.data, found.seq_len, found.steps) == ("/m", "/d", 64, 40)
     assert (found.batch.start, found.batch.end) == (7, 7)
-    assert found.shuffle_seed not in ("", there.shuffle_seed, recipe(config_path=DEMO, seed=5).shuffle_seed)
+    assert found.shuffle_seed not in (
+        "",
+        there.shuffle_seed,
+        recipe(config_path=DEMO, seed=5).shuffle_seed,
+    )
     twice = recipe(config_path=DEMO, lr=2 * there.schedule.base_lr)
-    assert [twice.rate(step) for step in range(1, 49)] == pytest.approx([2 * there.rate(s) for s in range(1, 49)])
-    assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(there.schedule, warmup_steps=10)
+    assert [twice.rate(step) for step in range(1, 49)] == pytest.approx(
+        [2 * there.rate(s) for s in range(1, 49)]
+    )
+    assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(
+        there.schedule, warmup_steps=10
+    )
     assert recipe(config_path=DEMO, lr_schedule="constant").rate(48) == there.schedule.base_lr
     longer = recipe(config_path=DEMO, steps=400, lr_schedule="stable")
     assert all(longer.rate(step) for step in range(1, 401))
@@ -152,30 +180,56 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     )
     assert json.loads(msgspec.json.encode(asdict(found)))["agreed"]["divisor"] == "root"
     plain = bare(topk=16, feedback_decay=0.9)
-    assert plain.agreed == replace(Distro.of(optimizer_of(DISTRO)), topk=16, topk_embeddings=16, decay=0.9)
+    assert plain.agreed == replace(
+        Distro.of(optimizer_of(DISTRO)), topk=16, topk_embeddings=16, decay=0.9
+    )
     config = recipe(config_path=DISTRO_RUN)
     assert config.agreed == Distro.of(config.numbers)
     assert recipe(config_path=DISTRO_RUN, topk=16).agreed == replace(
         Distro.of(config.numbers), topk=16, topk_embeddings=16
     )
-    assert recipe(config_path=DISTRO_RUN, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(clip=1.0)
+    assert recipe(config_path=DISTRO_RUN, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(
+        clip=1.0
+    )
 
 
 def test_options_override_a_config_with_sparseloco(tmp_path: Path) -> None:
     table = RULES[RULES.index("[model.LLM.optimizer.Distro]") :]
     keys = "inner_steps = 6\nvalue_bits = 1\ncompression_topk = 9\nweight_decay = 0.01\nclip_grad_norm = 2.0\n"
     given = file(tmp_path, (table, "[model.LLM.optimizer.SparseLoCo]\n" + keys))
-    of_file = SparseLoCo(inner_steps=6, bits=1, topk=9, topk_embeddings=9, weight_decay=0.01, clip=2.0)
+    of_file = SparseLoCo(
+        inner_steps=6, bits=1, topk=9, topk_embeddings=9, weight_decay=0.01, clip=2.0
+    )
     found = recipe(config_path=given)
-    assert (found.optimizer, found.agreed, found.overlap, found.schedule.base_lr) == ("sparseloco", of_file, 1, 0.004)
-    said = {"inner_steps": 2, "value_bits": "2", "topk": 5, "outer_lr": 0.5, "mean": "all", "feedback_decay": 0.5}
-    changed = replace(of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5)
+    assert (found.optimizer, found.agreed, found.overlap, found.schedule.base_lr) == (
+        "sparseloco",
+        of_file,
+        1,
+        0.004,
+    )
+    said = {
+        "inner_steps": 2,
+        "value_bits": "2",
+        "topk": 5,
+        "outer_lr": 0.5,
+        "mean": "all",
+        "feedback_decay": 0.5,
+    }
+    changed = replace(
+        of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5
+    )
     assert recipe(config_path=given, **said).agreed == replace(changed, divisor="all")
-    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro.of(optimizer_of(SOFT_DISTRO))
-    with pytest.raises(UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw") as told:
+    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro.of(
+        optimizer_of(SOFT_DISTRO)
+    )
+    with pytest.raises(
+        UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw"
+    ) as told:
         recipe(config_path=given, inner_optimizer="muon")
     assert told.value.fix == "Pass --lr as well, for example --lr 0.02"
-    assert recipe(config_path=given, inner_optimizer="muon", lr=0.01).agreed == replace(of_file, inner_optimizer="muon")
+    assert recipe(config_path=given, inner_optimizer="muon", lr=0.01).agreed == replace(
+        of_file, inner_optimizer="muon"
+    )
     assert recipe(config_path=given, inner_optimizer="adamw").agreed == of_file
     with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn"):
         recipe(config_path=given, lr=100.1)
@@ -183,7 +237,9 @@ def test_options_override_a_config_with_sparseloco(tmp_path: Path) -> None:
 
 def test_the_rate_falls_as_the_schedule_says() -> None:
     for steps, warmup in ((100, 5), (7, 2), (10, 9), (1, 0)):
-        stable = [learning_rate(rates.stable(1.0, warmup, steps), step) for step in range(1, steps + 2)]
+        stable = [
+            learning_rate(rates.stable(1.0, warmup, steps), step) for step in range(1, steps + 2)
+        ]
         assert max(stable) == 1.0
         assert stable[-1] == 0.0 < min(stable[:-1])
         assert stable[max(warmup, 1) - 1] == 1.0
@@ -193,21 +249,35 @@ def test_the_rate_falls_as_the_schedule_says() -> None:
 
 
 def test_batch_and_cold_start_go_as_in_a_run(tmp_path: Path) -> None:
-    grows = ("global_batch_size_end = 9", "global_batch_size_end = 15\nglobal_batch_size_warmup_tokens = 1600")
+    grows = (
+        "global_batch_size_end = 9",
+        "global_batch_size_end = 15\nglobal_batch_size_warmup_tokens = 1600",
+    )
     cold = ("max_seq_len = 16", "max_seq_len = 16\ncold_start_warmup_steps = 4")
     found = recipe(config_path=file(tmp_path, grows, cold))
     assert [found.batch_size(taken) for taken in (0, 50, 100, 1000)] == [9, 12, 15, 15]
-    assert [found.rate(step) for step in range(6)] == pytest.approx([0, 0.001, 0.002, 0.003, 0.004, 0.004])
+    assert [found.rate(step) for step in range(6)] == pytest.approx(
+        [0, 0.001, 0.002, 0.003, 0.004, 0.004]
+    )
 
 
 def test_the_overlap_is_the_run_s_unless_said(tmp_path: Path) -> None:
     at_once = file(tmp_path, ("[config]", "[config]\noverlap = 0"))
-    assert [recipe(config_path=at_once, overlap=said).overlap for said in (None, "0", "1")] == [0, 0, 1]
+    assert [recipe(config_path=at_once, overlap=said).overlap for said in (None, "0", "1")] == [
+        0,
+        0,
+        1,
+    ]
 
 
 def test_it_goes_into_json_and_members_take_turns() -> None:
     found = bare(members=5, tiers="0,2", total_batch=10, shares="1,2,2,2,3", reject=7, overlap="0")
-    assert (found.tiers, found.shares, found.overlap, found.levels) == ((0, 2, 0, 2, 0), (1, 2, 2, 2, 3), 0, 3)
+    assert (found.tiers, found.shares, found.overlap, found.levels) == (
+        (0, 2, 0, 2, 0),
+        (1, 2, 2, 2, 3),
+        0,
+        3,
+    )
     assert bare(tiers="0,1,2").tiers == (0, 1, 2)
     assert json.dumps(found.numbers.clip_grad_norm) == "1.0"
 
@@ -220,42 +290,106 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"tiers": "0,x"}, "--tiers '0,x' must be whole numbers from 0 to 7", "For example"),
         ({"tiers": ""}, "--tiers '' must be", "For example"),
         ({"tiers": "9"}, "--tiers '9' must be", "For example"),
-        ({"tiers": "0,1,2", "members": 2}, "names 3 members, --members 2", "no more tiers than members"),
+        (
+            {"tiers": "0,1,2", "members": 2},
+            "names 3 members, --members 2",
+            "no more tiers than members",
+        ),
         ({"members": 3, "optimizer": "adamw"}, "3 members with adamw", "--total-batch"),
         ({"tiers": "0,1", "optimizer": "muon"}, "2 members with muon", "--total-batch"),
         ({"reject": 5, "optimizer": "adamw"}, "--reject means results", "Leave it out"),
         ({"overlap": "0", "optimizer": "adamw"}, "--overlap means results", "Leave it out"),
-        ({"topk": 9, "optimizer": "muon"}, "--topk means results of members, and muon has none", "Leave it out"),
+        (
+            {"topk": 9, "optimizer": "muon"},
+            "--topk means results of members, and muon has none",
+            "Leave it out",
+        ),
         ({"inner_steps": 9, "optimizer": "adamw"}, "--inner-steps means results", "Leave it out"),
-        ({"inner_steps": 9}, "--inner-steps means inner steps of sparseloco, and distro has none", "Leave it out"),
+        (
+            {"inner_steps": 9},
+            "--inner-steps means inner steps of sparseloco, and distro has none",
+            "Leave it out",
+        ),
         ({"mean": "all"}, "--mean means inner steps of sparseloco", "Leave it out"),
-        ({"feedback_decay": 1.0}, "--feedback-decay 1.0 is not what a run takes", "from 0 to below 1"),
-        ({"feedback_decay": -0.5}, "--feedback-decay -0.5 is not what a run takes", "from 0 to below 1"),
-        ({"feedback_decay": float("nan")}, "--feedback-decay nan is not what a run takes", "from 0 to below 1"),
+        (
+            {"feedback_decay": 1.0},
+            "--feedback-decay 1.0 is not what a run takes",
+            "from 0 to below 1",
+        ),
+        (
+            {"feedback_decay": -0.5},
+            "--feedback-decay -0.5 is not what a run takes",
+            "from 0 to below 1",
+        ),
+        (
+            {"feedback_decay": float("nan")},
+            "--feedback-decay nan is not what a run takes",
+            "from 0 to below 1",
+        ),
         ({"outer_lr": 0.0, "optimizer": "sparseloco"}, "--outer-lr 0.0 is no rate", "at most 64"),
-        ({"outer_lr": float("nan"), "optimizer": "sparseloco"}, "--outer-lr nan is no rate", "at most 64"),
-        ({"orthogonal_lr": 64.5, "optimizer": "sparseloco"}, "--orthogonal-lr 64.5 is no rate", "from 0 to 64"),
+        (
+            {"outer_lr": float("nan"), "optimizer": "sparseloco"},
+            "--outer-lr nan is no rate",
+            "at most 64",
+        ),
+        (
+            {"orthogonal_lr": 64.5, "optimizer": "sparseloco"},
+            "--orthogonal-lr 64.5 is no rate",
+            "from 0 to 64",
+        ),
         ({"orthogonal_lr": 1.0, "optimizer": "distro"}, "--orthogonal-lr means", "Leave it out"),
-        ({"config_path": DISTRO_RUN, "optimizer": "sparseloco"}, "--optimizer sparseloco: the learning", "--lr 0.002"),
+        (
+            {"config_path": DISTRO_RUN, "optimizer": "sparseloco"},
+            "--optimizer sparseloco: the learning",
+            "--lr 0.002",
+        ),
         ({"members": 33}, "a batch of 32 is too small for 33 members", "--total-batch"),
         ({"members": 2, "shares": "1,2,3"}, "is for 3 members, not 2", "one for each"),
         ({"members": 2, "shares": "1,2"}, "are 3 sequences, and a step has 32", "--total-batch 3"),
-        ({"config_path": DEMO, "eval_every": 2}, "--eval-every measures on held-out text", "--held-out-path DIR"),
+        (
+            {"config_path": DEMO, "eval_every": 2},
+            "--eval-every measures on held-out text",
+            "--held-out-path DIR",
+        ),
         ({"topk": 4097}, "--topk 4097: a block has 4096 coefficients", "4096 or less"),
-        ({"topk_embeddings": 4097}, "--topk-embeddings 4097: a block has 4096 coefficients", "4096 or less"),
-        ({"members": 2, "shares": "0,32"}, "--shares '0,32' must be whole numbers from 1", "For example"),
+        (
+            {"topk_embeddings": 4097},
+            "--topk-embeddings 4097: a block has 4096 coefficients",
+            "4096 or less",
+        ),
+        (
+            {"members": 2, "shares": "0,32"},
+            "--shares '0,32' must be whole numbers from 1",
+            "For example",
+        ),
         ({"lr": 0.0}, "--lr 0.0 is no learning rate", "above 0"),
         ({"lr": float("nan")}, "--lr nan is no learning rate", "above 0"),
         ({"lr": float("inf")}, "--lr inf is no learning rate", "above 0"),
         ({"lr": 1e39}, "--lr 1e+39 is no learning rate", "at most 1000"),
-        ({"steps": 10, "warmup_steps": 10}, "a warm-up of 10 steps leaves nothing of the 10 steps", "--warmup-steps"),
-        ({"held_out_path": Path("tokens")}, "--held-out-path tokens holds what is trained on", "--held-out DIR"),
+        (
+            {"steps": 10, "warmup_steps": 10},
+            "a warm-up of 10 steps leaves nothing of the 10 steps",
+            "--warmup-steps",
+        ),
+        (
+            {"held_out_path": Path("tokens")},
+            "--held-out-path tokens holds what is trained on",
+            "--held-out DIR",
+        ),
         ({"held_out_path": Path("tokens/a.bin")}, "holds what is trained on", "--held-out DIR"),
-        ({"config_path": DEMO, "optimizer": "adamw"}, "--optimizer adamw: the learning rate", "--lr 0.002"),
+        (
+            {"config_path": DEMO, "optimizer": "adamw"},
+            "--optimizer adamw: the learning rate",
+            "--lr 0.002",
+        ),
         ({"config_path": DEMO, "tiers": "3"}, "tiers 0 to 2", "matformer"),
         ({"config_path": DEMO, "steps": 74}, "is 0 before step 74", "--lr-schedule"),
         ({"config_path": DEMO, "warmup_steps": 1}, "is 0 before step 48", "--lr-schedule"),
-        ({"config_path": DEMO, "steps": 3}, "a warm-up of 3 steps leaves nothing of the 3 steps", "--warmup-steps"),
+        (
+            {"config_path": DEMO, "steps": 3},
+            "a warm-up of 3 steps leaves nothing of the 3 steps",
+            "--warmup-steps",
+        ),
     ],
     ids=str,
 )
@@ -282,10 +416,16 @@ def test_a_block_may_be_sent_whole() -> None:
     ("old", "new", "sentence"),
     [
         ('checkpoint = { Local = "MODEL" }', DUMMY, "no checkpoint on this machine"),
-        ('data_location = { Local = "DATA" }', 'data_location = { Server = "a:1" }', "Server location"),
+        (
+            'data_location = { Local = "DATA" }',
+            'data_location = { Server = "a:1" }',
+            "Server location",
+        ),
     ],
 )
-def test_what_is_not_on_this_machine_is_told(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+def test_what_is_not_on_this_machine_is_told(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
     with pytest.raises(Unsuitable, match=sentence) as told:
         recipe(config_path=file(tmp_path, (old, new)))
     assert told.value.fix
@@ -306,11 +446,15 @@ def test_a_config_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
 
 
 def test_what_sparseloco_does_unasked_is_said() -> None:
-    """A share takes as many inner steps as it has sequences at most, and results that travel are applied too late."""
+    """A share takes as many inner steps as it has sequences at most, and results that travel are
+    applied too late.
+    """
     plenty = bare(optimizer="sparseloco", members=3, total_batch=12)
     assert advice(plenty) == []
     (few,) = advice(bare(optimizer="sparseloco", members=3, total_batch=11))
-    assert few.startswith("the smallest share has 3 of the 11 sequences of a step, and as many inner steps, not 4: ")
+    assert few.startswith(
+        "the smallest share has 3 of the 11 sequences of a step, and as many inner steps, not 4: "
+    )
     (uneven,) = advice(bare(optimizer="sparseloco", members=2, total_batch=12, shares="10,2"))
     assert uneven.startswith("the smallest share has 2 of the 12 ")
     (late,) = advice(bare(optimizer="sparseloco", overlap="1"))

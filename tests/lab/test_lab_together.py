@@ -1,4 +1,6 @@
-"""The laboratory's replicas are a run's: what it computes is what members of a simulated run compute, bit by bit."""
+"""The laboratory's replicas are a run's: what it computes is what members of a simulated run
+compute, bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from member.desk import SCHEMA
 
 CPU = torch.device("cpu")
 STEPS = 6  # of a simulated run
-INNER = {"SparseLoCo": {"inner_steps": 2, "inner_optimizer": "muon", "divisor": "all", "orthogonal_lr": 1.5}}
+INNER = {
+    "SparseLoCo": {
+        "inner_steps": 2,
+        "inner_optimizer": "muon",
+        "divisor": "all",
+        "orthogonal_lr": 1.5,
+    }
+}
 SEQUENCES = torch.arange(9 * 16).mul(7).remainder(64).view(9, 16)
 
 
@@ -47,7 +56,9 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
     "rules",
     [
         pytest.param({"cold_start_warmup_steps": 4}, id="sign"),
-        pytest.param({"optimizer": INNER, "overlap": 0}, id="inner steps at once", marks=pytest.mark.slow),
+        pytest.param(
+            {"optimizer": INNER, "overlap": 0}, id="inner steps at once", marks=pytest.mark.slow
+        ),
         pytest.param({"quantize": False}, id="values", marks=pytest.mark.slow),
         pytest.param({"overlap": 0}, id="at once", marks=pytest.mark.slow),
         pytest.param({"optimizer": INNER}, id="inner steps", marks=pytest.mark.slow),
@@ -56,7 +67,9 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
 def test_it_computes_what_the_members_of_a_run_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
 ) -> None:
-    """Members of a simulated run say which sequences were whose; after every step all levels must be the same."""
+    """Members of a simulated run say which sequences were whose; after every step all levels must
+    be the same.
+    """
     plans: dict[int, RoundPlan] = {}
 
     def noted(*given: Any) -> RoundPlan:
@@ -86,11 +99,15 @@ def test_it_computes_what_the_members_of_a_run_compute(
         overlap,
     )
     for step in range(1, STEPS + 1):
-        indices = [[i for span in plans[step].ranges(seats[tier]) for i in span] for tier in (0, 1, 2)]
+        indices = [
+            [i for span in plans[step].ranges(seats[tier]) for i in span] for tier in (0, 1, 2)
+        ]
         assert all(len(own) == 3 for own in indices)
         together.step(step, [torch.from_numpy(data.read(own)) for own in indices], [True] * 3)
         if step > overlap:
-            assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[step - overlap], step
+            assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[
+                step - overlap
+            ], step
     together.settle()
     assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[STEPS]
 
@@ -103,13 +120,21 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     for step in range(1, 6):
         shares = [SEQUENCES[step % 3 : step % 3 + 3], SEQUENCES[4:8]]
         accepted = [True, step != 2]
-        made = [r.train(s, 0.01, 0.01, threading.Event()).payloads for r, s in zip(plain, shares, strict=True)]
-        waiting.append([payloads for payloads, counts in zip(made, accepted, strict=True) if counts])
+        made = [
+            r.train(s, 0.01, 0.01, threading.Event()).payloads
+            for r, s in zip(plain, shares, strict=True)
+        ]
+        waiting.append(
+            [payloads for payloads, counts in zip(made, accepted, strict=True) if counts]
+        )
         if len(waiting) > overlap:
             results = waiting.pop(0)
             for own in plain:
                 own.apply(
-                    {k: [decode_level(p[k], SCHEMA.results, k) for p in results if k in p] for k in own.levels},
+                    {
+                        k: [decode_level(p[k], SCHEMA.results, k) for p in results if k in p]
+                        for k in own.levels
+                    },
                     0.01,
                 )
         done = together.step(step, shares, accepted)
@@ -130,13 +155,21 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     ],
     ids=str,
 )
-def test_members_with_inner_steps_have_equal_levels_after_every_step(changed: dict[str, Any], overlap: int) -> None:
+def test_members_with_inner_steps_have_equal_levels_after_every_step(
+    changed: dict[str, Any], overlap: int
+) -> None:
     """Of unequal tiers and shares; one result in five is not accepted."""
-    schema = Schema(SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, **changed))
-    together = Together([replica(tier, schema) for tier in (0, 1, 2, 1)], lambda step: 0.01 / (step + 1), overlap)
+    schema = Schema(
+        SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, **changed)
+    )
+    together = Together(
+        [replica(tier, schema) for tier in (0, 1, 2, 1)], lambda step: 0.01 / (step + 1), overlap
+    )
     seen = [together.hashes()]
     for step in range(1, 5):
-        shares = [SEQUENCES[start : start + count] for start, count in ((0, 3), (3, 1), (4, 2), (6, 3))]
+        shares = [
+            SEQUENCES[start : start + count] for start, count in ((0, 3), (3, 1), (4, 2), (6, 3))
+        ]
         done = together.step(step, shares, [(step + member) % 5 > 0 for member in range(4)])
         assert done.bytes == sum(schema.results.result_bytes(tier) for tier in (0, 1, 2, 1))
         seen.append(together.hashes())  # raises where two differ

@@ -47,7 +47,9 @@ def move(payer: Keypair, to: Pubkey, lamports: int) -> Instruction:
     return transfer(TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to, lamports=lamports))
 
 
-def sign(instructions: Sequence[Instruction], blockhash: Hash, *signers: Keypair) -> VersionedTransaction:
+def sign(
+    instructions: Sequence[Instruction], blockhash: Hash, *signers: Keypair
+) -> VersionedTransaction:
     message = Message.new_with_blockhash(list(instructions), signers[0].pubkey(), blockhash)
     return VersionedTransaction(message, list(signers))
 
@@ -56,7 +58,9 @@ async def recent(client: AsyncClient) -> Hash:
     return (await client.get_latest_blockhash()).value.blockhash
 
 
-async def send(client: AsyncClient, instructions: Sequence[Instruction], *signers: Keypair) -> Signature:
+async def send(
+    client: AsyncClient, instructions: Sequence[Instruction], *signers: Keypair
+) -> Signature:
     """Send and wait until confirmed."""
     transaction = sign(instructions, await recent(client), *signers)
     signature = (await client.send_transaction(transaction, OPTIONS)).value
@@ -64,7 +68,9 @@ async def send(client: AsyncClient, instructions: Sequence[Instruction], *signer
     return signature
 
 
-async def transfer_new(client: AsyncClient, payer: Keypair, to: Pubkey | None = None) -> tuple[Signature, Pubkey, int]:
+async def transfer_new(
+    client: AsyncClient, payer: Keypair, to: Pubkey | None = None
+) -> tuple[Signature, Pubkey, int]:
     """A transfer unlike any before it: (signature, receiver, lamports)."""
     to, lamports = to or Keypair().pubkey(), next(_amounts)
     return await send(client, [move(payer, to, lamports)], payer), to, lamports
@@ -94,7 +100,11 @@ def blank_account(payer: Keypair, key: Keypair, size: int) -> Instruction:
     """A new account of `size` zero bytes, with lamports to spare."""
     return create_account(
         CreateAccountParams(
-            from_pubkey=payer.pubkey(), to_pubkey=key.pubkey(), lamports=SOL, space=size, owner=PRELOADED_ID
+            from_pubkey=payer.pubkey(),
+            to_pubkey=key.pubkey(),
+            lamports=SOL,
+            space=size,
+            owner=PRELOADED_ID,
         )
     )
 
@@ -110,11 +120,20 @@ async def write_buffer(client: AsyncClient, payer: Keypair, data: bytes) -> Pubk
     lamports = (await client.get_minimum_balance_for_rent_exemption(size)).value
     made = create_account(
         CreateAccountParams(
-            from_pubkey=payer.pubkey(), to_pubkey=buffer.pubkey(), lamports=lamports, space=size, owner=LOADER_ID
+            from_pubkey=payer.pubkey(),
+            to_pubkey=buffer.pubkey(),
+            lamports=lamports,
+            space=size,
+            owner=LOADER_ID,
         )
     )
-    accounts = [AccountMeta(buffer.pubkey(), False, True), AccountMeta(payer.pubkey(), False, False)]
-    await send(client, [made, Instruction(LOADER_ID, struct.pack("<I", 0), accounts)], payer, buffer)
+    accounts = [
+        AccountMeta(buffer.pubkey(), False, True),
+        AccountMeta(payer.pubkey(), False, False),
+    ]
+    await send(
+        client, [made, Instruction(LOADER_ID, struct.pack("<I", 0), accounts)], payer, buffer
+    )
     accounts = [AccountMeta(buffer.pubkey(), False, True), AccountMeta(payer.pubkey(), True, False)]
     blockhash = await recent(client)
     sent = []
@@ -136,7 +155,9 @@ async def deploy(client: AsyncClient, payer: Keypair, program: Keypair, elf: byt
     key = program.pubkey()
     lamports = (await client.get_minimum_balance_for_rent_exemption(36)).value
     made = create_account(
-        CreateAccountParams(from_pubkey=payer.pubkey(), to_pubkey=key, lamports=lamports, space=36, owner=LOADER_ID)
+        CreateAccountParams(
+            from_pubkey=payer.pubkey(), to_pubkey=key, lamports=lamports, space=36, owner=LOADER_ID
+        )
     )
     accounts = [
         AccountMeta(payer.pubkey(), True, True),

@@ -22,7 +22,9 @@ NETWORK_FIXTURES = {"network", "client", "payer", "socket"}
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_asyncio_loop_factories(item: pytest.Function) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(
+    item: pytest.Function,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Let time pass only for tests on the network in this process; others start networks as
     processes.
     """
@@ -57,7 +59,9 @@ async def network(memo_so: Path) -> AsyncIterator[Urls]:
     """A network of any engine: test_localnet_validator.py runs the tests that use it on the real
     validator.
     """
-    running = await serve(LocalnetConfig(rpc_port=0, programs=[(PRELOADED_ID, memo_so)], time=LoopTime()))
+    running = await serve(
+        LocalnetConfig(rpc_port=0, programs=[(PRELOADED_ID, memo_so)], time=LoopTime())
+    )
     yield Urls("embedded", running.rpc_url, running.ws_url)
     await running.close()
 

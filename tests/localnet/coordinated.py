@@ -40,7 +40,9 @@ class LoneMember:
             self.coordinator.ix.join_run(
                 RUN,
                 run.created,
-                authorization=authorization_address(Pubkey.from_string(AUTHORIZER_ID), own, EVERYONE),
+                authorization=authorization_address(
+                    Pubkey.from_string(AUTHORIZER_ID), own, EVERYONE
+                ),
                 p2p=bytes(Keypair().pubkey()),
                 tier=0,
                 weight=1,
@@ -55,7 +57,9 @@ class LoneMember:
         while not (run := await self.coordinator.run(RUN)).state.training:
             self._time.advance(2)
             if run.state is RunState.WARMUP and run.seed_is_drawn:
-                await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0, run.round_id))
+                await self.coordinator.transact(
+                    self.coordinator.ix.warmup_witness(RUN, 0, run.round_id)
+                )
             else:
                 await self.coordinator.tick(RUN)
         return run
@@ -67,10 +71,14 @@ class LoneMember:
         judged = run.round(run.config.judged(run.current.height))
         seen = judged.roster if judged is not None and judged.batch else 0
         fingerprints = (
-            pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.salt) if judged and seen else bytes(320)
+            pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.salt)
+            if judged and seen
+            else bytes(320)
         )
         metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
-        await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, run.round_id, seen, fingerprints, metadata))
+        await self.coordinator.transact(
+            self.coordinator.ix.witness(RUN, 0, run.round_id, seen, fingerprints, metadata)
+        )
         self._time.advance(3)
         after = await self.coordinator.run(RUN)
         if after.state.training and after.current.height == now.height:

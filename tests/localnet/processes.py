@@ -33,7 +33,9 @@ def start_compacting(ledger: Path, *, compact_bytes: int) -> Started:
 
 
 def _spawn(*arguments: str) -> Started:
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     line = process.stdout.readline()
     ready = re.fullmatch(r"localnet ready rpc=(\S+) ws=(\S+)\n", line)

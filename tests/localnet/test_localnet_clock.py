@@ -40,7 +40,9 @@ async def test_a_clock_set_back_between_two_starts(tmp_path: Path) -> None:
     payer = Keypair()
     for wall_seconds in (0.0, -HOUR, 0.0):
         clock = RealTime(wall=lambda back=wall_seconds: time.time() + back)  # type: ignore[misc]
-        running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path / "ledger", time=clock, slot_ms=20))
+        running = await serve(
+            LocalnetConfig(rpc_port=0, ledger=tmp_path / "ledger", time=clock, slot_ms=20)
+        )
         async with AsyncClient(running.rpc_url) as client:
             seen.append(await reading(client))
             start = seen[-1][0]
@@ -63,7 +65,9 @@ async def test_slots_of_another_length_do_not_move_chain_time(tmp_path: Path) ->
     known = dict[int, int]()
     before = (0, 0)
     for length in (400, 60_000, 100, 400):
-        running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock, slot_ms=length))
+        running = await serve(
+            LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock, slot_ms=length)
+        )
         async with AsyncClient(running.rpc_url) as client:
             slot, now = await reading(client)
             assert slot > before[0]
@@ -84,7 +88,11 @@ async def test_health_reports_stalled_slots() -> None:
     assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"
     clock.set_back(40)
     error = (await rpc(running.rpc_url, "getHealth"))["error"]
-    assert error == {"code": -32005, "message": "Node is behind by 100 slots", "data": {"numSlotsBehind": 100}}
+    assert error == {
+        "code": -32005,
+        "message": "Node is behind by 100 slots",
+        "data": {"numSlotsBehind": 100},
+    }
     assert await health(running.rpc_url) == "behind"
     clock.advance(40)
     assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"

@@ -14,7 +14,17 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_ID
 from solders.system_program import CreateAccountParams, create_account
 
-from localnet.chainwork import PRELOADED_ID, close_program, deploy, memo, recent, send, sign, until_slot, upgrade
+from localnet.chainwork import (
+    PRELOADED_ID,
+    close_program,
+    deploy,
+    memo,
+    recent,
+    send,
+    sign,
+    until_slot,
+    upgrade,
+)
 
 ASSOCIATED_ID = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
 TOKEN_ID = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
@@ -42,14 +52,22 @@ async def test_inner_instructions_are_shown(client: AsyncClient, payer: Keypair)
     lamports = (await client.get_minimum_balance_for_rent_exemption(82)).value
     made = create_account(
         CreateAccountParams(
-            from_pubkey=payer.pubkey(), to_pubkey=mint.pubkey(), lamports=lamports, space=82, owner=TOKEN_ID
+            from_pubkey=payer.pubkey(),
+            to_pubkey=mint.pubkey(),
+            lamports=lamports,
+            space=82,
+            owner=TOKEN_ID,
         )
     )
     initialize = Instruction(
-        TOKEN_ID, bytes((20, 0)) + bytes(payer.pubkey()) + b"\0", [AccountMeta(mint.pubkey(), False, True)]
+        TOKEN_ID,
+        bytes((20, 0)) + bytes(payer.pubkey()) + b"\0",
+        [AccountMeta(mint.pubkey(), False, True)],
     )
     owner = Keypair().pubkey()
-    wallet, _ = Pubkey.find_program_address([bytes(owner), bytes(TOKEN_ID), bytes(mint.pubkey())], ASSOCIATED_ID)
+    wallet, _ = Pubkey.find_program_address(
+        [bytes(owner), bytes(TOKEN_ID), bytes(mint.pubkey())], ASSOCIATED_ID
+    )
     accounts = [
         AccountMeta(payer.pubkey(), True, True),
         AccountMeta(wallet, False, True),
@@ -58,7 +76,9 @@ async def test_inner_instructions_are_shown(client: AsyncClient, payer: Keypair)
         AccountMeta(SYSTEM_ID, False, False),
         AccountMeta(TOKEN_ID, False, False),
     ]
-    signature = await send(client, [made, initialize, Instruction(ASSOCIATED_ID, b"", accounts)], payer, mint)
+    signature = await send(
+        client, [made, initialize, Instruction(ASSOCIATED_ID, b"", accounts)], payer, mint
+    )
     found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
     assert found is not None
     assert found.transaction.meta is not None
@@ -77,11 +97,17 @@ async def test_deploy_upgrade_close(client: AsyncClient, payer: Keypair, memo_el
     await deploy(client, payer, program, token.data)
     await next_slot(client)
     with pytest.raises(RPCException, match=r"InvalidInstruction|Custom"):
-        await client.send_transaction(sign([memo(program.pubkey(), b"\xf0")], await recent(client), payer))
+        await client.send_transaction(
+            sign([memo(program.pubkey(), b"\xf0")], await recent(client), payer)
+        )
     await upgrade(client, payer, program.pubkey(), memo_elf)
     await next_slot(client)
-    assert any('"upgraded"' in line for line in await logs_of(client, program.pubkey(), payer, b"upgraded"))
+    assert any(
+        '"upgraded"' in line for line in await logs_of(client, program.pubkey(), payer, b"upgraded")
+    )
     await close_program(client, payer, program.pubkey())
     await next_slot(client)
     with pytest.raises(RPCException, match=r"InvalidProgramForExecution|UnsupportedProgramId"):
-        await client.send_transaction(sign([memo(program.pubkey(), b"gone")], await recent(client), payer))
+        await client.send_transaction(
+            sign([memo(program.pubkey(), b"gone")], await recent(client), payer)
+        )

@@ -44,7 +44,9 @@ async def test_attestation_writes_only_changed_pages(tmp_path: Path) -> None:
     clock = VirtualTime()
     wallet = Wallet(Keypair())
     gifts = [(wallet.pubkey, RICH)]
-    running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock, programs=PROGRAMS, airdrops=gifts))
+    running = await serve(
+        LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock, programs=PROGRAMS, airdrops=gifts)
+    )
     member = LoneMember(running, clock, wallet)
     await member.open(rounds=2 * ROUNDS)
     await member.reach_rounds()
@@ -63,7 +65,9 @@ async def test_attestation_writes_only_changed_pages(tmp_path: Path) -> None:
     await again.close()
 
 
-def test_ledger_of_a_long_run_stays_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_of_a_long_run_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Old transactions make room for new ones, and the database and its log stop growing."""
     monkeypatch.setattr("aftermath.localnet.ledger.HISTORY_BYTES", 100_000)
     ledger = Ledger(tmp_path)
@@ -89,7 +93,9 @@ def test_ledger_of_a_long_run_stays_bounded(tmp_path: Path, monkeypatch: pytest.
     assert recovered.history == [ledger_writer.entry(number)[0] for number in range(first, 1201)]
 
 
-async def test_transaction_that_could_be_resent_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transaction_that_could_be_resent_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The blockhash is still valid after a restart, with any limit of the history."""
     monkeypatch.setattr("aftermath.localnet.ledger.HISTORY_BYTES", 1)
     clock = VirtualTime()
@@ -131,7 +137,9 @@ def test_killed_writer_loses_no_acknowledged_append(tmp_path: Path) -> None:
         count = recovered.chain.transactions
         assert count in (acknowledged, acknowledged + 1)
         assert recovered.accounts == [(ledger_writer.KEY, ledger_writer.account(count))]
-        assert recovered.history == [ledger_writer.entry(number)[0] for number in range(1, count + 1)]
+        assert recovered.history == [
+            ledger_writer.entry(number)[0] for number in range(1, count + 1)
+        ]
     assert count > KILLS
 
 

@@ -20,7 +20,9 @@ from aftermath.localnet import (
 from aftermath.localnet.__main__ import main
 from localnet.processes import start
 
-needs_validator = pytest.mark.skipif(validator_binary() is None, reason="solana-test-validator not found")
+needs_validator = pytest.mark.skipif(
+    validator_binary() is None, reason="solana-test-validator not found"
+)
 
 
 def answers(url: str) -> bool:
@@ -65,7 +67,9 @@ def test_the_validator_ends_with_its_parent() -> None:
         pass
 
 
-async def test_an_absent_validator_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_an_absent_validator_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("AFTERMATH_VALIDATOR", raising=False)
@@ -77,7 +81,9 @@ async def test_an_absent_validator_is_explained(monkeypatch: pytest.MonkeyPatch,
     assert validator_binary() == binary
 
 
-async def test_failed_validator_shows_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_failed_validator_shows_end_of_its_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     binary = tmp_path / "failing"
     write_script(binary, "echo no more luck; exit 3")
     monkeypatch.setenv("AFTERMATH_VALIDATOR", str(binary))
@@ -105,7 +111,10 @@ def write_script(path: Path, command: str) -> None:
     ],
 )
 def test_bad_arguments_give_one_line(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["aftermath.localnet", "--rpc-port", "0", *arguments])
     with pytest.raises(SystemExit) as ended:

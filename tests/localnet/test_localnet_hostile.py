@@ -31,7 +31,9 @@ def offline() -> tuple[Bank, Rpc, list[str]]:
     """A chain without sockets, its RPC and the names of all methods."""
     bank, _ = open_chain(None, VirtualTime(), 400, [])
     reading = ReadMethods(bank)
-    sending = TransactionMethods(bank, Committer(bank, None), reading, faucet_of(bank.slots.genesis))
+    sending = TransactionMethods(
+        bank, Committer(bank, None), reading, faucet_of(bank.slots.genesis)
+    )
     handlers = {**reading.methods(), **sending.methods()}
     return bank, Rpc(bank, handlers), sorted(handlers)
 
@@ -41,7 +43,12 @@ PAYER = Keypair()
 asyncio.run(
     RPC.answer(
         json.dumps(
-            {"jsonrpc": "2.0", "id": 1, "method": "requestAirdrop", "params": [str(PAYER.pubkey()), 1000 * SOL]}
+            {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "requestAirdrop",
+                "params": [str(PAYER.pubkey()), 1000 * SOL],
+            }
         ).encode()
     )
 )
@@ -52,7 +59,16 @@ scalars = (
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=50)
-    | st.sampled_from([str(PAYER.pubkey()), str(Keypair().sign_message(b"")), "confirmed", "base64", "AAAA", "all"])
+    | st.sampled_from(
+        [
+            str(PAYER.pubkey()),
+            str(Keypair().sign_message(b"")),
+            "confirmed",
+            "base64",
+            "AAAA",
+            "all",
+        ]
+    )
 )
 KEYS = (
     "encoding commitment dataSlice offset length filters memcmp dataSize bytes minContextSlot limit before until "
@@ -61,7 +77,9 @@ KEYS = (
 
 
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS.split()), inner, max_size=4)
+    return st.lists(inner, max_size=4) | st.dictionaries(
+        st.sampled_from(KEYS.split()), inner, max_size=4
+    )
 
 
 values = st.recursive(scalars, nested, max_leaves=12)
@@ -74,7 +92,9 @@ def ask(body: bytes) -> Any:
 
 @given(st.sampled_from(METHODS), st.lists(values, max_size=3) | values)
 def test_any_parameters_get_an_answer(method: str, params: Any) -> None:
-    answer = ask(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode())
+    answer = ask(
+        json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    )
     assert answer["id"] == 1
     assert ("result" in answer) != ("error" in answer)
     if "error" in answer:
@@ -109,7 +129,9 @@ def test_a_damaged_transaction_moves_no_money(data: st.DataObject) -> None:
     options = {"encoding": "base64", "skipPreflight": data.draw(st.booleans())}
     for method in ("sendTransaction", "simulateTransaction"):
         params = [base64.b64encode(bytes(wire)).decode(), options]
-        answer = ask(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode())
+        answer = ask(
+            json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+        )
         assert answer.get("error", {}).get("code") in (None, -32602, -32002), answer
     assert money() == before
 
@@ -118,11 +140,17 @@ async def test_http_limits() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     try:
         async with aiohttp.ClientSession() as session:
-            large = b'{"jsonrpc":"2.0","id":1,"method":"getHealth","params":["' + b"x" * MAX_BODY_BYTES + b'"]}'
+            large = (
+                b'{"jsonrpc":"2.0","id":1,"method":"getHealth","params":["'
+                + b"x" * MAX_BODY_BYTES
+                + b'"]}'
+            )
             json_type = {"Content-Type": "application/json"}
             async with session.post(running.rpc_url, data=large, headers=json_type) as response:
                 assert response.status == 413
-            async with session.post(running.rpc_url, data=b"{}", headers={"Content-Type": "text/plain"}) as response:
+            async with session.post(
+                running.rpc_url, data=b"{}", headers={"Content-Type": "text/plain"}
+            ) as response:
                 assert response.status == 415
             async with session.get(running.rpc_url) as response:
                 assert response.status == 405
@@ -130,7 +158,10 @@ async def test_http_limits() -> None:
                 assert (response.status, await response.text()) == (200, "ok")
             async with session.ws_connect(running.ws_url) as socket:
                 await socket.send_str("x" * (pubsub.MAX_MESSAGE_BYTES + 1))
-                assert (await socket.receive()).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+                assert (await socket.receive()).type in (
+                    aiohttp.WSMsgType.CLOSE,
+                    aiohttp.WSMsgType.CLOSED,
+                )
         assert (await post(running.rpc_url, []))["error"]["code"] == -32600
         assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"
     finally:
@@ -143,14 +174,18 @@ async def test_websocket_on_the_rpc_port_too() -> None:
         await socket.send_json({"jsonrpc": "2.0", "id": 1, "method": "slotSubscribe"})
         number = (await socket.receive_json())["result"]
         assert (await socket.receive_json())["params"]["subscription"] == number
-        await socket.send_json({"jsonrpc": "2.0", "id": 2, "method": "slotUnsubscribe", "params": [number]})
+        await socket.send_json(
+            {"jsonrpc": "2.0", "id": 2, "method": "slotUnsubscribe", "params": [number]}
+        )
         while "id" not in (answer := await socket.receive_json()):
             pass
         assert answer["result"] is True
     await running.close()
 
 
-LETTER = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+LETTER = (
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+)
 
 
 async def test_client_that_disconnects_causes_no_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,13 +218,17 @@ async def test_lagging_subscriber_is_disconnected(monkeypatch: pytest.MonkeyPatc
     await loop.sock_connect(lazy, ("127.0.0.1", running.rpc_port))
     await loop.sock_sendall(lazy, UPGRADE)
     for number in range(subscriptions):
-        await loop.sock_sendall(lazy, _masked({"jsonrpc": "2.0", "id": number, "method": "slotSubscribe"}))
+        await loop.sock_sendall(
+            lazy, _masked({"jsonrpc": "2.0", "id": number, "method": "slotSubscribe"})
+        )
     async with aiohttp.ClientSession() as session, session.ws_connect(running.ws_url) as keen:
         await keen.send_json({"jsonrpc": "2.0", "id": 1, "method": "slotSubscribe"})
         assert "result" in await keen.receive_json()
         assert len(running._connections) == 2
         slots = 0
-        while len(running._connections) == 2:  # each slot is worth about 50 kB to the lazy one, which reads nothing
+        while (
+            len(running._connections) == 2
+        ):  # each slot is worth about 50 kB to the lazy one, which reads nothing
             time.advance(0.4)
             slots += 1
             assert (await keen.receive_json())["params"]["result"]["slot"] == slots + 1
@@ -235,7 +274,9 @@ async def test_bad_programs_are_named(tmp_path: Any) -> None:
 async def test_configured_airdrops_are_there(tmp_path: Any) -> None:
     key = Keypair().pubkey()
     for _ in range(2):
-        running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, airdrops=[(key, 3 * SOL)]))
+        running = await serve(
+            LocalnetConfig(rpc_port=0, ledger=tmp_path, airdrops=[(key, 3 * SOL)])
+        )
         assert (await rpc(running.rpc_url, "getBalance", str(key)))["result"]["value"] == 3 * SOL
         await running.close()
     with pytest.raises(LocalnetError, match="airdrop"):
@@ -253,9 +294,13 @@ async def test_a_batch_of_transfers_lands_in_order() -> None:
         for number in range(50):
             wire = bytes(sign([move(payer, to, SOL // 100 + number)], blockhash, payer))
             params = [base64.b64encode(wire).decode(), {"encoding": "base64"}]
-            calls.append({"jsonrpc": "2.0", "id": number, "method": "sendTransaction", "params": params})
+            calls.append(
+                {"jsonrpc": "2.0", "id": number, "method": "sendTransaction", "params": params}
+            )
         answers = await post(running.rpc_url, calls)
         assert [one["id"] for one in answers] == list(range(50))
         assert all("result" in one for one in answers)
-        assert (await client.get_balance(to)).value == sum(SOL // 100 + number for number in range(50))
+        assert (await client.get_balance(to)).value == sum(
+            SOL // 100 + number for number in range(50)
+        )
     await running.close()

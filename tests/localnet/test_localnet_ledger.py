@@ -42,7 +42,9 @@ def localnet(ledger: Path, *arguments: str) -> Iterator[tuple[str, int]]:
         process.wait()
 
 
-async def flood(client: AsyncClient, payer: Keypair, to: Pubkey, acknowledged: dict[Signature, int]) -> None:
+async def flood(
+    client: AsyncClient, payer: Keypair, to: Pubkey, acknowledged: dict[Signature, int]
+) -> None:
     """Transfers without end; those that were answered are noted. Ends when the server is gone."""
     number = 0
     try:
@@ -74,7 +76,9 @@ async def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
             genesis = (await client.get_genesis_hash()).value
             for payer in payers:
                 await fund(client, payer.pubkey(), 100 * SOL)
-            floods = [asyncio.create_task(flood(client, payer, to, acknowledged)) for payer in payers]
+            floods = [
+                asyncio.create_task(flood(client, payer, to, acknowledged)) for payer in payers
+            ]
             while len(acknowledged) < 80:
                 await asyncio.sleep(0.01)
             slot = (await client.get_slot()).value
@@ -120,7 +124,9 @@ async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prlimit to fill a process's disk")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="needs prlimit to fill a process's disk"
+)
 async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     payer = Keypair()
     to = Keypair().pubkey()
@@ -138,7 +144,9 @@ async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> No
             assert (await client.get_balance(payer.pubkey())).value == balance
             assert (await client.get_account_info(to)).value is None
             assert (await client.get_signature_statuses([tx.signatures[0]])).value == [None]
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            resource.prlimit(
+                pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
             await client.send_transaction(tx)
             assert (await call(rpc, "getHealth"))["result"] == "ok"
     async with reopened(tmp_path / "ledger") as client:
@@ -294,7 +302,9 @@ async def test_ledger_keeps_accounts_of_the_runtime(tmp_path: Path) -> None:
     assert held[2] == held[1]
 
 
-async def test_forget_with_unwritable_ledger_keeps_accounts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_forget_with_unwritable_ledger_keeps_accounts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     node = EmbeddedNode(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
     key = Keypair().pubkey()
     await node.provide(key, SOL)

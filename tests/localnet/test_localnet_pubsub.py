@@ -64,14 +64,16 @@ async def test_slots(socket: SolanaWsClientProtocol) -> None:
         slots.append(note.result.slot)
     assert slots == sorted(set(slots))
     await socket.slot_unsubscribe(number)
-    while not isinstance((answer := (await received(socket))[0]), SubscriptionResult) and not isinstance(
-        answer.result, bool
-    ):
+    while not isinstance(
+        (answer := (await received(socket))[0]), SubscriptionResult
+    ) and not isinstance(answer.result, bool):
         pass
 
 
 @pytest.mark.parametrize("encoding", ["base64", "base64+zstd"])
-async def test_accounts(socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair, encoding: str) -> None:
+async def test_accounts(
+    socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair, encoding: str
+) -> None:
     to = Keypair().pubkey()
     await socket.account_subscribe(to, Confirmed, encoding)
     number = await opened(socket)
@@ -89,17 +91,23 @@ async def test_accounts(socket: SolanaWsClientProtocol, client: AsyncClient, pay
         await asyncio.wait_for(socket.recv(), 1.0)
 
 
-async def test_account_data_arrives_whole(socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair) -> None:
+async def test_account_data_arrives_whole(
+    socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
+) -> None:
     await socket.program_subscribe(LOADER_ID, Confirmed, "base64+zstd")
     await opened(socket)
     buffer = await write_buffer(client, payer, bytes(range(256)))
     while True:
         (note,) = await received(socket)
-        if note.result.value.pubkey == buffer and note.result.value.account.data[37:] == bytes(range(256)):
+        if note.result.value.pubkey == buffer and note.result.value.account.data[37:] == bytes(
+            range(256)
+        ):
             return
 
 
-async def test_programs_by_filter(socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair) -> None:
+async def test_programs_by_filter(
+    socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
+) -> None:
     mark = bytes(Keypair().pubkey())
     where = [MemcmpOpts(offset=37, bytes=str(Pubkey(mark))), 37 + 32]
     await socket.program_subscribe(LOADER_ID, Confirmed, "base64", filters=where)
@@ -110,7 +118,9 @@ async def test_programs_by_filter(socket: SolanaWsClientProtocol, client: AsyncC
     assert note.result.value.pubkey == buffer
 
 
-async def test_signatures_before_and_after(socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair) -> None:
+async def test_signatures_before_and_after(
+    socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
+) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
     await socket.signature_subscribe(tx.signatures[0], Confirmed)
     await opened(socket)
@@ -124,7 +134,9 @@ async def test_signatures_before_and_after(socket: SolanaWsClientProtocol, clien
     assert again.result.value.err is None
 
 
-async def test_a_failed_signature(socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair) -> None:
+async def test_a_failed_signature(
+    socket: SolanaWsClientProtocol, client: AsyncClient, payer: Keypair
+) -> None:
     tx = sign([memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
     await socket.signature_subscribe(tx.signatures[0], Confirmed)
     await opened(socket)
@@ -148,11 +160,20 @@ async def test_logs(socket: SolanaWsClientProtocol, client: AsyncClient, payer: 
 
 
 async def test_wrong_messages_are_errors(network: Urls) -> None:
-    calls = [("accountUnsubscribe", [123_456]), ("accountSubscribe", ["xx"]), ("noSuchSubscribe", []), ("getSlot", [])]
+    calls = [
+        ("accountUnsubscribe", [123_456]),
+        ("accountSubscribe", ["xx"]),
+        ("noSuchSubscribe", []),
+        ("getSlot", []),
+    ]
     async with aiohttp.ClientSession() as session, session.ws_connect(network.ws_url) as socket:
         for number, (method, params) in enumerate(calls):
-            await socket.send_json({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
-        answers = {one["id"]: one["error"]["code"] for one in [await socket.receive_json() for _ in calls]}
+            await socket.send_json(
+                {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            )
+        answers = {
+            one["id"]: one["error"]["code"] for one in [await socket.receive_json() for _ in calls]
+        }
         assert answers == {0: -32602, 1: -32602, 2: -32601, 3: -32601}
         await socket.send_str("{")
         assert (await socket.receive_json())["error"]["code"] == -32700

@@ -89,10 +89,12 @@ async def test_a_blockhash_lasts_150_blocks(client: AsyncClient) -> None:
 async def test_blockhash_validity(network: Urls, client: AsyncClient) -> None:
     known = str(await recent(client))
     confirmed = {"commitment": "confirmed"}
-    assert (await rpc(network.rpc_url, "isBlockhashValid", known, confirmed))["result"]["value"] is True
-    assert (await rpc(network.rpc_url, "isBlockhashValid", str(Hash.new_unique()), confirmed))["result"][
+    assert (await rpc(network.rpc_url, "isBlockhashValid", known, confirmed))["result"][
         "value"
-    ] is False
+    ] is True
+    assert (await rpc(network.rpc_url, "isBlockhashValid", str(Hash.new_unique()), confirmed))[
+        "result"
+    ]["value"] is False
     assert (await rpc(network.rpc_url, "isBlockhashValid", "nonsense"))["error"]["code"] == -32602
 
 
@@ -120,27 +122,36 @@ async def test_a_preloaded_program_is_there(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["base58", "base64", "base64+zstd", "jsonParsed"])
-async def test_account_data_in_every_encoding(client: AsyncClient, payer: Keypair, encoding: str) -> None:
+async def test_account_data_in_every_encoding(
+    client: AsyncClient, payer: Keypair, encoding: str
+) -> None:
     buffer = await write_buffer(client, payer, bytes(range(60)))
     if encoding == "jsonParsed":
-        encoding = "base64"  # the loader's buffers have a parser on a validator; other programs' accounts have none
+        # the loader's buffers have a parser on a validator; other programs' accounts have none
+        encoding = "base64"
     account = (await client.get_account_info(buffer, encoding=encoding)).value
     assert account is not None
     assert account.data[37:] == bytes(range(60))
 
 
-async def test_base58_of_much_data_is_refused(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_base58_of_much_data_is_refused(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     buffer = await write_buffer(client, payer, bytes(200))
     confirmed = {"commitment": "confirmed"}
     for encoding in ({"encoding": "base58"}, {}):
-        answer = await rpc(network.rpc_url, "getAccountInfo", str(buffer), {**confirmed, **encoding})
+        answer = await rpc(
+            network.rpc_url, "getAccountInfo", str(buffer), {**confirmed, **encoding}
+        )
         assert answer["error"]["code"] == -32600
         assert "128 bytes" in answer["error"]["message"]
 
 
 async def test_slices_and_many_accounts(client: AsyncClient, payer: Keypair) -> None:
     buffer = await write_buffer(client, payer, b"abcdefgh")
-    account = (await client.get_account_info(buffer, data_slice=DataSliceOpts(offset=37 + 2, length=3))).value
+    account = (
+        await client.get_account_info(buffer, data_slice=DataSliceOpts(offset=37 + 2, length=3))
+    ).value
     assert account is not None
     assert account.data == b"cde"
     found = (await client.get_multiple_accounts([buffer, Keypair().pubkey(), payer.pubkey()])).value
@@ -159,7 +170,9 @@ async def test_program_accounts_by_filter(client: AsyncClient, payer: Keypair) -
     where = MemcmpOpts(offset=37, bytes=str(Pubkey(mark)))
     both = (await client.get_program_accounts(LOADER_ID, encoding="base64", filters=[where])).value
     assert {one.pubkey for one in both} == {short, long}
-    one = (await client.get_program_accounts(LOADER_ID, encoding="base64", filters=[where, 37 + 33])).value
+    one = (
+        await client.get_program_accounts(LOADER_ID, encoding="base64", filters=[where, 37 + 33])
+    ).value
     assert [(o.pubkey, o.account.data[37:]) for o in one] == [(long, mark + b"!")]
 
 
@@ -176,7 +189,9 @@ async def test_history_of_an_account(client: AsyncClient, payer: Keypair) -> Non
     assert [one.signature for one in until] == [one.signature for one in listed[:-1]]
 
 
-async def test_statuses_of_known_and_unknown_signatures(client: AsyncClient, payer: Keypair) -> None:
+async def test_statuses_of_known_and_unknown_signatures(
+    client: AsyncClient, payer: Keypair
+) -> None:
     signature, _, _ = await transfer_new(client, payer)
     unknown = payer.sign_message(b"never sent")
     known, missing = (await client.get_signature_statuses([signature, unknown])).value
@@ -186,7 +201,9 @@ async def test_statuses_of_known_and_unknown_signatures(client: AsyncClient, pay
     assert known.slot > 0
 
 
-async def test_fees_of_messages_and_blocks(client: AsyncClient, payer: Keypair, network: Urls) -> None:
+async def test_fees_of_messages_and_blocks(
+    client: AsyncClient, payer: Keypair, network: Urls
+) -> None:
     blockhash = await recent(client)
     plain = Message.new_with_blockhash([memo(PRELOADED_ID, b"x")], payer.pubkey(), blockhash)
     assert (await client.get_fee_for_message(plain)).value == 5000
@@ -195,7 +212,9 @@ async def test_fees_of_messages_and_blocks(client: AsyncClient, payer: Keypair, 
     priced = [set_compute_unit_limit(300_001), set_compute_unit_price(2_000), move(payer, to, SOL)]
     message = Message.new_with_blockhash(priced, payer.pubkey(), blockhash)
     assert (await client.get_fee_for_message(message)).value == 5601
-    stale = Message.new_with_blockhash([memo(PRELOADED_ID, b"x")], payer.pubkey(), Hash.new_unique())
+    stale = Message.new_with_blockhash(
+        [memo(PRELOADED_ID, b"x")], payer.pubkey(), Hash.new_unique()
+    )
     assert (await client.get_fee_for_message(stale)).value is None
     before = (await client.get_balance(payer.pubkey())).value
     await send(client, priced, payer)
@@ -210,7 +229,12 @@ async def test_fees_of_messages_and_blocks(client: AsyncClient, payer: Keypair, 
 async def test_min_context_slot(network: Urls) -> None:
     far = {"minContextSlot": 10**12, "commitment": "confirmed"}
     key = str(Keypair().pubkey())
-    for method, *params in (("getSlot",), ("getBalance", key), ("getAccountInfo", key), ("getLatestBlockhash",)):
+    for method, *params in (
+        ("getSlot",),
+        ("getBalance", key),
+        ("getAccountInfo", key),
+        ("getLatestBlockhash",),
+    ):
         error = (await rpc(network.rpc_url, method, *params, far))["error"]
         assert error["code"] == -32016
         assert error["message"] == "Minimum context slot has not been reached"
@@ -238,16 +262,25 @@ async def test_wrong_calls_get_json_rpc_errors(network: Urls) -> None:
         ("getSignaturesForAddress", [key, {"limit": 5000}], -32602),
         ("sendTransaction", ["!!!", {"encoding": "base64"}], -32602),
         ("sendTransaction", ["AAAA", {"encoding": "base64"}], -32602),
-        ("sendTransaction", [base64.b64encode(bytes(2000)).decode(), {"encoding": "base64"}], -32602),
+        (
+            "sendTransaction",
+            [base64.b64encode(bytes(2000)).decode(), {"encoding": "base64"}],
+            -32602,
+        ),
         ("getFeeForMessage", ["AAAA"], -32602),
     ):
-        answer = await post(network.rpc_url, {"jsonrpc": "2.0", "id": 3, "method": method, "params": params})
+        answer = await post(
+            network.rpc_url, {"jsonrpc": "2.0", "id": 3, "method": method, "params": params}
+        )
         assert answer["error"]["code"] == code, (method, params, answer)
         assert answer["id"] == 3
 
 
 async def test_batches(network: Urls, client: AsyncClient) -> None:
-    calls = [{"jsonrpc": "2.0", "id": i, "method": method} for i, method in enumerate(("getSlot", "nope", "getHealth"))]
+    calls = [
+        {"jsonrpc": "2.0", "id": i, "method": method}
+        for i, method in enumerate(("getSlot", "nope", "getHealth"))
+    ]
     answers = {one["id"]: one for one in await post(network.rpc_url, calls)}
     assert answers[0]["result"] >= 0
     assert answers[1]["error"]["code"] == -32601
@@ -260,7 +293,9 @@ async def test_batches(network: Urls, client: AsyncClient) -> None:
     assert isinstance(height, GetBlockHeightResp)
 
 
-async def test_transactions_as_json_and_base64(client: AsyncClient, payer: Keypair, network: Urls) -> None:
+async def test_transactions_as_json_and_base64(
+    client: AsyncClient, payer: Keypair, network: Urls
+) -> None:
     to = Keypair().pubkey()
     tx = sign([move(payer, to, SOL)], await recent(client), payer)
     signature = (await client.send_transaction(tx)).value
@@ -271,11 +306,20 @@ async def test_transactions_as_json_and_base64(client: AsyncClient, payer: Keypa
         meta = found.transaction.meta
         assert meta is not None
         assert (meta.err, meta.fee, meta.compute_units_consumed) == (None, 5000, 150)
-        assert [a - b for a, b in zip(meta.post_balances, meta.pre_balances, strict=True)] == [-SOL - 5000, SOL, 0]
+        assert [a - b for a, b in zip(meta.post_balances, meta.pre_balances, strict=True)] == [
+            -SOL - 5000,
+            SOL,
+            0,
+        ]
         assert meta.log_messages is not None
         assert meta.log_messages[-1] == "Program 11111111111111111111111111111111 success"
     raw = await rpc(
-        network.rpc_url, "getTransaction", str(signature), {"encoding": "base64", "commitment": "confirmed"}
+        network.rpc_url,
+        "getTransaction",
+        str(signature),
+        {"encoding": "base64", "commitment": "confirmed"},
     )
     assert raw["result"]["transaction"] == [base64.b64encode(bytes(tx)).decode(), "base64"]
-    assert (await client.get_transaction(payer.sign_message(b"unknown"), commitment=Confirmed)).value is None
+    assert (
+        await client.get_transaction(payer.sign_message(b"unknown"), commitment=Confirmed)
+    ).value is None

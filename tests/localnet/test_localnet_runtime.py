@@ -22,7 +22,9 @@ def holding(runtime: Runtime, lamports: int) -> Keypair:
     return payer
 
 
-def moving(runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL) -> ExecutionOutcome:
+def moving(
+    runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL
+) -> ExecutionOutcome:
     """What comes of moving so much to an account that is there, with a priority fee of this many
     lamports.
     """

@@ -48,7 +48,9 @@ def encoded(tx: VersionedTransaction) -> str:
 
 
 async def refusal(url: str, tx: VersionedTransaction, **options: Any) -> dict[str, Any]:
-    error: dict[str, Any] = (await rpc(url, "sendTransaction", encoded(tx), {**BASE64, **options}))["error"]
+    error: dict[str, Any] = (await rpc(url, "sendTransaction", encoded(tx), {**BASE64, **options}))[
+        "error"
+    ]
     return error
 
 
@@ -65,11 +67,15 @@ async def test_a_transfer_end_to_end(client: AsyncClient, payer: Keypair) -> Non
 async def test_base58_transactions(network: Urls, client: AsyncClient, payer: Keypair) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
     text = based58.b58encode(bytes(tx)).decode()
-    answer = await rpc(network.rpc_url, "sendTransaction", text, {"preflightCommitment": "confirmed"})
+    answer = await rpc(
+        network.rpc_url, "sendTransaction", text, {"preflightCommitment": "confirmed"}
+    )
     assert answer["result"] == str(tx.signatures[0])
 
 
-async def test_preflight_says_what_failed(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_preflight_says_what_failed(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     tx = sign([move(payer, Keypair().pubkey(), 100 * SOL)], await recent(client), payer)
     error = await refusal(network.rpc_url, tx)
     assert error["code"] == -32002
@@ -86,8 +92,12 @@ async def test_preflight_says_what_failed(network: Urls, client: AsyncClient, pa
     assert (await client.get_signature_statuses([tx.signatures[0]])).value == [None]
 
 
-async def test_a_program_error_in_preflight(network: Urls, client: AsyncClient, payer: Keypair) -> None:
-    error = await refusal(network.rpc_url, sign([memo(PRELOADED_ID, b"\xff\xfe")], await recent(client), payer))
+async def test_a_program_error_in_preflight(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
+    error = await refusal(
+        network.rpc_url, sign([memo(PRELOADED_ID, b"\xff\xfe")], await recent(client), payer)
+    )
     assert error["code"] == -32002
     assert error["message"].endswith("Error processing Instruction 0: invalid instruction data")
     assert error["data"]["err"] == {"InstructionError": [0, "InvalidInstructionData"]}
@@ -98,9 +108,14 @@ async def test_a_wrong_signature(network: Urls, client: AsyncClient, payer: Keyp
     forged = VersionedTransaction.populate(tx.message, [Keypair().sign_message(b"other")])
     error = await refusal(network.rpc_url, forged)
     assert error["code"] == -32002
-    assert error["message"] == "Transaction simulation failed: Transaction did not pass signature verification"
+    assert (
+        error["message"]
+        == "Transaction simulation failed: Transaction did not pass signature verification"
+    )
     assert error["data"]["err"] == "SignatureFailure"
-    answer = await rpc(network.rpc_url, "sendTransaction", encoded(forged), {**BASE64, "skipPreflight": True})
+    answer = await rpc(
+        network.rpc_url, "sendTransaction", encoded(forged), {**BASE64, "skipPreflight": True}
+    )
     assert answer["result"] == str(forged.signatures[0])
     await transfer_new(client, payer)
     assert (await client.get_signature_statuses([forged.signatures[0]])).value == [None]
@@ -111,35 +126,53 @@ async def test_an_instruction_of_an_account_that_is_not_listed(
 ) -> None:
     accounts = [payer.pubkey(), SYSTEM_ID]
     blockhash = await recent(client)
-    message = Message.new_with_compiled_instructions(1, 0, 1, accounts, blockhash, [CompiledInstruction(77, b"", b"")])
-    error = await refusal(network.rpc_url, VersionedTransaction.populate(message, [payer.sign_message(bytes(message))]))
+    message = Message.new_with_compiled_instructions(
+        1, 0, 1, accounts, blockhash, [CompiledInstruction(77, b"", b"")]
+    )
+    error = await refusal(
+        network.rpc_url,
+        VersionedTransaction.populate(message, [payer.sign_message(bytes(message))]),
+    )
     assert error["code"] == -32602
     assert "sanitize" in error["message"]
 
 
 async def test_an_unknown_blockhash(network: Urls, payer: Keypair) -> None:
-    error = await refusal(network.rpc_url, sign([move(payer, Keypair().pubkey(), SOL)], Hash.new_unique(), payer))
+    error = await refusal(
+        network.rpc_url, sign([move(payer, Keypair().pubkey(), SOL)], Hash.new_unique(), payer)
+    )
     assert error["code"] == -32002
     assert error["message"] == "Transaction simulation failed: Blockhash not found"
     assert error["data"]["err"] == "BlockhashNotFound"
 
 
-async def test_the_same_transaction_twice(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_the_same_transaction_twice(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
-    await client.confirm_transaction((await client.send_transaction(tx, OPTIONS)).value, Confirmed, sleep_seconds=0.1)
+    await client.confirm_transaction(
+        (await client.send_transaction(tx, OPTIONS)).value, Confirmed, sleep_seconds=0.1
+    )
     before = (await client.get_balance(payer.pubkey())).value
     error = await refusal(network.rpc_url, tx)
     assert error["code"] == -32002
-    assert error["message"] == "Transaction simulation failed: This transaction has already been processed"
+    assert (
+        error["message"]
+        == "Transaction simulation failed: This transaction has already been processed"
+    )
     assert error["data"]["err"] == "AlreadyProcessed"
-    answer = await rpc(network.rpc_url, "sendTransaction", encoded(tx), {**BASE64, "skipPreflight": True})
+    answer = await rpc(
+        network.rpc_url, "sendTransaction", encoded(tx), {**BASE64, "skipPreflight": True}
+    )
     assert answer["result"] == str(tx.signatures[0])
     assert (await client.get_balance(payer.pubkey())).value == before
 
 
 async def test_without_money_or_program(network: Urls, client: AsyncClient, payer: Keypair) -> None:
     poor = Keypair()
-    error = await refusal(network.rpc_url, sign([move(poor, payer.pubkey(), 1)], await recent(client), poor))
+    error = await refusal(
+        network.rpc_url, sign([move(poor, payer.pubkey(), 1)], await recent(client), poor)
+    )
     assert error["data"]["err"] == "AccountNotFound"
     missing = Instruction(Keypair().pubkey(), b"", [])
     error = await refusal(network.rpc_url, sign([missing], await recent(client), payer))
@@ -147,15 +180,23 @@ async def test_without_money_or_program(network: Urls, client: AsyncClient, paye
     assert error["message"].endswith("Attempt to load a program that does not exist")
 
 
-async def test_an_account_below_its_rent_minimum(network: Urls, client: AsyncClient, payer: Keypair) -> None:
-    error = await refusal(network.rpc_url, sign([move(payer, Keypair().pubkey(), 1)], await recent(client), payer))
+async def test_an_account_below_its_rent_minimum(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
+    error = await refusal(
+        network.rpc_url, sign([move(payer, Keypair().pubkey(), 1)], await recent(client), payer)
+    )
     assert error["code"] == -32002
     assert error["data"]["err"] == {"InsufficientFundsForRent": {"account_index": 1}}
-    assert error["message"].endswith("Transaction results in an account (1) with insufficient funds for rent")
+    assert error["message"].endswith(
+        "Transaction results in an account (1) with insufficient funds for rent"
+    )
 
 
 @pytest.mark.parametrize("price", [0, 1_000_000])
-async def test_skipping_preflight_lands_the_failure(client: AsyncClient, payer: Keypair, price: int) -> None:
+async def test_skipping_preflight_lands_the_failure(
+    client: AsyncClient, payer: Keypair, price: int
+) -> None:
     before = (await client.get_balance(payer.pubkey())).value
     fee = 5000 + price * 203_000 // 10**6 if price else 5000
     extra = [set_compute_unit_price(price)] if price else []
@@ -173,7 +214,9 @@ async def test_skipping_preflight_lands_the_failure(client: AsyncClient, payer: 
     assert found.transaction.meta.err is not None
 
 
-async def test_the_compute_limit_is_kept(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_the_compute_limit_is_kept(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     short = [set_compute_unit_limit(1_000), memo(PRELOADED_ID, b"x" * 100)]
     error = await refusal(network.rpc_url, sign(short, await recent(client), payer))
     assert error["data"]["err"] == {"InstructionError": [1, "ProgramFailedToComplete"]}
@@ -182,16 +225,24 @@ async def test_the_compute_limit_is_kept(network: Urls, client: AsyncClient, pay
     await send(client, enough, payer)
 
 
-async def test_simulation_shows_and_keeps_nothing(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_simulation_shows_and_keeps_nothing(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     to = Keypair().pubkey()
     unsigned = VersionedTransaction.populate(
-        sign([move(payer, to, SOL), memo(PRELOADED_ID, b"hello")], Hash.default(), payer).message, [Signature.default()]
+        sign([move(payer, to, SOL), memo(PRELOADED_ID, b"hello")], Hash.default(), payer).message,
+        [Signature.default()],
     )
     options = {**BASE64, "replaceRecentBlockhash": True}
     accounts = {"encoding": "base64", "addresses": [str(to)]}
-    value = (await rpc(network.rpc_url, "simulateTransaction", encoded(unsigned), {**options, "accounts": accounts}))[
-        "result"
-    ]["value"]
+    value = (
+        await rpc(
+            network.rpc_url,
+            "simulateTransaction",
+            encoded(unsigned),
+            {**options, "accounts": accounts},
+        )
+    )["result"]["value"]
     assert value["err"] is None
     assert any('Memo (len 5): "hello"' in line for line in value["logs"])
     assert value["unitsConsumed"] > 150
@@ -202,7 +253,9 @@ async def test_simulation_shows_and_keeps_nothing(network: Urls, client: AsyncCl
     assert (await client.get_balance(to)).value == 0
 
 
-async def test_simulation_of_what_would_fail(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+async def test_simulation_of_what_would_fail(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
     tx = sign([memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
     shown = (await client.simulate_transaction(tx, sig_verify=True, commitment=Confirmed)).value
     assert "InvalidInstructionData" in str(shown.err)
@@ -210,16 +263,24 @@ async def test_simulation_of_what_would_fail(network: Urls, client: AsyncClient,
     assert "BlockhashNotFound" in str((await client.simulate_transaction(stale)).value.err)
     forged = VersionedTransaction.populate(tx.message, [Signature.default()])
     options = {**BASE64, "sigVerify": True}
-    shown_forged = (await rpc(network.rpc_url, "simulateTransaction", encoded(forged), options))["result"]["value"]
+    shown_forged = (await rpc(network.rpc_url, "simulateTransaction", encoded(forged), options))[
+        "result"
+    ]["value"]
     assert shown_forged["err"] == "SignatureFailure"
     options["replaceRecentBlockhash"] = True
-    assert (await rpc(network.rpc_url, "simulateTransaction", encoded(forged), options))["error"]["code"] == -32602
+    assert (await rpc(network.rpc_url, "simulateTransaction", encoded(forged), options))["error"][
+        "code"
+    ] == -32602
 
 
-async def test_a_versioned_transaction_with_a_lookup_table(client: AsyncClient, payer: Keypair) -> None:
+async def test_a_versioned_transaction_with_a_lookup_table(
+    client: AsyncClient, payer: Keypair
+) -> None:
     slot = (await client.get_slot()).value
     await until_slot(client, slot + 1)
-    table, bump = Pubkey.find_program_address([bytes(payer.pubkey()), struct.pack("<Q", slot)], LOOKUP_PROGRAM)
+    table, bump = Pubkey.find_program_address(
+        [bytes(payer.pubkey()), struct.pack("<Q", slot)], LOOKUP_PROGRAM
+    )
     to = Keypair().pubkey()
     who = [AccountMeta(table, False, True), AccountMeta(payer.pubkey(), True, False)]
     rest = [AccountMeta(payer.pubkey(), True, True), AccountMeta(SYSTEM_ID, False, False)]
@@ -229,9 +290,13 @@ async def test_a_versioned_transaction_with_a_lookup_table(client: AsyncClient, 
     # The table's new entries are usable from the next slot.
     await until_slot(client, (await client.get_slot()).value + 2)
     known = AddressLookupTableAccount(table, [to])
-    message = MessageV0.try_compile(payer.pubkey(), [move(payer, to, SOL)], [known], await recent(client))
+    message = MessageV0.try_compile(
+        payer.pubkey(), [move(payer, to, SOL)], [known], await recent(client)
+    )
     assert to not in message.account_keys
-    signature = (await client.send_transaction(VersionedTransaction(message, [payer]), OPTIONS)).value
+    signature = (
+        await client.send_transaction(VersionedTransaction(message, [payer]), OPTIONS)
+    ).value
     await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
     assert (await client.get_balance(to)).value == SOL
     found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
@@ -239,4 +304,6 @@ async def test_a_versioned_transaction_with_a_lookup_table(client: AsyncClient, 
     assert found.transaction.meta is not None
     assert found.transaction.meta.loaded_addresses is not None
     assert [str(key) for key in found.transaction.meta.loaded_addresses.writable] == [str(to)]
-    assert [one.signature for one in (await client.get_signatures_for_address(to)).value] == [signature]
+    assert [one.signature for one in (await client.get_signatures_for_address(to)).value] == [
+        signature
+    ]

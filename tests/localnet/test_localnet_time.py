@@ -86,10 +86,14 @@ async def test_a_blockhash_expires_after_150_slots(chain: Chain) -> None:
     second = sign([move(payer, Keypair().pubkey(), SOL)], latest.blockhash, payer)
     time.advance(150 * 0.4)
     assert (await client.get_block_height()).value == latest.last_valid_block_height + 1
-    assert (await rpc(running.rpc_url, "isBlockhashValid", str(latest.blockhash)))["result"]["value"] is True
+    assert (await rpc(running.rpc_url, "isBlockhashValid", str(latest.blockhash)))["result"][
+        "value"
+    ] is True
     await client.send_transaction(first)
     time.advance(0.4)
-    assert (await rpc(running.rpc_url, "isBlockhashValid", str(latest.blockhash)))["result"]["value"] is False
+    assert (await rpc(running.rpc_url, "isBlockhashValid", str(latest.blockhash)))["result"][
+        "value"
+    ] is False
     with pytest.raises(RPCException, match="Blockhash not found"):
         await client.send_transaction(second)
     with pytest.raises(RPCException, match="Blockhash not found"):

@@ -21,7 +21,11 @@ def test_help_has_module_name_and_valid_examples(module: str) -> None:
     line = f"python -m {module}"
     told = parser.format_help()
     assert told.startswith(f"usage: {line} ")
-    examples = [text.strip() for text in told.split("examples:")[1].splitlines() if text.strip().startswith(line)]
+    examples = [
+        text.strip()
+        for text in told.split("examples:")[1].splitlines()
+        if text.strip().startswith(line)
+    ]
     assert examples
     for example in examples:
         parser.parse_args(shlex.split(example)[3:])

@@ -28,7 +28,9 @@ def network(memo_so: Path) -> Iterator[Urls]:
     """One process for all tests of this file. It ends with the file, since it keeps a core busy."""
     if validator_binary() is None:
         pytest.skip("no solana-test-validator on this machine (set AFTERMATH_VALIDATOR to one)")
-    process, rpc, ws = start("--engine", "validator", "--slot-ms", "100", "--program", f"{PRELOADED_ID}={memo_so}")
+    process, rpc, ws = start(
+        "--engine", "validator", "--slot-ms", "100", "--program", f"{PRELOADED_ID}={memo_so}"
+    )
     try:
         yield Urls("validator", rpc, ws)
     finally:
@@ -45,9 +47,14 @@ def test_validator_polling_thread_has_lower_priority(network: Urls) -> None:
         for child in psutil.Process().children(recursive=True)
         if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
     ]
-    [validator] = [child for child in children if ["--rpc-port", port] == _after("--rpc-port", child.cmdline())]
+    [validator] = [
+        child for child in children if ["--rpc-port", port] == _after("--rpc-port", child.cmdline())
+    ]
     deadline = time.monotonic() + START_SECONDS
-    while _niceness(validator, SPINNING_THREAD) != validator.nice() + 10 and time.monotonic() < deadline:
+    while (
+        _niceness(validator, SPINNING_THREAD) != validator.nice() + 10
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     assert _niceness(validator, SPINNING_THREAD) == validator.nice() + 10
     assert _niceness(validator, "solReplayStage") == validator.nice()

@@ -37,7 +37,9 @@ from aftermath.sim.sim_transport import SimNetwork, SimTransport
 from aftermath.sim.virtual_time import InlineWorker, VirtualClock
 from rules import builders
 
-DISTRO = Distro(topk=4, topk_embeddings=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None)
+DISTRO = Distro(
+    topk=4, topk_embeddings=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None
+)
 SCHEMA: Schema = build_schema(CONFIG.to_hf(), 3, DISTRO)
 SECRETS = [bytes([number]) * 32 for number in range(1, 4)]
 BATCH = 9
@@ -48,11 +50,15 @@ def p2p_of(seat: int) -> bytes:
 
 
 def three_members() -> Members:
-    return builders.members({seat: builders.seat(seat, tier=seat, p2p=p2p_of(seat), weight=3) for seat in range(3)})
+    return builders.members(
+        {seat: builders.seat(seat, tier=seat, p2p=p2p_of(seat), weight=3) for seat in range(3)}
+    )
 
 
 def header_of(height: int = 4, **given: int) -> Round:
-    return builders.header(0b111, height=height, step=height + 1, batch=BATCH, seed=7, data_index=100, **given)
+    return builders.header(
+        0b111, height=height, step=height + 1, batch=BATCH, seed=7, data_index=100, **given
+    )
 
 
 def plan_of(height: int = 4) -> RoundPlan:
@@ -62,10 +68,14 @@ def plan_of(height: int = 4) -> RoundPlan:
 def empty_payload(level: int) -> bytes:
     """A valid result that votes for nothing."""
     entries = SCHEMA.results.entries(level)
-    return encode_level(SCHEMA.results, level, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
+    return encode_level(
+        SCHEMA.results, level, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32)
+    )
 
 
-def commitment_of(transport: SimTransport | None, seat: int, height: int = 4, **changed: Any) -> Commitment:
+def commitment_of(
+    transport: SimTransport | None, seat: int, height: int = 4, **changed: Any
+) -> Commitment:
     """What member `seat` has to announce; its payloads are published on `transport`."""
     levels = {}
     place = plan_of(height).place(seat)
@@ -147,5 +157,9 @@ class Desk:
 def run_at(height: int, **given: Any) -> Run:
     rounds = [builders.header(0)] * 4
     rounds[height % 4] = header_of(height)
-    values: dict[str, Any] = {"head": height % 4, "epoch": 2, "config": builders.config(max_round_train_time=15)}
+    values: dict[str, Any] = {
+        "head": height % 4,
+        "epoch": 2,
+        "config": builders.config(max_round_train_time=15),
+    }
     return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), **(values | given))

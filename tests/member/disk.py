@@ -13,7 +13,9 @@ from aftermath.model import store
 
 
 class Disk:
-    """Makes the writing of a checkpoint's weights fail while it is full, or the next `failures` times."""
+    """Makes the writing of a checkpoint's weights fail while it is full, or the next `failures`
+    times.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full, self.failures = False, 0

@@ -13,7 +13,12 @@ import numpy as np
 from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
 from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
 from aftermath.replica.modelshare import SnapshotManifest, segment_size
-from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
+from aftermath.rules.commitment import (
+    Commitment,
+    LevelPayload,
+    decode_announcement,
+    encode_announcement,
+)
 from aftermath.rules.seal import key_of, masked
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
@@ -55,10 +60,16 @@ def tell_all(transport: SimTransport, raw: bytes) -> None:
 
 def payload_of(player: SimMember, said: Commitment, transport: SimTransport, level: int) -> bytes:
     """What it encoded, which it serves masked."""
-    return masked(transport._blobs[said.levels[level].blake3], key_of(player.identity.secret(), said.place), level)
+    return masked(
+        transport._blobs[said.levels[level].blake3],
+        key_of(player.identity.secret(), said.place),
+        level,
+    )
 
 
-def with_payload(player: SimMember, said: Commitment, transport: SimTransport, level: int, data: bytes) -> Commitment:
+def with_payload(
+    player: SimMember, said: Commitment, transport: SimTransport, level: int, data: bytes
+) -> Commitment:
     """Return the commitment with these bytes, masked, in place of its own."""
     sealed = masked(data, key_of(player.identity.secret(), said.place), level)
     levels = {**said.levels, level: LevelPayload(transport.publish(sealed), len(data))}
@@ -177,7 +188,10 @@ def nan_in(sim: SimulatedRun, player: SimMember) -> Lie:
 
 def other_result(sim: SimulatedRun, said: Commitment, transport: SimTransport) -> Commitment:
     """Another valid result of the same share: one vote of the common level has the other sign."""
-    level, player = max(said.levels), next(player for player in sim.players if player.id == said.sender)
+    level, player = (
+        max(said.levels),
+        next(player for player in sim.players if player.id == said.sender),
+    )
     data = bytearray(payload_of(player, said, transport, level))
     data[sim.schema.results.place_bytes(level)] ^= 1
     return with_payload(player, said, transport, level, bytes(data))
@@ -216,7 +230,10 @@ def two_faced(player: SimMember, friends: Collection[bytes]) -> None:
         if peer in friends:
             return said
         true = msgspec.msgpack.decode(said, type=SnapshotManifest)
-        made_up = {level: [b"\1" * len(digest) for digest in digests] for level, digests in true.levels.items()}
+        made_up = {
+            level: [b"\1" * len(digest) for digest in digests]
+            for level, digests in true.levels.items()
+        }
         return msgspec.msgpack.encode(SnapshotManifest(true.step, made_up))
 
     transport.handle(MODEL_TOPIC, answer)

@@ -28,7 +28,9 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "hub")
 
 
-def _start(sim: SimulatedRun, repository: Repository, *tiers: int, seconds: float = 20.0) -> list[SimMember]:
+def _start(
+    sim: SimulatedRun, repository: Repository, *tiers: int, seconds: float = 20.0
+) -> list[SimMember]:
     """Add a member of tier 0 and others of these tiers. Each upload takes it `seconds`, more than a
     cooldown.
     """
@@ -46,17 +48,25 @@ def test_upload_continues_during_the_next_epoch(tmp_path: Path, repository: Repo
         _start(sim, repository, 1, 2)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint_step == 0
-        await sim.until(lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN)
-        assert (sim.model.checkpoint.kind, sim.model.checkpoint.revision) == (CheckpointKind.HUB, "sim-step-3")
+        await sim.until(
+            lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN
+        )
+        assert (sim.model.checkpoint.kind, sim.model.checkpoint.revision) == (
+            CheckpointKind.HUB,
+            "sim-step-3",
+        )
         await sim.until_finished()
 
     sim = play(tmp_path / "run", story, **SHORT)
     assert sim.check() == 24
     assert len(sim.players[0].saw("applied")) == 6
     assert not _warned(sim.players[0])
-    assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (7, "sim-step-6")  # although the run is over
+    # although the run is over
+    assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (7, "sim-step-6")
     weights = load(repository.place / "sim-step-6", 0)
-    assert [level_hash(weights, sim.schema.state, level) for level in range(3)] == list(sim.run.level_hashes)
+    assert [level_hash(weights, sim.schema.state, level) for level in range(3)] == list(
+        sim.run.level_hashes
+    )
 
 
 def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: Repository) -> None:
@@ -76,7 +86,10 @@ def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: 
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
     told = _warned(sim.players[0])
     assert told[0] == "step 6 is not uploaded: an earlier upload took so long that it is outdated"
-    assert told[1] == "the chain does not name team/model@sim-step-3 of step 3: a later epoch has ended meanwhile"
+    assert (
+        told[1]
+        == "the chain does not name team/model@sim-step-3 of step 3: a later epoch has ended meanwhile"
+    )
     assert len(told) == 4
 
 
@@ -96,7 +109,10 @@ def test_upload_without_end_is_given_up_and_directory_named(
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
     assert not repository.sources
-    assert _warned(sim.players[0])[0] == "step 3 was not uploaded: it took longer than 300 s and is given up"
+    assert (
+        _warned(sim.players[0])[0]
+        == "step 3 was not uploaded: it took longer than 300 s and is given up"
+    )
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
@@ -117,12 +133,17 @@ def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Re
     assert _warned(sim.players[0]) == [
         f"step {step} was not uploaded: {error}" for step, error in zip((3, 6), errors, strict=True)
     ]
-    assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == ["sim-step3", "sim-step6"]
+    assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == [
+        "sim-step3",
+        "sim-step6",
+    ]
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
 @pytest.mark.slow
-def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, repository: Repository) -> None:
+def test_an_upload_that_loses_to_a_directory_is_a_warning(
+    tmp_path: Path, repository: Repository
+) -> None:
     """The directory is there first, and stays where its member's turn is before the other's."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -146,17 +167,22 @@ def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, reposi
 
 
 @pytest.mark.slow
-def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repository: Repository) -> None:
+def test_a_directory_does_not_replace_what_others_can_reach(
+    tmp_path: Path, repository: Repository
+) -> None:
     """Once the run's checkpoint is on the Hub, a member that only writes to a directory leaves it
     there.
     """
 
     async def story(sim: SimulatedRun) -> None:
         players = _start(sim, repository, 1, 2)
-        await sim.until(lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN)
+        await sim.until(
+            lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN
+        )
         sim.hub = None
         sim.add(0)
-        await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)  # it has shown its level 0
+        # it has shown its level 0
+        await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)
         await sim.kill(players[0])
         await sim.until_finished()
 
@@ -180,7 +206,9 @@ def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repositor
     assert not _warned(sim.players[0])
 
 
-def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repository: Repository) -> None:
+def test_whatever_goes_wrong_in_the_background_is_a_warning(
+    tmp_path: Path, repository: Repository
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         chain = _start(sim, repository)[0].chain
         assert chain is not None
@@ -195,12 +223,15 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
     sim.check()
     *untold, last = _warned(sim.players[0])
     assert untold == [
-        f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (3, 6)
+        f"the chain was not told of the checkpoint of step {step}: nobody expected this"
+        for step in (3, 6)
     ]
     assert last.startswith("the chain knows of no checkpoint with the last 6 steps,")
 
 
-def test_upload_without_name_leaves_directory_on_chain(tmp_path: Path, repository: Repository) -> None:
+def test_upload_without_name_leaves_directory_on_chain(
+    tmp_path: Path, repository: Repository
+) -> None:
     """The first copy fails, the second arrives; the run's checkpoint is the directory of each
     epoch.
     """
@@ -225,7 +256,10 @@ def test_upload_without_name_leaves_directory_on_chain(tmp_path: Path, repositor
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
-LATER, UNATTESTED = "a later epoch has ended meanwhile", "the epoch ended before its members had attested all levels"
+LATER, UNATTESTED = (
+    "a later epoch has ended meanwhile",
+    "the epoch ended before its members had attested all levels",
+)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +278,10 @@ def test_checkpoint_of_ended_epoch_is_past_or_due(
     epoch: int, state: RunState, attested: int, step: int, why: str | None
 ) -> None:
     ended = run(RunState.COOLDOWN, epoch=4, step=13)
-    assert archive._past(ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step)) == why
+    assert (
+        archive._past(ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step))
+        == why
+    )
 
 
 def test_second_directory_of_same_step_causes_no_warning(tmp_path: Path) -> None:
@@ -253,7 +290,9 @@ def test_second_directory_of_same_step_causes_no_warning(tmp_path: Path) -> None
             sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=2, total_steps=2, min_clients=2, init_min_clients=2)
+    sim = play(
+        tmp_path, story, rounds_per_epoch=2, total_steps=2, min_clients=2, init_min_clients=2
+    )
     assert sim.check() > 0
     assert [len(player.saw("checkpoint")) for player in sim.players] == [1, 1]
     assert not [message for player in sim.players for message in _warned(player)]

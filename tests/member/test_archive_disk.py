@@ -41,12 +41,16 @@ def _in(place: Path) -> list[str]:
 def test_without_a_directory_nothing_stays_on_the_disk(
     tmp_path: Path, repository: Repository, temporary: Path, fails: bool
 ) -> None:
-    """Not even of a killed process. A member whose uploads fail holds the last model until one works."""
+    """Not even of a killed process. A member whose uploads fail holds the last model until one
+    works.
+    """
     dead = subprocess.Popen(["true"])
     dead.wait()
     (temporary / f"aftermath-checkpoint-{dead.pid}-x" / "sim-step1").mkdir(parents=True)
     if fails:
-        repository.before = lambda: raising(RuntimeError("no"))() if len(repository.sources) < 3 else None
+        repository.before = lambda: (
+            raising(RuntimeError("no"))() if len(repository.sources) < 3 else None
+        )
 
     async def story(sim: SimulatedRun) -> None:
         sim.hub, sim.keeps = repository.hub, False
@@ -56,7 +60,9 @@ def test_without_a_directory_nothing_stays_on_the_disk(
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
     assert sim.model.checkpoint_step == 7
-    assert [source.parent.parent for source in repository.sources] == [temporary] * (3 if fails else 2)
+    assert [source.parent.parent for source in repository.sources] == [temporary] * (
+        3 if fails else 2
+    )
     assert not _in(temporary)
 
 
@@ -98,14 +104,18 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     sim = play(tmp_path / "run", story, **ALONE)
     sim.check()
     told = [event["message"] for event in sim.players[0].saw("warning")]
-    failed = [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (3, 6)]
+    failed = [
+        f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (3, 6)
+    ]
     assert told == failed
     assert sim.model.checkpoint_step == 7
     assert not _in(temporary)
 
 
 @pytest.mark.slow
-def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
+def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(
+    tmp_path: Path, repository: Repository
+) -> None:
     """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of
     the four newest.
     """
@@ -124,8 +134,12 @@ def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repo
 @pytest.mark.parametrize(
     ("keep_steps", "newest"), [(1, (12, 15)), pytest.param(3, (12, 15, 9), marks=pytest.mark.slow)]
 )
-def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path, keep_steps: int, newest: tuple[int, ...]) -> None:
-    """From step 6 on the chain cannot be told of checkpoints. The two newest attested ones stay in any case."""
+def test_old_steps_go_but_not_the_one_the_chain_names(
+    tmp_path: Path, keep_steps: int, newest: tuple[int, ...]
+) -> None:
+    """From step 6 on the chain cannot be told of checkpoints. The two newest attested ones stay in
+    any case.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         sim.keep_steps = keep_steps
@@ -174,10 +188,16 @@ def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
         assert sim.model.checkpoint.repo == str(place / "sim-step3")
         assert (place / "sim-step3" / "model.safetensors").read_bytes() != past["sim-step3"]
         aside = place / "sim-step3.replaced-1"
-        (said,) = [event["message"] for event in sim.players[0].saw("warning") if "another model" in event["message"]]
+        (said,) = [
+            event["message"]
+            for event in sim.players[0].saw("warning")
+            if "another model" in event["message"]
+        ]
         assert f"{place / 'sim-step3'} held another model of step 3" in said
         assert f"it was moved to {aside}" in said
-        assert _in(place) == ["sim-step3", "sim-step6", "sim-step7"], "of four that one was the first to go"
+        assert _in(place) == ["sim-step3", "sim-step6", "sim-step7"], (
+            "of four that one was the first to go"
+        )
         await sim.until_finished()
         assert sim.model.checkpoint.repo == str(place / "sim-step12")
 
@@ -201,7 +221,13 @@ def test_rewound_step_stays_if_the_chain_names_it(tmp_path: Path) -> None:
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await _epoch_from_the_start(sim)
         told = [event["message"] for event in sim.players[0].saw("warning")]
-        assert sum("holds another model of that name, and stays as it is" in message for message in told) == 1
+        assert (
+            sum(
+                "holds another model of that name, and stays as it is" in message
+                for message in told
+            )
+            == 1
+        )
         assert (place / "sim-step3" / "model.safetensors").read_bytes() == past
         assert sim.model.checkpoint == named
         assert _in(place) == ["sim-step3", "sim-step4"], "the pause ended the other epoch early"

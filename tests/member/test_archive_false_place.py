@@ -26,7 +26,8 @@ def _name_falsely(sim: SimulatedRun, repo: str) -> None:
     """Have the chain name a place on the Hub for the model that the members attested last."""
     hashes = sim.run.level_hashes
     sim.chain.send(
-        [sim.ix.checkpoint(RUN_ID, kind=CheckpointKind.HUB, repo=repo, revision="", hashes=hashes)], sim.owner
+        [sim.ix.checkpoint(RUN_ID, kind=CheckpointKind.HUB, repo=repo, revision="", hashes=hashes)],
+        sim.owner,
     )
 
 
@@ -55,7 +56,9 @@ def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -
 
 
 def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
-    """All members die. The one that kept the step begins with its own directory, and gives it to the other."""
+    """All members die. The one that kept the step begins with its own directory, and gives it to
+    the other.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         keeper = sim.add(0)
@@ -68,7 +71,8 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
             player.events.clear()
         sim.start(other)
         sim.keeps = True
-        keeper.name = "moved"  # the directory that it named before cannot be read by the other, as on another machine
+        # the directory that it named before cannot be read by the other, as on another machine
+        keeper.name = "moved"
         (sim.place / "kept" / "m0").rename(sim.place / "kept" / "moved")
         sim.start(keeper)
         await sim.until(lambda run: bool(keeper.saw("applied") and other.saw("applied")))
@@ -76,7 +80,9 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
         assert other.saw("model")[0]["source"] == "members that have the checkpoint"
         assert min(event["step"] for event in other.saw("applied")) == 4, "no attested step is lost"
 
-    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12, min_clients=2, init_min_clients=2)
+    sim = play(
+        tmp_path, story, rounds_per_epoch=3, total_steps=12, min_clients=2, init_min_clients=2
+    )
     assert sim.compare(sim.players) > 0
 
 
@@ -84,7 +90,11 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
     ("repo", "answer", "directory"),
     [
         ("/etc", None, True),
-        ("nobody/none", CheckpointError("there is no Hub repository nobody/none, or it is private"), True),
+        (
+            "nobody/none",
+            CheckpointError("there is no Hub repository nobody/none, or it is private"),
+            True,
+        ),
         ("nobody/none", RecursionError("deep"), True),
         ("team/model", None, False),
         ("team/model", HubAway("the Hub answered 500 for team/model"), False),
@@ -109,10 +119,16 @@ def test_directory_replaces_only_a_false_place(
         sim.start(owner)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, repo)
-        await sim.until(lambda run: run.epoch == (2 if directory else 3) and run.state is RunState.ROUND_TRAIN)
-        assert sim.model.checkpoint.kind is (CheckpointKind.LOCAL if directory else CheckpointKind.HUB)
+        await sim.until(
+            lambda run: run.epoch == (2 if directory else 3) and run.state is RunState.ROUND_TRAIN
+        )
+        assert sim.model.checkpoint.kind is (
+            CheckpointKind.LOCAL if directory else CheckpointKind.HUB
+        )
         assert bool(_warned(owner)) is not directory, "that nobody uploads newer ones"
-        assert len(reads) == (repo != "/etc"), "neither a good place nor one without an answer is read in every epoch"
+        assert len(reads) == (repo != "/etc"), (
+            "neither a good place nor one without an answer is read in every epoch"
+        )
 
     play(tmp_path, story, **ALONE | {"total_steps": 12})
 
@@ -124,6 +140,9 @@ def test_upload_replaces_false_place_at_the_next_epoch(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, "/etc")
         await sim.until_finished()
-        assert (sim.model.checkpoint.repo, sim.model.checkpoint.revision) == ("team/model", "sim-step-6")
+        assert (sim.model.checkpoint.repo, sim.model.checkpoint.revision) == (
+            "team/model",
+            "sim-step-6",
+        )
 
     play(tmp_path / "run", story, **ALONE)

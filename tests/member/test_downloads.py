@@ -110,8 +110,12 @@ def test_cancelled_download_gives_its_turn_back() -> None:
     run_virtual(story())
 
 
-@pytest.mark.parametrize(("failures", "successes", "order"), [(2, 1, "ax"), (2, 2, "xa"), (40, 16, "xa")])
-def test_success_makes_up_for_one_failed_download(failures: int, successes: int, order: str) -> None:
+@pytest.mark.parametrize(
+    ("failures", "successes", "order"), [(2, 1, "ax"), (2, 2, "xa"), (40, 16, "xa")]
+)
+def test_success_makes_up_for_one_failed_download(
+    failures: int, successes: int, order: str
+) -> None:
     """`x` has asked before `a`, which never failed, while another download holds the only turn."""
 
     async def story() -> None:

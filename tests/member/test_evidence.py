@@ -26,7 +26,11 @@ def signed(**changed: object) -> bytes:
 
 def another(said: Commitment) -> dict[str, object]:
     """Levels of another result."""
-    return {"levels": {level: payload._replace(blake3=b"x" * 32) for level, payload in said.levels.items()}}
+    return {
+        "levels": {
+            level: payload._replace(blake3=b"x" * 32) for level, payload in said.levels.items()
+        }
+    }
 
 
 FIRST = commitment_of(None, 0)
@@ -38,7 +42,9 @@ def test_two_results_of_one_share_prove_it_and_nothing_else_does() -> None:
     assert not proves(Pair(signed(), signed()))
     assert not proves(Pair(signed(), signed(loss=2.0))), "what is not committed to may differ"
     assert not proves(Pair(signed(), signed(height=5, **another(FIRST))))
-    assert not proves(Pair(signed(), signed(seed=8, **another(FIRST)))), "of another attempt at the epoch"
+    assert not proves(Pair(signed(), signed(seed=8, **another(FIRST)))), (
+        "of another attempt at the epoch"
+    )
     assert not proves(Pair(signed(), signed(epoch=3, **another(FIRST))))
     assert not proves(Pair(signed(), signed(run_id="another", **another(FIRST))))
     assert not proves(Pair(signed(), second[:-1]))
@@ -60,7 +66,10 @@ def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
     kept = Evidence(desk.ports.events)
     for height in range(evidence.MOST + 5):
         said = commitment_of(None, 0, height)
-        pair = encode_announcement(said, SECRETS[0]), signed(height=height, step=height + 1, **another(said))
+        pair = (
+            encode_announcement(said, SECRETS[0]),
+            signed(height=height, step=height + 1, **another(said)),
+        )
         kept.add(said, *pair), kept.add(said, *pair)
     assert len(kept.pairs) == evidence.MOST
     assert len([e for e in desk.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
@@ -115,7 +124,9 @@ def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
         told = player.saw("equivocated")
         assert told, player.name
         assert {e["seat"] for e in told} == {seat_of(liar)}
-        assert all(proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in told)
+        assert all(
+            proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in told
+        )
 
 
 def check_ejected(sim: SimulatedRun, liar: SimMember, honest: list[SimMember]) -> None:
@@ -124,7 +135,12 @@ def check_ejected(sim: SimulatedRun, liar: SimMember, honest: list[SimMember]) -
     """
     told = [event for player in honest for event in player.saw("ejected")]
     assert [event["seat"] for event in told] == [seat_of(liar)]
-    weights = {player.id: seat.weight for player in sim.players for seat in sim.members.seats if seat.p2p == player.id}
+    weights = {
+        player.id: seat.weight
+        for player in sim.players
+        for seat in sim.members.seats
+        if seat.p2p == player.id
+    }
     assert weights[liar.id] == 1
     assert all(weights[player.id] > 1 for player in honest)
 

@@ -25,7 +25,11 @@ from rules import builders
 
 
 def _after(attested: int, attestations: int, overlap: int = 1) -> Run:
-    rounds = [replace(header_of(4)), replace(header_of(5), attested=attested, attestations=attestations), header_of(6)]
+    rounds = [
+        replace(header_of(4)),
+        replace(header_of(5), attested=attested, attestations=attestations),
+        header_of(6),
+    ]
     config = builders.config(overlap=overlap)
     return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), head=2, epoch=2, config=config)
 
@@ -37,7 +41,9 @@ def test_who_no_quorum_saw_is_suspected() -> None:
 
 def test_manifest_without_overlap_uses_the_closed_rounds_roster() -> None:
     run = _after(0b001, 3, overlap=0)
-    fewer = replace(run, rounds=(run.rounds[0], replace(run.rounds[1], roster=0b011), *run.rounds[2:]))
+    fewer = replace(
+        run, rounds=(run.rounds[0], replace(run.rounds[1], roster=0b011), *run.rounds[2:])
+    )
     assert (unseen(run, three_members()), unseen(fewer, three_members())) == (0b110, 0b010)
 
 
@@ -97,7 +103,9 @@ def test_a_snapshot_is_a_copy_of_what_the_tier_holds() -> None:
     assert set(taken.manifest.levels) == {1, 2}
     segments = [segment for level in (1, 2) for segment in SCHEMA.state.of_level(level)]
     digests = [digest for level in (1, 2) for digest in taken.manifest.levels[level]]
-    assert [len(taken.blobs[digest]) for digest in digests] == [segment_size(segment) for segment in segments]
+    assert [len(taken.blobs[digest]) for digest in digests] == [
+        segment_size(segment) for segment in segments
+    ]
     before = dict(taken.blobs)
     with torch.no_grad():
         for tensor in params.values():

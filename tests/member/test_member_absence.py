@@ -47,7 +47,14 @@ def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leave
         run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
         assert run.exit_reason is ExitReason.ROUNDS_PER_EPOCH
 
-    sim = play(tmp_path, story, witness_nodes=1, max_round_train_time=100, init_min_clients=4, rounds_per_epoch=4)
+    sim = play(
+        tmp_path,
+        story,
+        witness_nodes=1,
+        max_round_train_time=100,
+        init_min_clients=4,
+        rounds_per_epoch=4,
+    )
     assert sim.compare(sim.players) > 0
     assert not sim.record.dropped
 
@@ -105,7 +112,11 @@ def test_refused_attestation_is_retried_ever_more_rarely(tmp_path: Path) -> None
         warmup_time=60,
         rounds_per_epoch=3,
     )
-    said = Counter(event["message"] for event in sim.players[0].saw("warning") if "was refused" in event["message"])
+    said = Counter(
+        event["message"]
+        for event in sim.players[0].saw("warning")
+        if "was refused" in event["message"]
+    )
     assert len(said) == 5, "of the warm-up and of four rounds"
     assert max(said.values()) <= 6
 
@@ -121,13 +132,20 @@ def test_holder_dying_in_cooldown_leaves_the_model_attested(tmp_path: Path) -> N
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         await sim.kill(players[1])
         run = await sim.until(lambda run: run.epoch == 1)
-        assert (run.model_source, run.levels_attested, run.attested_step) == (ModelSource.PEERS, 0b111, run.step)
+        assert (run.model_source, run.levels_attested, run.attested_step) == (
+            ModelSource.PEERS,
+            0b111,
+            run.step,
+        )
         await sim.until(lambda run: run.epoch == 2)
         assert sim.model.checkpoint_step == sim.run.step
 
     sim = play(tmp_path, story, init_min_clients=3, rounds_per_epoch=3, total_steps=100)
     for player in (sim.players[0], *sim.players[2:]):
-        assert [event["source"] for event in player.saw("model")] == ["the checkpoint", "its own replica"], player.name
+        assert [event["source"] for event in player.saw("model")] == [
+            "the checkpoint",
+            "its own replica",
+        ], player.name
     assert sim.check(dropped=[sim.players[1]]) > 0
 
 
@@ -179,13 +197,23 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
         await sim.until_finished()
 
     batch = {"global_batch_size_start": 10, "global_batch_size_end": 10}
-    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=12, **batch)
+    sim = play(
+        tmp_path,
+        story,
+        overlap=0,
+        max_round_train_time=15,
+        init_min_clients=4,
+        rounds_per_epoch=12,
+        **batch,
+    )
     assert not sim.record.dropped
     assert sim.check() > 0
 
 
 @pytest.mark.slow
-def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_withholds_its_share_and_attests_it_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a round of one sequence nobody else owes a result: that looks like a stall of all,
     once.
     """
@@ -195,7 +223,9 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monke
     async def story(sim: SimulatedRun) -> None:
         _, _, _, sly = [sim.add(tier) for tier in (0, 1, 2, 2)]
 
-        async def announced_by_others(announcing: Announcing, plan: RoundPlan, trained: Trained) -> None:
+        async def announced_by_others(
+            announcing: Announcing, plan: RoundPlan, trained: Trained
+        ) -> None:
             if sly.member is not None and announcing.epoch.began.seat == sly.member.seat:
                 withheld.append(plan.header.height)
             else:
@@ -205,7 +235,15 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monke
         await sim.until(lambda run: run.epoch == 1)
 
     long = {"global_batch_size_start": 1, "global_batch_size_end": 1, "total_steps": 100}
-    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=24, **long)
+    sim = play(
+        tmp_path,
+        story,
+        overlap=0,
+        max_round_train_time=15,
+        init_min_clients=4,
+        rounds_per_epoch=24,
+        **long,
+    )
     assert len(withheld) == 2, "excused once, dropped the next time"
     assert len(sim.record.dropped) == 1
     assert sim.check(dropped=[sim.players[3]]) > 0
@@ -230,7 +268,15 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
         assert (run.lost_sequences, run.levels_lost, run.backlog) == (0, 0, 0)
 
     batch = {"global_batch_size_start": 12, "global_batch_size_end": 12}
-    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=12, rounds_per_epoch=24, total_steps=100, **batch)
+    sim = play(
+        tmp_path,
+        story,
+        overlap=overlap,
+        max_round_train_time=12,
+        rounds_per_epoch=24,
+        total_steps=100,
+        **batch,
+    )
     assert not sim.record.dropped
     assert not [event for event in sim.players[0].saw("warning") if "too slow" in event["message"]]
     assert sim.check() > 0

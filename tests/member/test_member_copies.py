@@ -45,7 +45,9 @@ def seat_of(player: SimMember) -> int:
 # --- who copies -----------------------------------------------------------------------------------
 
 
-def copies(sim: SimulatedRun, copier: SimMember, victim: SimMember, copied: Copied, *, opened: bool = False) -> Lie:
+def copies(
+    sim: SimulatedRun, copier: SimMember, victim: SimMember, copied: Copied, *, opened: bool = False
+) -> Lie:
     """Waits for what the victim announces of a round, or for its key, and announces the same work
     as its own.
     """
@@ -58,7 +60,13 @@ def copies(sim: SimulatedRun, copier: SimMember, victim: SimMember, copied: Copi
             for theirs in member._results.candidates(said.height, seat_of(victim)):
                 if not opened or theirs.key:
                     await asyncio.sleep(0.2)  # it fetches
-                    tell_all(transport, sign(copier, copied(said, theirs.said, getattr(theirs, "key", b""), transport)))
+                    tell_all(
+                        transport,
+                        sign(
+                            copier,
+                            copied(said, theirs.said, getattr(theirs, "key", b""), transport),
+                        ),
+                    )
                     return
             await asyncio.sleep(0.05)
 
@@ -68,15 +76,21 @@ def copies(sim: SimulatedRun, copier: SimMember, victim: SimMember, copied: Copi
     return lie
 
 
-def the_bytes(said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport) -> Commitment:
+def the_bytes(
+    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+) -> Commitment:
     return msgspec.structs.replace(said, levels=theirs.levels)
 
 
-def the_bytes_and_the_seal(said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport) -> Commitment:
+def the_bytes_and_the_seal(
+    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+) -> Commitment:
     return msgspec.structs.replace(said, levels=theirs.levels, seal=theirs.seal)
 
 
-def the_work(said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport) -> Commitment:
+def the_work(
+    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+) -> Commitment:
     """A result unmasked and masked again under the copier's own seal: a valid commitment."""
     own = key_of(_SECRETS[said.sender], said.place)
     levels = {}
@@ -86,7 +100,9 @@ def the_work(said: Commitment, theirs: Commitment, key: bytes, transport: SimTra
     return msgspec.structs.replace(said, levels=levels)
 
 
-def _an_epoch(place: Path, hostile: Callable[[SimulatedRun, list[SimMember]], None], **rules: int) -> SimulatedRun:
+def _an_epoch(
+    place: Path, hostile: Callable[[SimulatedRun, list[SimMember]], None], **rules: int
+) -> SimulatedRun:
     """Members of tiers 0, 1, 2 and 0, of whom the first does its worst from round 1 on; the first
     epoch to its end.
     """
@@ -107,7 +123,9 @@ def _honest_are_whole(sim: SimulatedRun) -> None:
     assert sim.check(hostile=[hostile]) > 0
     for player in honest:
         assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
-        assert not [e for e in player.saw("refused", why=CLOSED_ON) if e["seat"] != seat_of(hostile)], player.name
+        assert not [
+            e for e in player.saw("refused", why=CLOSED_ON) if e["seat"] != seat_of(hostile)
+        ], player.name
     assert sim.run.lost_sequences == 0
 
 
@@ -124,7 +142,9 @@ def _dropped(sim: SimulatedRun) -> set[bytes]:
         the_work,
     ],
 )
-def test_who_copies_is_not_credited_and_falls_out(tmp_path: Path, copied: Copied, overlap: int) -> None:
+def test_who_copies_is_not_credited_and_falls_out(
+    tmp_path: Path, copied: Copied, overlap: int
+) -> None:
     """`the_bytes` is the attack on payloads that are not sealed: there the copier is credited in
     every round.
     """
@@ -199,13 +219,17 @@ def _closes_early_and_continues(player: SimMember) -> None:
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_who_closes_early_leaves_nobody_out(tmp_path: Path, overlap: int) -> None:
-    sim = _an_epoch(tmp_path, lambda sim, players: _closes_early_and_continues(players[0]), overlap=overlap)
+    sim = _an_epoch(
+        tmp_path, lambda sim, players: _closes_early_and_continues(players[0]), overlap=overlap
+    )
     _honest_are_whole(sim)
     assert not sim.record.dropped
     assert {e["results"] for player in sim.players for e in player.saw("applied")} == {4}
 
 
-def _intercept(player: SimMember, kind: type, instead: Callable[[bytes, SimTransport], None]) -> None:
+def _intercept(
+    player: SimMember, kind: type, instead: Callable[[bytes, SimTransport], None]
+) -> None:
     transport = player.transport
     assert transport is not None
     honest = transport.announce
@@ -256,7 +280,9 @@ def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> Non
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
-        tmp_path, lambda sim, players: _intercept(players[0], Closed, lambda data, transport: None), overlap=overlap
+        tmp_path,
+        lambda sim, players: _intercept(players[0], Closed, lambda data, transport: None),
+        overlap=overlap,
     )
     _honest_are_whole(sim)
     assert not sim.record.dropped

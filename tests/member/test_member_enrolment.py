@@ -16,7 +16,9 @@ from member.short_runs import SHORT
 LATENCY = 0.5  # virtual seconds to the chain, and as many back
 
 
-@pytest.mark.parametrize("after", [2.25, 2.75], ids=["before it lands", "before its confirmation is seen"])
+@pytest.mark.parametrize(
+    "after", [2.25, 2.75], ids=["before it lands", "before its confirmation is seen"]
+)
 def test_ctrl_c_while_a_join_is_under_way_leaves_no_ghost(tmp_path: Path, after: float) -> None:
     """The time from the call to Ctrl-C: the authorization is looked up, the transaction simulated,
     sent, and lands.
@@ -99,7 +101,9 @@ def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
         await asyncio.sleep(20)
         players[2].chain.down = False
         await sim.until(lambda _: len(players[2].saw("joined")) > 1)
-        (noticed,) = [e["t"] for e in players[2].saw("warning") if "out of this epoch" in e["message"]]
+        (noticed,) = [
+            e["t"] for e in players[2].saw("warning") if "out of this epoch" in e["message"]
+        ]
         assert players[2].saw("joined")[1]["t"] - noticed < 2
 
     play(tmp_path, story)
@@ -118,7 +122,12 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
             resumed = sim.now
             await sim.until(lambda _: sim.members.pending.bit_count() == len(players))
             assert sim.now - resumed < 2.5, f"after {times} pauses they wait"
-        assert not [e for player in players for e in player.saw("warning") if "another machine" in e["message"]]
+        assert not [
+            e
+            for player in players
+            for e in player.saw("warning")
+            if "another machine" in e["message"]
+        ]
 
     play(tmp_path, story)
 
@@ -144,7 +153,10 @@ def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> Non
 
     sim = play(tmp_path, story)
     wallet = str(sim.players[1].key.pubkey())
-    assert [(e["wallet"], e["barred"]) for e in sim.players[0].saw("kicked")] == [(wallet, False), (wallet, True)]
+    assert [(e["wallet"], e["barred"]) for e in sim.players[0].saw("kicked")] == [
+        (wallet, False),
+        (wallet, True),
+    ]
     assert "barred from" in told[0]
 
 
@@ -161,7 +173,9 @@ def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED)
         back = next(
-            place for place, one in enumerate(sim.model.recorded) if one.step == sim.run.config.rounds_per_epoch + 1
+            place
+            for place, one in enumerate(sim.model.recorded)
+            if one.step == sim.run.config.rounds_per_epoch + 1
         )
         sim.rewind(back)
         assert sim.run.trained_steps == sim.run.config.rounds_per_epoch
@@ -207,6 +221,9 @@ def test_who_gives_its_place_up_asks_nobody_who_took_it(tmp_path: Path) -> None:
             await player.member._make_room()
         told = [event["message"] for event in player.saw("warning")]
         assert len(told) >= 2
-        assert all(message.startswith("the place in the run was given up, asking for one again") for message in told)
+        assert all(
+            message.startswith("the place in the run was given up, asking for one again")
+            for message in told
+        )
 
     play(tmp_path, story)

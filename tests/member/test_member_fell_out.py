@@ -26,8 +26,12 @@ async def _drop(sim: SimulatedRun, first: int) -> SimMember:
     return player
 
 
-@pytest.mark.parametrize(("tiers", "saves"), [((1, 2), True), pytest.param((0, 2), False, marks=pytest.mark.slow)])
-def test_dropped_last_holder_of_a_level_saves_a_copy(tmp_path: Path, tiers: tuple[int, ...], saves: bool) -> None:
+@pytest.mark.parametrize(
+    ("tiers", "saves"), [((1, 2), True), pytest.param((0, 2), False, marks=pytest.mark.slow)]
+)
+def test_dropped_last_holder_of_a_level_saves_a_copy(
+    tmp_path: Path, tiers: tuple[int, ...], saves: bool
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, *tiers):
             sim.add(tier)
@@ -40,7 +44,9 @@ def test_dropped_last_holder_of_a_level_saves_a_copy(tmp_path: Path, tiers: tupl
         step = max(event["step"] for event in player.saw("applied"))
         assert kept == [f"sim-step{step}"] * saves
         if saves:
-            assert copies[0].startswith(f"this member alone had level 0 of the model, and fell out at step {step}")
+            assert copies[0].startswith(
+                f"this member alone had level 0 of the model, and fell out at step {step}"
+            )
 
     play(tmp_path, story, **RULES | {"rounds_per_epoch": 20})
 

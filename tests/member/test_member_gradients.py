@@ -44,7 +44,10 @@ def results_of(sim: SimulatedRun, player: SimMember) -> dict[int, list[GradientF
         file = read_gradient_file(sim.place / "gradients" / player.name / name)
         assert file.name == name
         found[file.about.step].append(file)
-    return {step: sorted(files, key=lambda file: file.about.seat) for step, files in sorted(found.items())}
+    return {
+        step: sorted(files, key=lambda file: file.about.seat)
+        for step, files in sorted(found.items())
+    }
 
 
 def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> SimulatedRun:
@@ -62,7 +65,9 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     sim = whole_run(tmp_path, (0, 0, 0))
     assert sim.check() > 0
     first, *others = (files_of(sim, player) for player in sim.players)
-    assert sorted(first) == [f"step-{step:06}-member-{seat}.safetensors" for step in STEPS for seat in range(3)]
+    assert sorted(first) == [
+        f"step-{step:06}-member-{seat}.safetensors" for step in STEPS for seat in range(3)
+    ]
     assert others == [first, first]
 
 
@@ -82,13 +87,19 @@ def test_they_hold_the_very_votes_that_are_applied(
     monkeypatch.setattr(Replica, "apply", note)
     sim = whole_run(tmp_path, (0, 1, 2), overlap=overlap)
     assert sim.check() > 0
-    tiers = {event["seat"]: event["tier"] for player in sim.players for event in player.saw("joined")}
+    tiers = {
+        event["seat"]: event["tier"] for player in sim.players for event in player.saw("joined")
+    }
     for player in sim.players:
         kept = results_of(sim, player)
         assert [*kept] == [*STEPS]
         for (step, files), (votes, lr) in zip(kept.items(), applied[player.tier], strict=True):
             assert {file.about.seat: file.about.tier for file in files} == tiers
-            assert {file.about.learning_rate for file in files} == {lr} == {learning_rate(sim.model.lr_schedule, step)}
+            assert (
+                {file.about.learning_rate for file in files}
+                == {lr}
+                == {learning_rate(sim.model.lr_schedule, step)}
+            )
             decoded = [file.votes() for file in files]
             for level in range(player.tier, 3):
                 expected = votes[level]
@@ -106,7 +117,9 @@ def _full(target: Path) -> Iterator[BinaryIO]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_one_warning_each_time_it_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         sim.add(0)
@@ -179,7 +192,9 @@ def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
         gradients_place(TrainSettings(**named), OURS).__enter__()
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: that is a file"):
-        gradients_place(TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"}), OURS).__enter__()
+        gradients_place(
+            TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"}), OURS
+        ).__enter__()
     ours = TrainSettings(**named | {"write_gradients_dir": tmp_path / "new"})
     with gradients_place(ours, OURS):
         (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")

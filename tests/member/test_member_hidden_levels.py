@@ -38,7 +38,12 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
         sabotage(liar, hides(liar, 0) if lie == "from all" else hides_from(liar, 0, [holder]))
         await sim.until(lambda run: run.epoch == 1)
 
-    rules = {"init_min_clients": len(TIERS), "min_clients": WITNESSES, "witness_nodes": WITNESSES, "overlap": overlap}
+    rules = {
+        "init_min_clients": len(TIERS),
+        "min_clients": WITNESSES,
+        "witness_nodes": WITNESSES,
+        "overlap": overlap,
+    }
     return play(place, story, rounds_per_epoch=6, **rules)
 
 
@@ -52,14 +57,18 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
         ("from all", 1),
     ],
 )
-def test_level_hidden_from_nonwitness_holders_drops_nobody(tmp_path: Path, lie: str, overlap: int) -> None:
+def test_level_hidden_from_nonwitness_holders_drops_nobody(
+    tmp_path: Path, lie: str, overlap: int
+) -> None:
     sim = _epoch(tmp_path, lie, overlap)
     liar, *honest = sim.players
     assert sim.compare(honest) > 0
     for player in honest:
         assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
         assert not player.saw("warning"), player.name
-    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {bytes(liar.key.pubkey())}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {
+        bytes(liar.key.pubkey())
+    }
     assert sim.run.lost_sequences == 0
     heights = {e["height"] for e in honest[0].saw("applied")}
     assert len(heights) == 6, "the other holder applied all rounds"
@@ -72,7 +81,9 @@ def _over(sim: SimulatedRun, height: int) -> bool:
 def _holder_went_through(sim: SimulatedRun) -> bool:
     holder = sim.players[1]
     sim.compare(sim.players[1:])
-    return not any("out of this epoch" in e["message"] for e in holder.saw("warning")) and bool(holder.saw("cooldown"))
+    return not any("out of this epoch" in e["message"] for e in holder.saw("warning")) and bool(
+        holder.saw("cooldown")
+    )
 
 
 @pytest.mark.slow
@@ -88,7 +99,12 @@ def test_holder_that_missed_a_round_fetches_from_attesters(tmp_path: Path) -> No
         holder.set_moods([NodeFault.GOOD])
         await sim.until(lambda run: run.epoch == 1)
 
-    rules = {"init_min_clients": len(TIERS), "min_clients": WITNESSES, "witness_nodes": WITNESSES, "overlap": 0}
+    rules = {
+        "init_min_clients": len(TIERS),
+        "min_clients": WITNESSES,
+        "witness_nodes": WITNESSES,
+        "overlap": 0,
+    }
     sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
     began = {e["height"] for e in sim.players[1].saw("round")}
     assert len(began) < 8, "it missed rounds"
@@ -138,12 +154,20 @@ def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
         sim.pause(True)
         run = await sim.until(lambda run: run.state is RunState.PAUSED)
         assert _names(sim, availability.drawn(run.current, run, sim.members)) >= {liar.name}
-        sim.chain.send([sim.ix.update("sim", config=asdict(run.config) | {"witness_nodes": 0})], sim.owner)
+        sim.chain.send(
+            [sim.ix.update("sim", config=asdict(run.config) | {"witness_nodes": 0})], sim.owner
+        )
         holder.chain.down = False
         await asyncio.sleep(30)
         assert holder.saw("cooldown")
 
-    rules = {"init_min_clients": 6, "min_clients": 3, "witness_nodes": 3, "overlap": 1, "total_steps": 30}
+    rules = {
+        "init_min_clients": 6,
+        "min_clients": 3,
+        "witness_nodes": 3,
+        "overlap": 1,
+        "total_steps": 30,
+    }
     sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
     assert sim.compare(sim.players) > 0
 
@@ -173,14 +197,29 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
                 with suppress(Refused):  # nothing is due yet
                     sim.chain.send([sim.ix.tick("sim")], sim.owner)
 
-    rules = {"init_min_clients": 11, "min_clients": 2, "witness_nodes": 0, "overlap": 0, "round_witness_time": 1}
-    sim = play(tmp_path, story, rounds_per_epoch=5, global_batch_size_start=22, global_batch_size_end=22, **rules)
+    rules = {
+        "init_min_clients": 11,
+        "min_clients": 2,
+        "witness_nodes": 0,
+        "overlap": 0,
+        "round_witness_time": 1,
+    }
+    sim = play(
+        tmp_path,
+        story,
+        rounds_per_epoch=5,
+        global_batch_size_start=22,
+        global_batch_size_end=22,
+        **rules,
+    )
     _, *honest = sim.players
     assert sim.compare(honest) > 0
     for player in honest:
         assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
         assert not player.saw("warning"), player.name
-    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {sim.players[0].wallet}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {
+        sim.players[0].wallet
+    }
 
 
 @pytest.mark.slow
@@ -202,7 +241,11 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 11, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}
-    rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
+    rules |= {
+        "max_round_train_time": 15,
+        "global_batch_size_start": 22,
+        "global_batch_size_end": 22,
+    }
     sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
     assert sim.compare(sim.players[1:]) > 0
     assert len(took) >= 6
@@ -244,8 +287,18 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
         await sim.until(lambda run: run.epoch == 1)
         assert ends
 
-    rules = {"init_min_clients": 11, "min_clients": 2, "witness_nodes": 0, "overlap": overlap, "round_witness_time": 1}
-    rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
+    rules = {
+        "init_min_clients": 11,
+        "min_clients": 2,
+        "witness_nodes": 0,
+        "overlap": overlap,
+        "round_witness_time": 1,
+    }
+    rules |= {
+        "max_round_train_time": 15,
+        "global_batch_size_start": 22,
+        "global_batch_size_end": 22,
+    }
     sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
     _, holder, dies, *_ = sim.players
     assert sim.compare([player for player in sim.players if player is not dies]) > 0
@@ -266,7 +319,11 @@ def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, ov
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 7, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}
-    rules |= {"max_round_train_time": 15, "global_batch_size_start": 14, "global_batch_size_end": 14}
+    rules |= {
+        "max_round_train_time": 15,
+        "global_batch_size_start": 14,
+        "global_batch_size_end": 14,
+    }
     sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
     assert sim.compare(sim.players) > 0
     assert sim.run.lost_sequences == 0
@@ -288,7 +345,11 @@ def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
     held = results.held
 
     def lacking(height: int) -> dict[int, bytes]:
-        return {seat: d for seat, d in held(height).items() if sim.members.seats[seat].signer != victim.wallet}
+        return {
+            seat: d
+            for seat, d in held(height).items()
+            if sim.members.seats[seat].signer != victim.wallet
+        }
 
     results.held = lacking  # type: ignore[method-assign]
 

@@ -36,7 +36,12 @@ ROUND_SECONDS = 15  # of the run's rules
 
 
 def _epoch_with_a_liar(
-    place: Path, lie_of: object, *, tiers: tuple[int, ...] = (0, 1, 2, 0), rounds: int = 3, **rules: object
+    place: Path,
+    lie_of: object,
+    *,
+    tiers: tuple[int, ...] = (0, 1, 2, 0),
+    rounds: int = 3,
+    **rules: object,
 ) -> SimulatedRun:
     """Member 0 lies from round 1 on; the first epoch to its end."""
 
@@ -64,14 +69,18 @@ def _undisturbed(sim: SimulatedRun) -> None:
     assert sim.check(hostile=[liar]) > 0
     for player in honest:
         assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
-    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {bytes(liar.key.pubkey())}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
+        bytes(liar.key.pubkey())
+    }
     assert sim.run.lost_sequences == 0
 
 
 def test_garbage_payloads_are_left_out_and_hold_nobody_up(tmp_path: Path) -> None:
     sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: garbage_in(liar, range(3)), rounds=4)
     _undisturbed(sim)
-    assert any("a bit after the last place is set" in e["why"] for e in sim.players[1].saw("refused"))
+    assert any(
+        "a bit after the last place is set" in e["why"] for e in sim.players[1].saw("refused")
+    )
     rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
     assert max(b - a for a, b in pairwise(rounds)) < ROUND_SECONDS
 
@@ -82,7 +91,10 @@ def test_garbage_on_upper_levels_costs_large_tiers_nothing(tmp_path: Path) -> No
     out.
     """
     sim = _epoch_with_a_liar(
-        tmp_path, lambda sim, liar: garbage_in(liar, range(1)), tiers=(0, 0, 0, 2, 2, 2, 2, 2, 2), rounds=4
+        tmp_path,
+        lambda sim, liar: garbage_in(liar, range(1)),
+        tiers=(0, 0, 0, 2, 2, 2, 2, 2, 2),
+        rounds=4,
     )
     honest = sim.players[1:]
     assert sim.compare(honest) > 0
@@ -114,7 +126,9 @@ def test_level_hidden_from_its_other_holder_is_left_out_by_all(tmp_path: Path) -
     """The others hold no level 0 and vouch for the rest; by their votes the holder would have to
     have it, or go.
     """
-    sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), rounds=6, tiers=(0, 0, 1, 2))
+    sim = _epoch_with_a_liar(
+        tmp_path, lambda sim, liar: hides(liar, 0), rounds=6, tiers=(0, 0, 1, 2)
+    )
     _runs_without_level_0(sim)
 
 
@@ -133,7 +147,9 @@ def test_two_colluding_newcomers_do_not_drop_the_holder(tmp_path: Path, overlap:
         conspire(liars, 0)
         await sim.until(lambda run: run.epoch == 2)
 
-    sim = play(tmp_path, story, overlap=overlap, init_min_clients=5, rounds_per_epoch=4, total_steps=100)
+    sim = play(
+        tmp_path, story, overlap=overlap, init_min_clients=5, rounds_per_epoch=4, total_steps=100
+    )
     *honest, _, _ = sim.players
     assert sim.compare(honest) > 0
     for player in honest:
@@ -147,7 +163,9 @@ def test_two_colluding_newcomers_do_not_drop_the_holder(tmp_path: Path, overlap:
 @pytest.mark.slow
 def test_hidden_level_without_overlap_costs_time_only(tmp_path: Path) -> None:
     lie = {"rounds": 6, "tiers": (0, 0, 1, 2), "overlap": 0}
-    _runs_without_level_0(_epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), **lie), waits=6)
+    _runs_without_level_0(
+        _epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), **lie), waits=6
+    )
 
 
 @pytest.mark.slow
@@ -174,7 +192,10 @@ def test_nan_votes_are_refused(tmp_path: Path) -> None:
 
 def _wrong_size(sim: SimulatedRun, liar: SimMember) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
-        levels = {level: LevelPayload(payload.blake3, payload.size + 1) for level, payload in said.levels.items()}
+        levels = {
+            level: LevelPayload(payload.blake3, payload.size + 1)
+            for level, payload in said.levels.items()
+        }
         tell_all(transport, sign(liar, msgspec.structs.replace(said, levels=levels)))
 
     return lie
@@ -182,13 +203,17 @@ def _wrong_size(sim: SimulatedRun, liar: SimMember) -> Lie:
 
 def _share_of_another(sim: SimulatedRun, liar: SimMember) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
-        stolen = msgspec.structs.replace(said, seat=seat_of(sim.players[1]), signer=bytes(sim.players[1].key.pubkey()))
+        stolen = msgspec.structs.replace(
+            said, seat=seat_of(sim.players[1]), signer=bytes(sim.players[1].key.pubkey())
+        )
         tell_all(transport, sign(liar, stolen))
 
     return lie
 
 
-@pytest.mark.parametrize("lie_of", [_wrong_size, pytest.param(_share_of_another, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "lie_of", [_wrong_size, pytest.param(_share_of_another, marks=pytest.mark.slow)]
+)
 def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: object) -> None:
     sim = _epoch_with_a_liar(tmp_path, lie_of)
     _undisturbed(sim)
@@ -201,7 +226,9 @@ def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> N
     def flood(sim: SimulatedRun, liar: SimMember) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for number in range(100):
-                named = msgspec.structs.replace(said, seat=number % 4, schema_hash=bytes([number]) * 32)
+                named = msgspec.structs.replace(
+                    said, seat=number % 4, schema_hash=bytes([number]) * 32
+                )
                 tell_all(transport, sign(liar, named))
 
         return lie
@@ -296,7 +323,9 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
             for peer in sorted(transport.reachable() - {victim}):
                 transport.tell(peer, sign(liar, said))
             for tokens in (1.0, 2.0):
-                fake = msgspec.structs.replace(other_result(sim, said, transport), tokens_per_sec=tokens)
+                fake = msgspec.structs.replace(
+                    other_result(sim, said, transport), tokens_per_sec=tokens
+                )
                 transport.tell(victim, sign(liar, fake))
                 said = fake
 
@@ -335,7 +364,9 @@ def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
         sim.add(1), sim.add(2, seconds=3.5)
         await sim.until(lambda run: run.state is RunState.WARMUP)
         for seat in range(3):
-            lie = Ready(sender=liar.id, signer=bytes(liar.key.pubkey()), run_id="sim", epoch=0, seat=seat)
+            lie = Ready(
+                sender=liar.id, signer=bytes(liar.key.pubkey()), run_id="sim", epoch=0, seat=seat
+            )
             assert liar.transport is not None
             await liar.transport.announce(encode_announcement(lie, liar.identity.secret()))
         await sim.until_round(0)
@@ -351,7 +382,9 @@ def test_of_a_key_the_wallet_counts_that_it_named_last() -> None:
     readiness, cheat, honest = Readiness(), bytes([1]) * 32, bytes([2]) * 32
     readiness.hear(Ready(sender=honest, signer=honest, run_id="sim", epoch=1, seat=0))
     for made_up in range(300):
-        readiness.hear(Ready(sender=cheat, signer=made_up.to_bytes(32, "big"), run_id="sim", epoch=1, seat=0))
+        readiness.hear(
+            Ready(sender=cheat, signer=made_up.to_bytes(32, "big"), run_id="sim", epoch=1, seat=0)
+        )
     readiness.hear(Ready(sender=cheat, signer=cheat, run_id="sim", epoch=1, seat=0))
     assert readiness.of(1) == {(honest, honest), (cheat, cheat)}
 
@@ -389,7 +422,10 @@ def test_what_witnesses_record_names_the_result_they_hold(tmp_path: Path) -> Non
         assert before is not None
         assert attesting is not None
         seen = await players[0].chain.attestations(attesting)
-        assert all(set(unpack_fingerprints(one, before.roster)) == set(bitmap.seats(before.roster)) for one in seen)
+        assert all(
+            set(unpack_fingerprints(one, before.roster)) == set(bitmap.seats(before.roster))
+            for one in seen
+        )
         assert len({tuple(unpack_fingerprints(one, before.roster).items()) for one in seen}) == 1
 
     play(tmp_path, story)

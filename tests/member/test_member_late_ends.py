@@ -48,7 +48,9 @@ def test_rounds_cleared_by_a_new_warm_up_do_not_count(tmp_path: Path, end: str) 
         _awake(players[0])
         await sim.until(lambda run: bool(players[0].saw("warning")), limit=60)
         told = [event["message"] for event in players[0].saw("warning")]
-        assert any(message.startswith("out of this epoch: the epoch continued") for message in told), told
+        assert any(
+            message.startswith("out of this epoch: the epoch continued") for message in told
+        ), told
         if end == "paused":
             sim.pause(False)
         for player in players:
@@ -87,11 +89,15 @@ def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_member_asleep_over_whole_epochs_reports_none_of_them(tmp_path: Path, epochs: int) -> None:
+def test_a_member_asleep_over_whole_epochs_reports_none_of_them(
+    tmp_path: Path, epochs: int
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, players[0], 1)
-        await sim.until(lambda run: run.epoch == 1 + epochs and run.state is RunState.WAITING_FOR_MEMBERS)
+        await sim.until(
+            lambda run: run.epoch == 1 + epochs and run.state is RunState.WAITING_FOR_MEMBERS
+        )
         _awake(players[0])
         await sim.until_finished()
 

@@ -73,7 +73,9 @@ def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: i
     assert median(attacked) < 1.5 * median(control)
     assert sum(seconds > 0.78 * LIMIT for seconds in attacked) <= 2
     assert sum(attacked) < sum(control) + 1.2 * LIMIT, attacked
-    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {sim.players[0].wallet}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
+        sim.players[0].wallet
+    }
 
 
 def _late_by_level(sim: SimulatedRun, player: SimMember, seconds: float) -> None:
@@ -115,12 +117,16 @@ def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
     sim = play(tmp_path, story, **rules, max_round_train_time=15)
     assert sim.check(hostile=sim.players[3:]) > 0
     assert sum(seconds > 0.78 * 15 for seconds in _rounds(sim.players[0])) == 1
-    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {sim.players[3].wallet}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
+        sim.players[3].wallet
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("times", "rounds"), [(3.0, 6), (4.5, 2)])
-def test_honest_member_slow_for_some_rounds_loses_nothing(tmp_path: Path, times: float, rounds: int) -> None:
+def test_honest_member_slow_for_some_rounds_loses_nothing(
+    tmp_path: Path, times: float, rounds: int
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
@@ -156,13 +162,20 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
         players[2].compute._seconds *= 5
         await sim.until(lambda run: run.epoch == 2)
 
-    rules = {"rounds_per_epoch": ROUNDS, "total_steps": 3 * ROUNDS, "max_round_train_time": LIMIT, "warmup_time": 100}
+    rules = {
+        "rounds_per_epoch": ROUNDS,
+        "total_steps": 3 * ROUNDS,
+        "max_round_train_time": LIMIT,
+        "warmup_time": 100,
+    }
     batch = {"global_batch_size_start": 45, "global_batch_size_end": 45}
     sim = play(tmp_path, story, init_min_clients=4, **rules, **batch)
     slow = sim.players[2]
     told = [e["message"] for e in slow.saw("warning") if "for its share" in e["message"]]
     assert len(told) == 1
-    assert "the others have waited for its results for 30 s in this epoch, and do no longer" in told[0]
+    assert (
+        "the others have waited for its results for 30 s in this epoch, and do no longer" in told[0]
+    )
     assert [epoch for epoch, _ in sim.record.dropped] == [0]
     assert [e["height"] for e in slow.saw("trained", epoch=1)] == [*range(ROUNDS)]
     assert sim.check(dropped=[slow]) > 0
@@ -231,11 +244,14 @@ def test_time_for_a_key_is_charged_once() -> None:
         (0b011, 6, set()),  # the ring says nothing of a round that this member did not see end
     ],
 )
-def test_next_duty_counts_members_a_quorum_left_out(attested: int, next_height: int, left_out: set[int]) -> None:
+def test_next_duty_counts_members_a_quorum_left_out(
+    attested: int, next_height: int, left_out: set[int]
+) -> None:
     async def story() -> Allowances:
         desk, allowances = Desk(), Allowances(20.0)
         desk.results.open(plan_of(4))
-        parts: dict[str, Any] = {"opening": None, "allowances": allowances, "seat": 0}  # neither duty closes a round
+        # neither duty closes a round
+        parts: dict[str, Any] = {"opening": None, "allowances": allowances, "seat": 0}
         running = replace(run_at(4), state=RunState.ROUND_WITNESS, seq=1)
         await desk.feed.put(builders.view(running, three_members()))
         before = WitnessDuty(desk.ports, desk.results, plan=plan_of(4), judged=4, **parts)
@@ -243,7 +259,14 @@ def test_next_duty_counts_members_a_quorum_left_out(attested: int, next_height: 
         rounds = (closed, header_of(5), header_of(6), builders.header(0))
         over = replace(running, rounds=rounds, head=next_height - 4, seq=2)
         await desk.feed.put(builders.view(over, three_members()))
-        WitnessDuty(desk.ports, desk.results, plan=plan_of(next_height), judged=next_height, before=before, **parts)
+        WitnessDuty(
+            desk.ports,
+            desk.results,
+            plan=plan_of(next_height),
+            judged=next_height,
+            before=before,
+            **parts,
+        )
         return allowances
 
     assert run_virtual(story()).left_out == left_out
@@ -258,7 +281,12 @@ def test_nobody_is_late_before_two_thirds_deliver() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "batch", "seat", "until"),
-    [((3, 3, 3), 9, 2, 30.0), ((8, 8, 2), 9, 2, 60.0), ((8, 7, 3), 18, 2, 60.0), ((5, 5, 5), 4, 1, 35.0)],
+    [
+        ((3, 3, 3), 9, 2, 30.0),
+        ((8, 8, 2), 9, 2, 60.0),
+        ((8, 7, 3), 18, 2, 60.0),
+        ((5, 5, 5), 4, 1, 35.0),
+    ],
 )
 def test_slow_machine_and_large_share_get_more_time(
     weights: tuple[int, ...], batch: int, seat: int, until: float

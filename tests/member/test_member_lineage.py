@@ -38,7 +38,9 @@ def root(number: int) -> bytes:
     return bytes([number]) * 32
 
 
-def said(height: int, before: int, after: int, since: tuple[int, int] | None, epoch: int = 2) -> Commitment:
+def said(
+    height: int, before: int, after: int, since: tuple[int, int] | None, epoch: int = 2
+) -> Commitment:
     roots = PrivateRoots(root(before) if since else NOTHING, root(after), since)
     return commitment_of(None, 0, height, epoch=epoch, private=roots)
 
@@ -56,13 +58,27 @@ def heard(*commitments: Commitment) -> Lineage:
 def test_continuous_state_is_accepted() -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0)), said(3, 2, 3, (2, 1))]
     assert [heard(*chain).broken(one) for one in chain] == [None] * 3
-    assert [heard(*reversed(chain)).broken(one) for one in chain] == [None] * 3, "in whatever order it was heard"
+    assert [heard(*reversed(chain)).broken(one) for one in chain] == [None] * 3, (
+        "in whatever order it was heard"
+    )
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [said(1, 9, 2, (2, 0)), said(3, 9, 3, (2, 1)), said(3, 1, 3, (2, 0)), said(3, 0, 3, None), said(3, 1, 3, (1, 7))],
-    ids=["another root", "another root later", "its last result left out", "nothing", "another epoch"],
+    [
+        said(1, 9, 2, (2, 0)),
+        said(3, 9, 3, (2, 1)),
+        said(3, 1, 3, (2, 0)),
+        said(3, 0, 3, None),
+        said(3, 1, 3, (1, 7)),
+    ],
+    ids=[
+        "another root",
+        "another root later",
+        "its last result left out",
+        "nothing",
+        "another epoch",
+    ],
 )
 def test_what_does_not_is_broken(wrong: Commitment) -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0))]
@@ -94,7 +110,11 @@ def test_another_attempt_at_an_epoch_knows_nothing_of_the_first() -> None:
 
 def test_state_may_continue_from_either_of_two_results() -> None:
     lineage = heard(said(0, 0, 1, None), said(0, 0, 2, None))
-    assert [lineage.broken(said(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [True, True, False]
+    assert [lineage.broken(said(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=60))
@@ -120,7 +140,9 @@ def test_result_with_discontinuous_state_is_skipped() -> None:
         assert desk.results.held(5) == {2: whole.digest}
         assert desk.results.settled(5) == {1, 2}
         (candidate,) = desk.results.candidates(5, 1)
-        assert desk.results.payloads.whole(candidate), "it is there all the same, should a quorum accept it"
+        assert desk.results.payloads.whole(candidate), (
+            "it is there all the same, should a quorum accept it"
+        )
         assert broken.digest == candidate.digest
         (refused,) = (event for event in desk.events if event["kind"] == "refused")
         assert (refused["height"], refused["seat"]) == (5, 1)
@@ -188,7 +210,10 @@ def breaks(chain: list[Commitment]) -> Iterator[Commitment]:
 
 @pytest.mark.parametrize(
     ("optimizer", "overlap"),
-    [pytest.param(None, 1, id="distro"), pytest.param(SPARSELOCO, 0, id="sparseloco", marks=pytest.mark.slow)],
+    [
+        pytest.param(None, 1, id="distro"),
+        pytest.param(SPARSELOCO, 0, id="sparseloco", marks=pytest.mark.slow),
+    ],
 )
 def test_every_members_roots_are_a_chain_over_epochs(
     tmp_path: Path, optimizer: Mapping[str, Any] | None, overlap: int
@@ -208,7 +233,11 @@ def test_every_members_roots_are_a_chain_over_epochs(
         assert len({one.epoch for one in chain}) > 1
         assert [one.height for one in breaks(chain)] == [0]
         assert len({one.private.after for one in chain}) == len(chain)
-    assert not any(str(e.get("why")).startswith(BROKEN) for player in sim.players for e in player.saw("refused"))
+    assert not any(
+        str(e.get("why")).startswith(BROKEN)
+        for player in sim.players
+        for e in player.saw("refused")
+    )
 
 
 @pytest.mark.slow
@@ -216,12 +245,16 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
     for remembers in (True, False):
         chains: dict[str, list[Commitment]] = {}
 
-        async def story(sim: SimulatedRun, remembers: bool = remembers, chains: Any = chains) -> None:
+        async def story(
+            sim: SimulatedRun, remembers: bool = remembers, chains: Any = chains
+        ) -> None:
             sim.remembers = remembers
             for tier in (0, 1, 2):
                 sim.add(tier)
             chains.update(told(sim))
-            await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
+            await sim.until(
+                lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS
+            )
             await asyncio.sleep(3)
             for player in sim.players[1:]:
                 await sim.stop(player)
@@ -235,7 +268,11 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
         assert [one.epoch for one in first] == [0]
         for other in others:
             assert [one.epoch for one in other] == ([0] if remembers else [0, 1])
-        assert not any(str(e.get("why")).startswith(BROKEN) for player in sim.players for e in player.saw("refused"))
+        assert not any(
+            str(e.get("why")).startswith(BROKEN)
+            for player in sim.players
+            for e in player.saw("refused")
+        )
 
 
 @pytest.mark.slow
@@ -248,7 +285,8 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
         await restart(sim)
         for file in (tmp_path / "private").iterdir():
             with safe_open(file, framework="pt") as opened:
-                about, state = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                about = opened.metadata()
+                state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             name = min(name for name in state if "residual" in name)
             state[name].view(-1)[0] += 1
             save_file(state, file, metadata=about)
@@ -257,7 +295,11 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
     sim = play(tmp_path, story, **ALL, **SHORT)
     assert sim.check() > 0
     for player in sim.players[1:]:
-        (warned,) = (event["message"] for event in player.saw("warning") if "the optimizer" in event["message"])
+        (warned,) = (
+            event["message"]
+            for event in player.saw("warning")
+            if "the optimizer" in event["message"]
+        )
         assert "it is not the state that this member told others of" in warned
 
 
@@ -280,7 +322,12 @@ def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path)
     assert sim.check(hostile=[liar]) > 0
     assert sim.run.lost_sequences == 0
     seat = next(event["seat"] for event in liar.saw("joined") if event["seat"] is not None)
-    refused = [e for p in sim.players[:-1] for e in p.saw("refused") if str(e.get("why")).startswith(BROKEN)]
+    refused = [
+        e
+        for p in sim.players[:-1]
+        for e in p.saw("refused")
+        if str(e.get("why")).startswith(BROKEN)
+    ]
     assert {event["seat"] for event in refused} == {seat}
     assert sim.record.dropped, "it is dropped, as who delivers nothing is"
 
@@ -322,7 +369,10 @@ def test_checker_gets_states_before_and_after_a_judged_round(tmp_path: Path) -> 
                 await ask_block(checker, player.id, NOTHING, parts, 0, 5)
             assert player.member is not None
             assert player.member._replica is not None
-            assert tree_of(player.member._replica.optimizer.remembered()).root == chains[player.name][-1].private.after
+            assert (
+                tree_of(player.member._replica.optimizer.remembered()).root
+                == chains[player.name][-1].private.after
+            )
         await sim.until_finished()
 
     assert play(tmp_path, story, rounds_per_epoch=4, total_steps=4).check() > 0
@@ -355,7 +405,9 @@ def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> No
     assert refused
 
 
-def test_member_without_memory_for_a_copy_warns_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_without_memory_for_a_copy_warns_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise MemoryError
 

@@ -17,22 +17,31 @@ WARNING = "too few are left who hold level 0 of the model as the run had it: it 
 
 async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int) -> None:
     """All levels are attested, and no checkpoint of that step was named."""
-    await sim.until(lambda run: run.epoch == epoch and run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+    await sim.until(
+        lambda run: (
+            run.epoch == epoch and run.state is RunState.COOLDOWN and run.levels_attested == 0b111
+        )
+    )
     await sim.kill(player)
     assert sim.model.checkpoint_step < sim.run.step
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
-def test_newcomer_loads_a_lost_level_from_the_checkpoint(tmp_path: Path, epoch: int, kept: int) -> None:
+def test_newcomer_loads_a_lost_level_from_the_checkpoint(
+    tmp_path: Path, epoch: int, kept: int
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await _dies_after_attesting(sim, players[0], epoch)
         newcomer = sim.add(0)
         await sim.until(lambda run: bool(newcomer.saw("model")), limit=300)
-        assert sim.run.epoch <= epoch + 2  # the dead one had asked for the next epoch, and was counted on in it
+        # the dead one had asked for the next epoch, and was counted on in it
+        assert sim.run.epoch <= epoch + 2
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
-        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and run.levels_attested == 0b111)
+        await sim.until(
+            lambda run: run.state is RunState.WAITING_FOR_MEMBERS and run.levels_attested == 0b111
+        )
         # Newcomers attest no level of an established member that has just left, so this may
         # take an epoch more.
         await sim.until(lambda run: sim.model.checkpoint_step == run.step > 0, limit=300)
@@ -41,9 +50,15 @@ def test_newcomer_loads_a_lost_level_from_the_checkpoint(tmp_path: Path, epoch: 
     newcomer = sim.players[3]
     assert newcomer.saw("model")[0]["source"] == "peers and the checkpoint"
     for player in sim.players[1:]:
-        told = [event["message"] for event in player.saw("warning") if event["message"].startswith(WARNING)]
+        told = [
+            event["message"]
+            for event in player.saw("warning")
+            if event["message"].startswith(WARNING)
+        ]
         assert told, player.name
-        assert {message[len(WARNING) :].split(",")[0] for message in told} == {str(kept)}, player.name
+        assert {message[len(WARNING) :].split(",")[0] for message in told} == {str(kept)}, (
+            player.name
+        )
     assert sim.compare(sim.players) > 0
 
 
@@ -86,7 +101,9 @@ def test_member_without_a_model_source_leaves_the_epoch(tmp_path: Path) -> None:
         assert not any(event["t"] > start[0] for event in players[0].saw("model"))
 
     sim = play(tmp_path, story, total_steps=10_000)
-    assert any("half of the warm-up's time" in event["message"] for event in sim.players[0].saw("warning"))
+    assert any(
+        "half of the warm-up's time" in event["message"] for event in sim.players[0].saw("warning")
+    )
     assert sim.compare(sim.players) > 0
 
 
@@ -98,7 +115,11 @@ def test_holders_that_all_died_are_waited_for(tmp_path: Path) -> None:
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(0), sim.add(1)]
-        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+        await sim.until(
+            lambda run: (
+                run.epoch == 1 and run.state is RunState.COOLDOWN and run.levels_attested == 0b111
+            )
+        )
         for player in players:
             await sim.kill(player)
         sim.add(1)
@@ -109,5 +130,7 @@ def test_holders_that_all_died_are_waited_for(tmp_path: Path) -> None:
         sim.start(players[0])
         await sim.until(lambda run: run.state is RunState.ROUND_TRAIN, limit=500)
 
-    sim = play(tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2, rounds_per_epoch=3)
+    sim = play(
+        tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2, rounds_per_epoch=3
+    )
     assert sim.compare(sim.players) > 0

@@ -32,13 +32,19 @@ def test_joiner_fetches_no_garbage_from_a_dishonest_majority(tmp_path: Path, fil
     assert [e["source"] for e in joiner.saw("model")] == ["peers"]
     assert sim.check() > 0
     assert joiner.transport is not None
-    model = sum(segment_size(segment) for level in range(3) for segment in sim.schema.state.of_level(level))
+    model = sum(
+        segment_size(segment) for level in range(3) for segment in sim.schema.state.of_level(level)
+    )
     results = sum(e["bytes"] for player in sim.players for e in player.saw("trained"))
     assert model <= joiner.transport.stats().received["blob"] < model + results
 
 
 def _steps_aside(player: SimMember) -> list[str]:
-    return [e["message"] for e in player.saw("warning") if "no source has given the model" in e["message"]]
+    return [
+        e["message"]
+        for e in player.saw("warning")
+        if "no source has given the model" in e["message"]
+    ]
 
 
 @pytest.mark.slow
@@ -63,11 +69,15 @@ def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) 
         for player in players:
             assert player.alive
             assert [e["source"] for e in player.saw("model") if e["t"] > died] == []
-            assert any("is not the one the members attested" in e["message"] for e in player.saw("warning"))
+            assert any(
+                "is not the one the members attested" in e["message"] for e in player.saw("warning")
+            )
         file.write_bytes(good)
         await sim.until_finished()
         for player in players:
-            assert next(e["source"] for e in player.saw("model") if e["t"] > died) == "the checkpoint"
+            assert (
+                next(e["source"] for e in player.saw("model") if e["t"] > died) == "the checkpoint"
+            )
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
     assert sim.compare(sim.players) > 0

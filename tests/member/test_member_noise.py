@@ -50,7 +50,10 @@ async def pester(player: SimMember, transport: SimTransport) -> None:
     """Send and answer nonsense until cancelled."""
     for topic in (COMMITMENTS, MODEL):
         transport.handle(topic, junk)
-    said = sign(player, Ready(sender=player.id, signer=bytes(player.key.pubkey()), run_id="sim", epoch=0, seat=0))
+    said = sign(
+        player,
+        Ready(sender=player.id, signer=bytes(player.key.pubkey()), run_id="sim", epoch=0, seat=0),
+    )
     while True:
         for data in noise(player, said):
             for peer in sorted(transport.reachable()):
@@ -82,7 +85,9 @@ def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
     assert sim.run.lost_sequences == 0
     for player in others:
         assert len(player.saw("applied")) == 6
-        assert len([event for event in player.saw("refused") if event.get("peer")]) == 1, "said once"
+        assert len([event for event in player.saw("refused") if event.get("peer")]) == 1, (
+            "said once"
+        )
         assert player.transport is not None
         assert len({who for who, _ in player.transport.barred}) == 1
 

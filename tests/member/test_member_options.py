@@ -45,10 +45,14 @@ def test_downloads_of_one_author_are_limited(downloads: int | None, most: int) -
 
         transport = desk.ports.transport
         transport.fetch = fetch  # type: ignore[method-assign]
-        payloads = Payloads(desk.ports, replace(desk.role, tier=0), desk.workers.decode, lambda: None, downloads)
+        payloads = Payloads(
+            desk.ports, replace(desk.role, tier=0), desk.workers.decode, lambda: None, downloads
+        )
         said = commitment_of(None, 0)
         candidate = Candidate(said, b"", b"")
-        await asyncio.gather(*(payloads._fetch_level(candidate, level, plan_of()) for level in said.levels))
+        await asyncio.gather(
+            *(payloads._fetch_level(candidate, level, plan_of()) for level in said.levels)
+        )
         assert (reached, len(candidate.payloads)) == (most, 3)
 
     run_virtual(story())

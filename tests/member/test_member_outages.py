@@ -47,7 +47,9 @@ def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -
         await sim.until_round(2)
         await _outage(sim, 10)
         for epoch in (0, 1):
-            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            await sim.until(
+                lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN
+            )
             await _outage(sim)
             run = await sim.until(lambda run, epoch=epoch: run.epoch == epoch + 1)
             assert run.attested_step == run.step
@@ -69,14 +71,18 @@ async def _outage(sim: SimulatedRun, seconds: float = 20) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outages", [((0, 14), (3, 11)), ((1, 22), (2, 20))], ids=str)
-def test_rpc_outage_at_cooldown_end_leaves_model_attested(tmp_path: Path, outages: tuple[tuple[int, int], ...]) -> None:
+def test_rpc_outage_at_cooldown_end_leaves_model_attested(
+    tmp_path: Path, outages: tuple[tuple[int, int], ...]
+) -> None:
     """The first member to reach the chain does not end the cooldown before the others attest."""
 
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         for epoch, (after, seconds) in enumerate(outages):
-            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            await sim.until(
+                lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN
+            )
             await asyncio.sleep(after)
             await _outage(sim, seconds)
             run = await sim.until(lambda run, epoch=epoch: run.epoch == epoch + 1)
@@ -88,7 +94,9 @@ def test_rpc_outage_at_cooldown_end_leaves_model_attested(tmp_path: Path, outage
 
 
 @pytest.mark.slow
-def test_node_write_outage_costs_little_more_than_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_write_outage_costs_little_more_than_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They answer all else, when a warm-up waits for dead members. There is no outage after which
     to be patient.
     """
@@ -104,7 +112,9 @@ def test_node_write_outage_costs_little_more_than_itself(tmp_path: Path, monkeyp
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
-        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111)
+        await sim.until(
+            lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111
+        )
         for player in players[2:]:
             await sim.kill(player)
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -118,7 +128,9 @@ def test_node_write_outage_costs_little_more_than_itself(tmp_path: Path, monkeyp
         took.append(sim.now - healed)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4, rounds_per_epoch=3)
+    sim = play(
+        tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4, rounds_per_epoch=3
+    )
     assert took[0] < 15
     sim.check(dropped=sim.players[2:])
 
@@ -135,7 +147,9 @@ def test_grace_after_an_outage_ends_with_its_state(tmp_path: Path) -> None:
             sim.add(tier)
         for outage in (0.0, 10.0):
             epoch = sim.run.epoch
-            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            await sim.until(
+                lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN
+            )
             if outage:
                 await _outage(sim, outage)
             await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS)
@@ -213,7 +227,9 @@ def test_share_of_a_too_slow_member_is_redone(tmp_path: Path) -> None:
 
     sim = play(tmp_path, story, warmup_time=200, max_round_train_time=10)
     slow = sim.players[2]
-    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {bytes(seat_key(slow))}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
+        bytes(seat_key(slow))
+    }
     assert sim.run.lost_sequences == 0
     sim.check(dropped=[slow])
 
@@ -225,7 +241,9 @@ def seat_key(player: object) -> bytes:
 def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111)
+        await sim.until(
+            lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111
+        )
         await sim.kill(players[2])
         await sim.until(lambda run: run.epoch == 1)
 
@@ -297,7 +315,9 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
         assert closed.attested == closed.roster
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6, rounds_per_epoch=4)
+    sim = play(
+        tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6, rounds_per_epoch=4
+    )
     sim.check(dropped=[player for player in sim.players if player.saw("killed")])
 
 
@@ -379,7 +399,11 @@ def test_lost_results_are_not_awaited_after_the_epoch(tmp_path: Path) -> None:
         away.chain.down = True
         sim.network.cut(players[0].id, away.id)
         sim.network.cut(players[1].id, away.id)
-        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending.bit_count() == 2)
+        await sim.until(
+            lambda run: (
+                run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending.bit_count() == 2
+            )
+        )
         for player in players[:2]:
             await sim.kill(player)
             sim.start(player)

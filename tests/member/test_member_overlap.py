@@ -31,14 +31,20 @@ def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
         sim.add(0, seconds=0.5), sim.add(1), sim.add(2, seconds=2.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, global_batch_size_start=21, global_batch_size_end=21, **SHORT)
+    sim = play(
+        tmp_path, story, overlap=0, global_batch_size_start=21, global_batch_size_end=21, **SHORT
+    )
     assert sim.check() == 24
     assert (sim.run.lost_sequences, sim.run.backlog, sim.run.data_index) == (0, 0, 6 * 21)
     for player in sim.players:
         assert not player.saw("warning"), player.name
-        assert [e["height"] for e in player.saw("round")] == 2 * [*range(3)], "without a drain round"
+        assert [e["height"] for e in player.saw("round")] == 2 * [*range(3)], (
+            "without a drain round"
+        )
         told = [e for e in player.events if e["kind"] in ("applied", "trained", "cooldown")]
-        assert [e["kind"] for e in told] == 2 * (3 * ["trained", "applied"] + ["cooldown"]), player.name
+        assert [e["kind"] for e in told] == 2 * (3 * ["trained", "applied"] + ["cooldown"]), (
+            player.name
+        )
 
 
 @pytest.mark.slow
@@ -103,7 +109,9 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, global_batch_size_start=45, global_batch_size_end=45, **SHORT)
+    sim = play(
+        tmp_path, story, overlap=0, global_batch_size_start=45, global_batch_size_end=45, **SHORT
+    )
     assert sim.check() == 24
     assert len(sim.players[2].saw("trained")) == 6
 
@@ -140,12 +148,16 @@ def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) 
             raise NonFiniteGradient("the gradient is not finite")
 
         replica.train = broken  # type: ignore[method-assign,assignment]
-        seat = next(seat for seat, one in enumerate(sim.members.seats) if one.signer == players[1].wallet)
+        seat = next(
+            seat for seat, one in enumerate(sim.members.seats) if one.signer == players[1].wallet
+        )
         header = (await sim.until_round(3)).current
         before = sim.run.round(2)
         assert before is not None
         assert before.attested == before.roster & ~(1 << seat)
-        assert [before.data_index <= one.start < before.data_index + 9 for one in header.redo] == [True]
+        assert [before.data_index <= one.start < before.data_index + 9 for one in header.redo] == [
+            True
+        ]
         assert header.redone == 3
         await sim.until(lambda run: run.epoch == 1)
 
@@ -172,7 +184,9 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
     liar, *honest = sim.players
     assert sim.check(hostile=[liar]) > 0
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {liar.wallet}
-    assert all(any("another result" in e["why"] for e in player.saw("refused")) for player in honest)
+    assert all(
+        any("another result" in e["why"] for e in player.saw("refused")) for player in honest
+    )
 
 
 @pytest.mark.slow
@@ -213,7 +227,11 @@ def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> No
         for player in players[:2]:
             _down(player, True)
         run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
-        assert (run.exit_reason, run.draining, run.current.height) == (ExitReason.QUORUM_MISSING, False, 1)
+        assert (run.exit_reason, run.draining, run.current.height) == (
+            ExitReason.QUORUM_MISSING,
+            False,
+            1,
+        )
         for player in players[:2]:
             _down(player, False)
         await sim.until_finished()
@@ -298,4 +316,5 @@ def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap
 
     sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1, **SHORT)
     applied = sum(event["results"] for event in sim.players[0].saw("applied"))
-    assert applied > 6 * 3 / 2  # the chain counts whole seconds, so a round may end before anybody has announced
+    # the chain counts whole seconds, so a round may end before anybody has announced
+    assert applied > 6 * 3 / 2

@@ -33,7 +33,9 @@ SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "compression_chunk": 7, "compress
 def known(player: SimMember) -> dict[str, Tensor]:
     assert player.member is not None
     assert player.member._replica is not None
-    return {name: tensor.clone() for name, tensor in player.member._replica.optimizer.state().items()}
+    return {
+        name: tensor.clone() for name, tensor in player.member._replica.optimizer.state().items()
+    }
 
 
 async def restart(sim: SimulatedRun, tiers: Sequence[int] = (0, 1, 2)) -> list[dict[str, Tensor]]:
@@ -54,7 +56,9 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco")])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco")]
+)
 def test_members_restarted_between_epochs_resume_their_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
 ) -> None:
@@ -100,11 +104,15 @@ def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
     assert sim.check(dropped=sim.players[-1:]) > 0
     *others, away = sim.players
-    (told,) = (event["message"] for event in away.saw("warning") if "the optimizer" in event["message"])
+    (told,) = (
+        event["message"] for event in away.saw("warning") if "the optimizer" in event["message"]
+    )
     assert "begins with nothing" in told
     assert "is of another epoch or other weights" in told
     assert not any(player.saw("remembered") for player in sim.players)
-    assert not any("the optimizer" in event["message"] for player in others for event in player.saw("warning"))
+    assert not any(
+        "the optimizer" in event["message"] for player in others for event in player.saw("warning")
+    )
 
 
 @pytest.mark.slow
@@ -118,13 +126,19 @@ def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
         sim.remembers = True
         await restart(sim, (0, 1, 2, 2))
         for player, damage in zip(sim.players[1:], damages, strict=True):
-            private._file_in(tmp_path / "private", player.wallet, sim.run.identity).write_bytes(damage)
+            private._file_in(tmp_path / "private", player.wallet, sim.run.identity).write_bytes(
+                damage
+            )
         await sim.until_finished()
 
     sim = play(tmp_path, story, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
     assert sim.check() > 0
     for player in sim.players[1:]:
-        (told,) = (event["message"] for event in player.saw("warning") if "the optimizer" in event["message"])
+        (told,) = (
+            event["message"]
+            for event in player.saw("warning")
+            if "the optimizer" in event["message"]
+        )
         assert "begins with nothing" in told
         assert "is damaged" in told
 
@@ -144,7 +158,10 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     sim = play(tmp_path, story, **ALL, **SHORT)
     assert sim.check() > 0
     for player in sim.players[1:]:
-        assert any("what the optimizer knows is not kept: the disk of" in e["message"] for e in player.saw("warning"))
+        assert any(
+            "what the optimizer knows is not kept: the disk of" in e["message"]
+            for e in player.saw("warning")
+        )
         assert not player.saw("remembered")
 
 
@@ -156,6 +173,8 @@ def test_later_run_of_the_same_id_has_its_own_state_file(tmp_path: Path) -> None
         run = replace(desk.feed.view.run, created=created)
         feed = RunFeed(replace(desk.feed.view, run=run))
         ports = replace(desk.ports, feed=feed, coordinator=SimpleNamespace(wallet=bytes(32)))
-        kept = private.PrivateState(ports, desk.role, desk.workers, OwnState(ports, desk.workers.state), tmp_path)
+        kept = private.PrivateState(
+            ports, desk.role, desk.workers, OwnState(ports, desk.workers.state), tmp_path
+        )
         files.add(kept._file)
     assert len(files) == 2

@@ -23,7 +23,9 @@ WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
 
 def words() -> Tokenizer:
     """A tokenizer whose ids are words."""
-    tokenizer = tokenizers.Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer = tokenizers.Tokenizer(
+        models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return in_its_process(tokenizer)
 
@@ -54,7 +56,9 @@ def test_members_continue_the_prompt_and_replicas_stay_equal(tmp_path: Path, ove
             assert {*event["text"].split()} <= {*WORDS}
         steps = [event["step"] for event in told]
         assert steps == sorted({*steps}), "one text a round at most"
-        assert 1 <= steps[0] <= steps[-1] <= 6 + overlap, "with overlap one more round applies the last results"
+        assert 1 <= steps[0] <= steps[-1] <= 6 + overlap, (
+            "with overlap one more round applies the last results"
+        )
 
 
 @pytest.mark.slow

@@ -53,8 +53,13 @@ def test_members_learn_without_momentum_after_a_pause(tmp_path: Path) -> None:
         end = player.saw("cooldown", epoch=0)[0]["hashes"]
         first, second, *_ = player.saw("applied", epoch=1)
         assert first["height"] == 0
-        assert len({str(hashes) for hashes in (end, first["hashes"], second["hashes"])}) == 3, player.name
-        assert player.saw("applied", epoch=2)[0]["hashes"] != player.saw("cooldown", epoch=1)[0]["hashes"]
+        assert len({str(hashes) for hashes in (end, first["hashes"], second["hashes"])}) == 3, (
+            player.name
+        )
+        assert (
+            player.saw("applied", epoch=2)[0]["hashes"]
+            != player.saw("cooldown", epoch=1)[0]["hashes"]
+        )
 
 
 @pytest.mark.slow
@@ -104,16 +109,26 @@ def test_measured_speed_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
         _slow_down(players[2], 3.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, max_round_train_time=60, global_batch_size_start=30, global_batch_size_end=30, **SHORT)
+    sim = play(
+        tmp_path,
+        story,
+        max_round_train_time=60,
+        global_batch_size_start=30,
+        global_batch_size_end=30,
+        **SHORT,
+    )
     assert sim.check() == 24
     assert [[e["weight"] for e in player.saw("joined")][:2] for player in sim.players] == [
         [60, 300],
         [60, 300],
         [60, 100],
     ]
-    shares = [[e["tokens"] / 16 for e in sim.players[2].saw("trained", epoch=epoch)] for epoch in (0, 1)]
+    shares = [
+        [e["tokens"] / 16 for e in sim.players[2].saw("trained", epoch=epoch)] for epoch in (0, 1)
+    ]
     assert shares[0] == [10] * 3
-    assert all(8 <= share <= 9 for share in shares[1])  # 30 x 100 / 340: the others may count for twice 60 at most
+    # 30 x 100 / 340: the others may count for twice 60 at most
+    assert all(8 <= share <= 9 for share in shares[1])
 
 
 def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> None:
@@ -152,18 +167,34 @@ def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witn
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(
-        tmp_path, story, min_clients=1, init_min_clients=1, witness_nodes=witnesses, warmup_time=200, total_steps=60
+        tmp_path,
+        story,
+        min_clients=1,
+        init_min_clients=1,
+        witness_nodes=witnesses,
+        warmup_time=200,
+        total_steps=60,
     )
     [alone] = sim.players
     told = [event for event in alone.saw("warning") if "sequences took" in event["message"]]
     assert len(told) == 2, "one for each epoch"
     for event in told:
-        assert "9 sequences took more than 40 s; a round leaves 15 s for it at most" in event["message"]
-        for way_out in ("--matformer-tier", "--threads", "--micro-batch-size", "max_round_train_time"):
+        assert (
+            "9 sequences took more than 40 s; a round leaves 15 s for it at most"
+            in event["message"]
+        )
+        for way_out in (
+            "--matformer-tier",
+            "--threads",
+            "--micro-batch-size",
+            "max_round_train_time",
+        ):
             assert way_out in event["message"]
 
 
-@pytest.mark.parametrize(("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)])
+@pytest.mark.parametrize(
+    ("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)]
+)
 def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: bool) -> None:
     """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds
     at most.
@@ -178,7 +209,12 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     sim = play(tmp_path, story, warmup_time=200)
     slow = sim.players[2]
     assert slow.saw("trained")
-    said = [e["message"] for player in sim.players for e in player.saw("warning") if "too slow" in e["message"]]
+    said = [
+        e["message"]
+        for player in sim.players
+        for e in player.saw("warning")
+        if "too slow" in e["message"]
+    ]
     assert bool(said) is told
     # a share that is given up has taken more than was measured
     sentence = r"3 sequences took (more than )?14 s and applying a round's results 14 s; a round leaves 15 s"
@@ -207,18 +243,26 @@ def test_snapshot_is_withdrawn_at_the_next_epochs_first_apply(tmp_path: Path) ->
 def _offered(player: SimMember) -> set[bytes]:
     """Digests of the tensors that a member offers to joiners, all of which it serves."""
     manifest = player.member._share.manifest  # type: ignore[union-attr]
-    digests = {digest for level in manifest.levels.values() for digest in level} if manifest is not None else set()
+    digests = (
+        {digest for level in manifest.levels.values() for digest in level}
+        if manifest is not None
+        else set()
+    )
     assert player.transport is not None
     assert digests <= player.transport._blobs.keys()
     return digests
 
 
 @pytest.mark.slow
-def test_an_attestation_says_how_fast_its_member_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attestation_says_how_fast_its_member_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[float] = []
     original = SolanaMember.witness
 
-    async def listening(self: SolanaMember, *args: Any, bytes_per_sec: float, **others: Any) -> None:
+    async def listening(
+        self: SolanaMember, *args: Any, bytes_per_sec: float, **others: Any
+    ) -> None:
         told.append(bytes_per_sec)
         await original(self, *args, bytes_per_sec=bytes_per_sec, **others)
 

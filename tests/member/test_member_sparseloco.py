@@ -36,7 +36,11 @@ def _taken(player: SimMember) -> set[int]:
     replica = player.member._replica
     assert replica is not None
     state = replica.optimizer.state()
-    return {int(tensor) for name, tensor in state.items() if name.startswith(("private.step/", "private.count/"))}
+    return {
+        int(tensor)
+        for name, tensor in state.items()
+        if name.startswith(("private.step/", "private.count/"))
+    }
 
 
 @pytest.mark.slow
@@ -44,12 +48,23 @@ def _taken(player: SimMember) -> set[int]:
     ("overlap", "changes"),
     [
         (1, {}),
-        (0, {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01}),
+        (
+            0,
+            {
+                "inner_optimizer": "muon",
+                "divisor": "root",
+                "value_bits": 1,
+                "outer_lr": 0.7,
+                "weight_decay": 0.01,
+            },
+        ),
         (1, {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0}),
         (0, {"divisor": "all", "orthogonal_lr": 10.0}),
     ],
 )
-def test_three_tiers_change_levels_and_end_equal(tmp_path: Path, overlap: int, changes: dict[str, Any]) -> None:
+def test_three_tiers_change_levels_and_end_equal(
+    tmp_path: Path, overlap: int, changes: dict[str, Any]
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -74,7 +89,9 @@ def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparsel
     async def story(sim: SimulatedRun) -> None:
         check_model(sim.model, "r")
         alone = replace(sim.model, optimizer=optimizer_of(ADAMW))
-        with pytest.raises(Unsuitable, match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo"):
+        with pytest.raises(
+            Unsuitable, match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo"
+        ):
             check_model(alone, "r")
         other = replace(sim.model, architecture=9)
         with pytest.raises(Unsuitable, match="does not have; it has HfLlama, HfDeepseek"):
@@ -98,7 +115,10 @@ def test_inner_moments_survive_epochs_but_not_a_pause(tmp_path: Path) -> None:
         assert [max(_taken(player), default=0) <= STEPS for player in players] == [True] * 3
         await sim.until_finished()
 
-    assert play(tmp_path, story, optimizer=_table(), rounds_per_epoch=ROUNDS, total_steps=9).check() > 24
+    assert (
+        play(tmp_path, story, optimizer=_table(), rounds_per_epoch=ROUNDS, total_steps=9).check()
+        > 24
+    )
 
 
 @pytest.mark.slow
@@ -110,7 +130,9 @@ def test_killed_member_returns_without_moments_and_stays_equal(tmp_path: Path) -
         sim.start(players[1])
         await sim.until_round(1, epoch=1)
         assert max(_taken(players[1])) <= 2 * STEPS
-        assert all(min(_taken(player)) > 2 * STEPS for player in players if player is not players[1])
+        assert all(
+            min(_taken(player)) > 2 * STEPS for player in players if player is not players[1]
+        )
         await sim.until_finished()
 
     sim = play(

@@ -115,10 +115,14 @@ def test_undone_steps_are_named_in_saved_model(tmp_path: Path, applied: Counter[
         step = await _stop(sim, newcomer, lambda: 6 + _steps(newcomer))
         assert step > 6
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 6, "total_steps": 50, "init_min_clients": 3})
+    play(
+        tmp_path, story, **ALONE | {"rounds_per_epoch": 6, "total_steps": 50, "init_min_clients": 3}
+    )
 
 
-def test_unapplied_last_round_is_not_counted_in_saved_model(tmp_path: Path, applied: Counter[int]) -> None:
+def test_unapplied_last_round_is_not_counted_in_saved_model(
+    tmp_path: Path, applied: Counter[int]
+) -> None:
     """The member is cut off in the last round and cannot fetch its results."""
 
     async def story(sim: SimulatedRun) -> None:

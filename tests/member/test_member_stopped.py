@@ -17,9 +17,14 @@ from member.short_runs import ALONE
 
 @pytest.mark.parametrize(
     ("overlap", "later"),
-    [(1, 1.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 0.0), (0, 1.5), (1, 2.5)))],
+    [
+        (1, 1.5),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 0.0), (0, 1.5), (1, 2.5))),
+    ],
 )
-def test_lone_member_stopped_in_mid_epoch_loses_no_step(tmp_path: Path, overlap: int, later: float) -> None:
+def test_lone_member_stopped_in_mid_epoch_loses_no_step(
+    tmp_path: Path, overlap: int, later: float
+) -> None:
     """`later` seconds after a round began: before and after the member attested in it."""
 
     async def story(sim: SimulatedRun) -> None:
@@ -36,7 +41,9 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(tmp_path: Path, overlap:
         assert sim.run.state is not RunState.FINISHED
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5, "overlap": overlap})
+    sim = play(
+        tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5, "overlap": overlap}
+    )
     (player,) = sim.players
     assert not [event for event in player.saw("warning") if "lost" in event["message"]]
     steps = [event["step"] for event in player.saw("applied")]
@@ -73,7 +80,11 @@ def test_run_that_continued_without_saved_steps_is_reported(tmp_path: Path) -> N
         sim.start(player)
         await sim.until_finished()
         assert other.saw("finished")
-        assert [event for event in player.saw("warning") if "only a copy of the model" in event["message"]]
+        assert [
+            event
+            for event in player.saw("warning")
+            if "only a copy of the model" in event["message"]
+        ]
 
     play(tmp_path, story, **ALONE)
 

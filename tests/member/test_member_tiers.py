@@ -23,7 +23,10 @@ from member.short_runs import SHORT
 KINDS = {
     "layers": [{"layers": [0, 2]}, {"layers": [2]}],
     "heads": [{"num_key_value_heads": 2}, {"num_key_value_heads": 1}],
-    "a width for every layer": [{"intermediate_size": [32, 16, 8]}, {"intermediate_size": [8, 8, 4]}],
+    "a width for every layer": [
+        {"intermediate_size": [32, 16, 8]},
+        {"intermediate_size": [8, 8, 4]},
+    ],
     "all at once": [{"layers": [0, 2], "num_key_value_heads": 2}, {"intermediate_size": [9, 5]}],
 }
 
@@ -56,7 +59,11 @@ DEEPSEEK = HEADS | {
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind == "all at once" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind",
+    [
+        kind if kind == "all at once" else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in KINDS
+    ],
 )
 def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
     _play(HEADS | {"matformer_tiers": KINDS[kind]}, tmp_path)
@@ -71,7 +78,10 @@ def test_tiers_of_a_nanogpt_with_tied_layers_stay_equal(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tiers_of_a_deepseek_with_mixed_experts_stay_equal(tmp_path: Path) -> None:
     first = {"intermediate_size": 20, "moe_intermediate_size": [8, 5]}
-    _play(DEEPSEEK | {"matformer_tiers": [first, {"layers": [0, 2], "moe_intermediate_size": 3}]}, tmp_path)
+    _play(
+        DEEPSEEK | {"matformer_tiers": [first, {"layers": [0, 2], "moe_intermediate_size": 3}]},
+        tmp_path,
+    )
 
 
 def _play(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -99,7 +109,9 @@ def test_run_without_weights_begins_with_its_seeds_everywhere(tmp_path: Path) ->
     assert sim.check() == 24
     named = Checkpoint(CheckpointKind.DUMMY, str(tmp_path / "model"), "")
     for tier in range(3):
-        origin = Origin(sim.schema, tier, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
+        origin = Origin(
+            sim.schema, tier, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0
+        )
         first, wanted = origin.durable(named), init_weights(sim.config, DUMMY_SEED, tier)
         assert first.keys() == wanted.keys()
         assert all(torch.equal(first[name], wanted[name]) for name in wanted)

@@ -42,7 +42,11 @@ def _cannot_attest(player: SimMember) -> None:
 
 
 def _told(player: SimMember) -> list[str]:
-    return [event["message"] for event in player.saw("warning") if event["message"].startswith(GONE_BACK)]
+    return [
+        event["message"]
+        for event in player.saw("warning")
+        if event["message"].startswith(GONE_BACK)
+    ]
 
 
 @pytest.mark.slow
@@ -70,10 +74,14 @@ def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
         assert unattested(run) == [0]
         await sim.until(lambda run: run.epoch == 2)
 
-    sim = play(tmp_path, story, init_min_clients=4, min_clients=2, rounds_per_epoch=3, total_steps=400)
+    sim = play(
+        tmp_path, story, init_min_clients=4, min_clients=2, rounds_per_epoch=3, total_steps=400
+    )
     honest = [player for player in sim.players if player is not sim.players[HOSTILE]]
     assert sim.compare(honest) > 0
     for player in honest:
         source = player.saw("model")[-1]["source"]
-        assert source == "its own replica" if player.tier else source.endswith("the checkpoint"), player.name
+        assert source == "its own replica" if player.tier else source.endswith("the checkpoint"), (
+            player.name
+        )
         assert len(_told(player)) == 1

@@ -32,7 +32,8 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
     sim = play(tmp_path, story, **SHORT)
     for player in sim.players:
         told = [event["message"].splitlines() for event in player.saw("warning")]
-        last = [LOST.format("6 steps")] if player.tier else []  # the error of the only holder of level 0 says more
+        # the error of the only holder of level 0 says more
+        last = [LOST.format("6 steps")] if player.tier else []
         assert [lines[0] for lines in told] == [LOST.format("3 steps"), *last]
         assert "--checkpoint-dir DIR" in told[0][1]
         assert bool(player.lost) is not bool(player.tier)
@@ -101,7 +102,9 @@ def test_finished_run_holds_its_model_until_it_is_saved(
     play(tmp_path, story, **ALONE)
 
 
-def test_restarted_sole_member_of_finished_run_reports_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_sole_member_of_finished_run_reports_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The member was killed while its disk was full. The disk has room when the member is back."""
     disk = Disk(monkeypatch)
 
@@ -121,7 +124,9 @@ def test_restarted_sole_member_of_finished_run_reports_loss(tmp_path: Path, monk
     play(tmp_path, story, **ALONE)
 
 
-def test_failed_checkpoint_is_tried_again_in_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_checkpoint_is_tried_again_in_the_cooldown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
 
     async def story(sim: SimulatedRun) -> None:

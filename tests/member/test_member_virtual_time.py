@@ -72,13 +72,17 @@ def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
         paused = await sim.until(lambda run: run.state is RunState.PAUSED)
         assert paused.epoch == 1
         for player in sim.players:
-            await sim.until(lambda _, p=player: any("is paused" in told["message"] for told in p.saw("warning")))
+            await sim.until(
+                lambda _, p=player: any("is paused" in told["message"] for told in p.saw("warning"))
+            )
         sim.pause(False)
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)
     for player in sim.players:
-        assert [e["source"] for e in player.saw("model")][1:] == ["its own replica"] * 2, player.name
+        assert [e["source"] for e in player.saw("model")][1:] == ["its own replica"] * 2, (
+            player.name
+        )
     assert sim.check() == 27
 
 

@@ -22,7 +22,15 @@ def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
 def test_halt_warns_each_time_it_begins() -> None:
     told: list[event_types.Event] = []
     notices = Notices(Events(lambda: 0.0, [told.append]))
-    for state in (RunState.UNINITIALIZED, RunState.PAUSED, RunState.PAUSED, RunState.WARMUP, RunState.PAUSED):
+    for state in (
+        RunState.UNINITIALIZED,
+        RunState.PAUSED,
+        RunState.PAUSED,
+        RunState.WARMUP,
+        RunState.PAUSED,
+    ):
         notices.halt(builders.run(state))
-    said = [event.message.partition(":")[0] for event in told if isinstance(event, event_types.Warning)]
+    said = [
+        event.message.partition(":")[0] for event in told if isinstance(event, event_types.Warning)
+    ]
     assert said == ["the run has not begun", "the run is paused", "the run is paused"]

@@ -49,7 +49,9 @@ def test_unreachable_source_is_reported_once_and_retried() -> None:
         assert share.shape == (1, 4)
         assert source.asked == 5
         told = [event["message"] for event in desk.events if event["kind"] == "warning"]
-        assert told == ["http://x does not answer; this member continues when it is available again"]
+        assert told == [
+            "http://x does not answer; this member continues when it is available again"
+        ]
         assert asyncio.get_running_loop().time() == 1 + 2 + 4 + 8
 
     run_virtual(play())

@@ -21,7 +21,9 @@ from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
 
 
-def _tries(sim: SimulatedRun, player: SimMember, duty: str, name: str | None = None) -> list[tuple[object, float]]:
+def _tries(
+    sim: SimulatedRun, player: SimMember, duty: str, name: str | None = None
+) -> list[tuple[object, float]]:
     """When a member tries a duty, and for which height or seat; refused by that name, if one is
     given.
     """
@@ -39,7 +41,11 @@ def _tries(sim: SimulatedRun, player: SimMember, duty: str, name: str | None = N
 
 
 def _told(player: SimMember, duty: str) -> list[str]:
-    return [e["message"] for e in player.saw("warning") if duty in e["message"] and "was refused" in e["message"]]
+    return [
+        e["message"]
+        for e in player.saw("warning")
+        if duty in e["message"] and "was refused" in e["message"]
+    ]
 
 
 def _purse(sim: SimulatedRun, player: SimMember, lamports: int) -> None:
@@ -87,7 +93,9 @@ def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> No
         for player in players[1:]:
             _purse(sim, player, 1000)
         await asyncio.sleep(40)
-        assert (sim.run.current.height, sim.run.state) == (1, RunState.ROUND_TRAIN), "without a quorum"
+        assert (sim.run.current.height, sim.run.state) == (1, RunState.ROUND_TRAIN), (
+            "without a quorum"
+        )
         for player in players[1:]:
             times = [time for height, time in tries[player.name] if height == 1]
             gaps = [after - before for before, after in itertools.pairwise(times)]
@@ -103,7 +111,9 @@ def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> No
     assert sim.run.lost_sequences == 0
 
 
-@pytest.mark.parametrize("name", ["BadParticipation", pytest.param("InsufficientFunds", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["BadParticipation", pytest.param("InsufficientFunds", marks=pytest.mark.slow)]
+)
 def test_refused_readiness_report_is_not_repeated(tmp_path: Path, name: str) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

@@ -17,7 +17,18 @@ from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import BATCH, SCHEMA, SECRETS, Desk, commitment_of, header_of, key_to, p2p_of, plan_of, three_members
+from member.desk import (
+    BATCH,
+    SCHEMA,
+    SECRETS,
+    Desk,
+    commitment_of,
+    header_of,
+    key_to,
+    p2p_of,
+    plan_of,
+    three_members,
+)
 
 # --- plan -----------------------------------------------------------------------------------------
 
@@ -55,8 +66,18 @@ def test_what_was_assigned_is_admitted(seat: int) -> None:
         {"levels": {}},
         {"levels": {1: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(1))}},
         {"levels": {2: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(2))}},
-        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level)) for level in range(3)}},
-        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level) + 1) for level in (1, 2)}},
+        {
+            "levels": {
+                level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level))
+                for level in range(3)
+            }
+        },
+        {
+            "levels": {
+                level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level) + 1)
+                for level in (1, 2)
+            }
+        },
     ],
 )
 def test_whatever_differs_from_the_assignment_is_not_admitted(changed: dict[str, Any]) -> None:
@@ -106,7 +127,9 @@ def test_member_without_share_is_not_barred_for_strangers() -> None:
         for number in range(40):
             key = bytes([100 + number // 39]) * 32
             sender = bytes(Keypair.from_seed(key).pubkey())
-            said = msgspec.structs.replace(commitment_of(None, 1), sender=sender, loss=float(number))
+            said = msgspec.structs.replace(
+                commitment_of(None, 1), sender=sender, loss=float(number)
+            )
             desk.results.admit(said, encode_announcement(said, key))
         assert desk.transports[0].barred == []
         for number in range(17):
@@ -201,7 +224,9 @@ def test_what_was_never_fetched_is_not_withdrawn() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
         ours = desk.transports[0].publish(b"a tensor for joiners")
-        levels = {level: LevelPayload(ours, SCHEMA.results.payload_bytes(level)) for level in (1, 2)}
+        levels = {
+            level: LevelPayload(ours, SCHEMA.results.payload_bytes(level)) for level in (1, 2)
+        }
         desk.hear(1, levels=levels)
         await asyncio.sleep(5)
         for height in range(5, 9):
@@ -309,21 +334,29 @@ def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
         desk.results.open(plan_of(4))
         said = desk.hear_sealed(1)
         ask = desk.results._answer
-        assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((4, [1, 1, 2, 99999])))) == [
-            encode_announcement(said, SECRETS[1])
-        ]
+        assert msgspec.msgpack.decode(
+            await ask(b"", msgspec.msgpack.encode((4, [1, 1, 2, 99999])))
+        ) == [encode_announcement(said, SECRETS[1])]
         assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((77, [1])))) == []
         everybody = msgspec.msgpack.encode((4, list(range(256))))
         assert len(msgspec.msgpack.decode(await ask(b"", everybody))) == 1
         endless = msgspec.msgpack.encode((4, [1] * 1024))
-        for nonsense in (b"", b"\xff", msgspec.msgpack.encode("what"), msgspec.msgpack.encode((1, "2")), endless):
+        for nonsense in (
+            b"",
+            b"\xff",
+            msgspec.msgpack.encode("what"),
+            msgspec.msgpack.encode((1, "2")),
+            endless,
+        ):
             with pytest.raises(RequestRefused):
                 await ask(b"", nonsense)
 
     run_virtual(story())
 
 
-@pytest.mark.parametrize("reply", [b"", b"\xff\xff", msgspec.msgpack.encode([b"no", b"announcement"]), b"\x90"])
+@pytest.mark.parametrize(
+    "reply", [b"", b"\xff\xff", msgspec.msgpack.encode([b"no", b"announcement"]), b"\x90"]
+)
 def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
     async def story() -> None:
         desk = Desk()
@@ -333,7 +366,9 @@ def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
             return reply
 
         desk.transports[1].handle("commitments", answer)
-        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [1, 2], lambda said: True)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(
+            4, [1, 2], lambda said: True
+        )
         assert desk.results.announced(4) == frozenset()
 
     run_virtual(story())
@@ -346,10 +381,14 @@ def test_answer_counts_only_for_the_requested_round_and_seats() -> None:
         replies = [commitment_of(None, 1), commitment_of(None, 2)]
 
         async def answer(peer: bytes, body: bytes) -> bytes:
-            return msgspec.msgpack.encode([encode_announcement(said, SECRETS[said.seat]) for said in replies])
+            return msgspec.msgpack.encode(
+                [encode_announcement(said, SECRETS[said.seat]) for said in replies]
+            )
 
         desk.transports[1].handle("commitments", answer)
-        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [2], lambda said: False)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(
+            4, [2], lambda said: False
+        )
         assert desk.results.announced(4) == {2}
         desk.results.close()
 
@@ -373,9 +412,13 @@ def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bo
         kept_out: list[bytes] = []
         desk.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
         desk.transports[1].handle("commitments", answer)
-        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [2], lambda said: False)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(
+            4, [2], lambda said: False
+        )
         assert (desk.results.announced(4) == {2}) is not barred
-        assert (p2p_of(1) in kept_out) is (values == 9), "more bytes than were asked for are not even read"
+        assert (p2p_of(1) in kept_out) is (values == 9), (
+            "more bytes than were asked for are not even read"
+        )
         desk.results.close()
 
     run_virtual(story())

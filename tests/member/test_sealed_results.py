@@ -35,7 +35,9 @@ def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
         desk.tell(key_to(said))
         await asyncio.sleep(1)
         assert desk.results.held(4) == {1: said.digest}
-        answer = msgspec.msgpack.decode(await desk.results._answer(b"", msgspec.msgpack.encode((4, [1]))))
+        answer = msgspec.msgpack.decode(
+            await desk.results._answer(b"", msgspec.msgpack.encode((4, [1])))
+        )
         assert answer == [encode_announcement(one, SECRETS[1]) for one in (said, key_to(said))]
         desk.results.close()
 
@@ -70,7 +72,9 @@ def test_what_is_heard_after_closing_is_kept_and_not_attested() -> None:
         assert desk.results.held(4) == {1: said.digest}
         assert desk.results.settled(4) == {1, 2}
         assert [c.said for c in desk.results.candidates(4, 2)] == [late]
-        assert [(e["seat"], e["why"]) for e in desk.events if e["kind"] == "refused"] == [(2, CLOSED_ON)]
+        assert [(e["seat"], e["why"]) for e in desk.events if e["kind"] == "refused"] == [
+            (2, CLOSED_ON)
+        ]
         desk.results.close()
 
     run_virtual(story())
@@ -92,7 +96,14 @@ def test_closings_count_once_for_each_witness_of_the_round() -> None:
         )
         return msgspec.structs.replace(said, **changed)
 
-    for wrong in ({"seed": 8}, {"epoch": 3}, {"height": 5}, {"run_id": "other"}, {"sender": p2p_of(2)}, {"seat": 9}):
+    for wrong in (
+        {"seed": 8},
+        {"epoch": 3},
+        {"height": 5},
+        {"run_id": "other"},
+        {"sender": p2p_of(2)},
+        {"seat": 9},
+    ):
         closings.hear(closed(1, **wrong), b"")
     assert closings.told(4, range(3)) == []
     closings.hear(closed(1), b"one")

@@ -36,4 +36,7 @@ def test_shares_given_up_in_a_row_repeat_the_warning() -> None:
     for _ in range(12):
         time.took(3, 0.001, done=False)
     said = [event.message for event in seen if isinstance(event, event_types.Warning)]
-    assert [message.split(": ")[1].split(" in a row")[0] for message in said] == ["3 shares", "12 shares"]
+    assert [message.split(": ")[1].split(" in a row")[0] for message in said] == [
+        "3 shares",
+        "12 shares",
+    ]

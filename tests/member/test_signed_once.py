@@ -29,14 +29,25 @@ def _announcing(desk: Desk) -> Announcing:
     async def offer(_: object) -> None: ...
 
     wallet: Any = SimpleNamespace(wallet=bytes(32))
-    kept: Any = SimpleNamespace(results=desk.results, own=SimpleNamespace(trained=trained, offer=offer))
+    kept: Any = SimpleNamespace(
+        results=desk.results, own=SimpleNamespace(trained=trained, offer=offer)
+    )
     epoch: Any = SimpleNamespace(began=SimpleNamespace(replica=None, seat=0))
-    return Announcing(replace(desk.ports, coordinator=wallet), desk.role, desk.workers.decode, kept, epoch)
+    return Announcing(
+        replace(desk.ports, coordinator=wallet), desk.role, desk.workers.decode, kept, epoch
+    )
 
 
 def _trained(loss: float) -> Any:
     payloads = {level: empty_payload(level) for level in range(3)}
-    told = {"loss": loss, "tokens": 1, "tokens_per_sec": 1.0, "seconds": 1.0, "encode_seconds": 1.0, "measured": None}
+    told = {
+        "loss": loss,
+        "tokens": 1,
+        "tokens_per_sec": 1.0,
+        "seconds": 1.0,
+        "encode_seconds": 1.0,
+        "measured": None,
+    }
     return SimpleNamespace(payloads=payloads, **told)
 
 
@@ -51,7 +62,9 @@ def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
         told = desk.results.candidates(4, 0)
         header = replace(plan_of().header, data_index=500)
         desk.results.begin(2)  # it fell out, and begins the epoch again
-        again = replace(plan_of(), header=header, shares={**plan_of().shares, 0: plan_of().shares[1]})
+        again = replace(
+            plan_of(), header=header, shares={**plan_of().shares, 0: plan_of().shares[1]}
+        )
         desk.results.open(again)
         with pytest.raises(Desync, match="signed another result"):
             await announcing.announce(again, _trained(1.0))
@@ -63,7 +76,9 @@ def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
     run_virtual(story())
 
 
-def test_round_shown_to_a_restarted_member_is_not_signed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_shown_to_a_restarted_member_is_not_signed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it signed is on disk before anyone hears of it."""
     on_disk: list[bool] = []
 
@@ -94,7 +109,9 @@ def test_round_shown_to_a_restarted_member_is_not_signed_again(tmp_path: Path, m
 def test_result_that_cannot_be_recorded_is_not_announced(tmp_path: Path) -> None:
     async def story() -> None:
         desk = Desk()
-        desk.results = Results(desk.ports, desk.role, desk.workers.decode, SignedResults(tmp_path / "s", b"k" * 32))
+        desk.results = Results(
+            desk.ports, desk.role, desk.workers.decode, SignedResults(tmp_path / "s", b"k" * 32)
+        )
         (tmp_path / "s").rmdir()
         (tmp_path / "s").write_text("a file")
         desk.results.begin(2)

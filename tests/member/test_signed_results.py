@@ -26,7 +26,12 @@ def test_signed_results_after_restart_refuse_another_result(tmp_path: Path) -> N
     again = SignedResults(tmp_path, KEY)
     assert not again.record(PLACE, SECOND)
     assert again.record(PLACE, FIRST)
-    for other in (PLACE._replace(seed=0), PLACE._replace(height=8), PLACE._replace(epoch=4), PLACE._replace(seat=0)):
+    for other in (
+        PLACE._replace(seed=0),
+        PLACE._replace(height=8),
+        PLACE._replace(epoch=4),
+        PLACE._replace(seat=0),
+    ):
         assert again.record(other, SECOND)
     assert SignedResults(tmp_path, b"o" * 32).record(PLACE, SECOND)  # another key
 
@@ -63,7 +68,9 @@ def test_signed_results_keep_the_newest(tmp_path: Path, monkeypatch: pytest.Monk
     assert not SignedResults(tmp_path, KEY).record(PLACE._replace(epoch=17), SECOND)
 
 
-def test_signed_results_keep_all_of_the_newest_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signed_results_keep_all_of_the_newest_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(signed_results, "_KEPT", 3)
     signed = SignedResults(tmp_path, KEY)
     other = PLACE._replace(run_id="other", epoch=0)
@@ -74,7 +81,9 @@ def test_signed_results_keep_all_of_the_newest_epoch(tmp_path: Path, monkeypatch
         assert not any(known.record(place, SECOND) for place in places)
 
 
-def test_signed_results_keep_lines_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signed_results_keep_lines_of_both_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(signed_results, "_KEPT", 3)
     one, two = SignedResults(tmp_path, KEY), SignedResults(tmp_path, KEY)
     other = PLACE._replace(run_id="other")

@@ -26,7 +26,9 @@ LONG = LlamaConfig.from_hf(CONFIG.to_hf() | {"max_position_embeddings": SEQ_LEN}
 
 def origin(micro: int = MICRO, config: LlamaConfig = LONG) -> Origin:
     schema = replace(SCHEMA, state=replace(SCHEMA.state, config=config))
-    return Origin(schema, 0, "auto", torch.device("cpu"), PassSize(micro, "off"), lambda: CLOCK["now"])
+    return Origin(
+        schema, 0, "auto", torch.device("cpu"), PassSize(micro, "off"), lambda: CLOCK["now"]
+    )
 
 
 def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
@@ -44,7 +46,9 @@ def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
     return replica, seen
 
 
-@pytest.mark.parametrize("seconds_per_token", [pytest.param(1e-5, marks=pytest.mark.slow), 1e-3, 0.02, 0.05])
+@pytest.mark.parametrize(
+    "seconds_per_token", [pytest.param(1e-5, marks=pytest.mark.slow), 1e-3, 0.02, 0.05]
+)
 def test_measuring_ends_in_time_on_fast_and_slow_machines(seconds_per_token: float) -> None:
     """A micro-batch of these takes from 0.2 seconds to 14 minutes."""
     replica, seen = machine(seconds_per_token)
@@ -67,7 +71,9 @@ def test_the_last_pass_is_a_micro_batch_of_the_run(micro: int, seq_len: int) -> 
     made = origin(micro, LONG)
     replica = made.stand_in()
     shapes: list[torch.Size] = []
-    replica.model.get_submodule("model").register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+    replica.model.get_submodule("model").register_forward_pre_hook(
+        lambda _, inputs: shapes.append(inputs[0].shape)
+    )
     assert replica.measure_weight(seq_len, 8.0) == 65535  # on a clock that stands still
     assert [tuple(shape) for shape in shapes[-2:]] == [(micro, seq_len - 1)] * 2
     assert all(parameter.grad is None for parameter in replica.params.values())
@@ -76,7 +82,9 @@ def test_the_last_pass_is_a_micro_batch_of_the_run(micro: int, seq_len: int) -> 
 def test_stand_in_weights_have_the_right_shapes_and_train() -> None:
     made = origin()
     weights = made._weights_like_new()
-    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == LONG.parameter_shapes(0)
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == LONG.parameter_shapes(
+        0
+    )
     assert made.schema.state.parameters() == sum(tensor.numel() for tensor in weights.values())
     assert torch.isfinite(made.replica(weights).model.loss(torch.arange(64).view(1, 64)))
 
@@ -85,7 +93,9 @@ def test_stand_in_weights_have_the_right_shapes_and_train() -> None:
     ("seconds", "weight", "took"),
     [(9.0, 65535, 18.0), (11.0, 1, 11 + speed.PATIENCE), (900.0, 1, speed.MAKING)],
 )
-def test_it_is_said_what_is_measured_and_how_long_that_can_take(seconds: float, weight: int, took: float) -> None:
+def test_it_is_said_what_is_measured_and_how_long_that_can_take(
+    seconds: float, weight: int, took: float
+) -> None:
     """Something slows it (memory, another process): after ten seconds the member continues without
     a measurement.
 
@@ -99,11 +109,16 @@ def test_it_is_said_what_is_measured_and_how_long_that_can_take(seconds: float, 
 
     found, events = run_virtual(measure())
     assert found == weight
-    assert [event["kind"] for event in events if event["kind"] != "warning"] == ["measuring", "measured"]
+    assert [event["kind"] for event in events if event["kind"] != "warning"] == [
+        "measuring",
+        "measured",
+    ]
     assert (events[0]["tier"], events[0]["parameters"]) == (0, origin().schema.state.parameters())
     assert events[0]["limit"] == speed.PATIENCE == 10
     assert events[-1]["seconds"] == took
-    assert any("so it declares 1 sequence a minute" in str(event.get("message")) for event in events) is (weight == 1)
+    assert any(
+        "so it declares 1 sequence a minute" in str(event.get("message")) for event in events
+    ) is (weight == 1)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +139,15 @@ def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
     monkeypatch: pytest.MonkeyPatch, weight: int, least: int, share: int, told: str
 ) -> None:
     count = 2 if least != 2 else 1
-    seats = {seat: builders.seat(seat, p2p=bytes([seat]) * 32, declared=60, weight=1) for seat in range(count)}
+    seats = {
+        seat: builders.seat(seat, p2p=bytes([seat]) * 32, declared=60, weight=1)
+        for seat in range(count)
+    }
     rules = builders.config(
-        max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96, init_min_clients=least
+        max_round_train_time=20,
+        global_batch_size_start=96,
+        global_batch_size_end=96,
+        init_min_clients=least,
     )
     view = builders.view(builders.run(RunState.WARMUP, config=rules), builders.members(seats))
     assert expected_share(view, b"x" * 32, weight) == share
@@ -135,19 +156,31 @@ def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
         desk = Desk()
         desk.feed.view = view
         monkeypatch.setattr(Replica, "measure_weight", lambda *_: weight)
-        assert await measured_weight(desk.ports, desk.role, InlineWorker(), origin(), SEQ_LEN) == weight
+        assert (
+            await measured_weight(desk.ports, desk.role, InlineWorker(), origin(), SEQ_LEN)
+            == weight
+        )
         return desk.events
 
     said = [str(event["message"]) for event in run_virtual(measure()) if event["kind"] == "warning"]
     assert len(said) == bool(told)
     for sentence in said:
-        assert f"its share of a round would be {told}, and a round leaves 20 s for it at most" in sentence
+        assert (
+            f"its share of a round would be {told}, and a round leaves 20 s for it at most"
+            in sentence
+        )
         assert "a higher --matformer-tier), another --device" in sentence
-    assert all(one in sentence for sentence in said for one in ("--micro-batch-size", "max_round_train_time"))
+    assert all(
+        one in sentence
+        for sentence in said
+        for one in ("--micro-batch-size", "max_round_train_time")
+    )
 
 
 def test_a_members_own_old_place_is_not_another_member() -> None:
-    rules = builders.config(max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96)
+    rules = builders.config(
+        max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96
+    )
     seats = {0: builders.seat(0, p2p=b"x" * 32, declared=600)}
     view = builders.view(builders.run(RunState.WARMUP, config=rules), builders.members(seats))
     assert expected_share(view, b"x" * 32, 60) == 96

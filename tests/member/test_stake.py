@@ -35,7 +35,9 @@ class Case:
     def view(self) -> View:
         """Return the run, its members and its model."""
         seats = {
-            index: builders.seat(index, tier=tier, p2p=bytes([index + 1]) * 32, state=MemberState.IDLE)
+            index: builders.seat(
+                index, tier=tier, p2p=bytes([index + 1]) * 32, state=MemberState.IDLE
+            )
             for index, tier in enumerate(self.tiers)
         }
         members = builders.members(seats, established=self.established)

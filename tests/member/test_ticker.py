@@ -37,7 +37,9 @@ def test_members_tick_in_the_order_of_the_ranking(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
-        run = await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111)
+        run = await sim.until(
+            lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111
+        )
         tries: dict[int, float] = {}
         for player in sim.players:
             _refuse_ticks(sim, player, tries)

@@ -136,7 +136,9 @@ class Calls:
 
 
 def _persist(call: Callable[[], Awaitable[None]], **options: Any) -> bool:
-    return run_virtual(persist(VirtualClock(), call, wanted=options.pop("wanted", lambda: True), **options))
+    return run_virtual(
+        persist(VirtualClock(), call, wanted=options.pop("wanted", lambda: True), **options)
+    )
 
 
 def test_an_unreachable_chain_is_tried_again_with_longer_pauses() -> None:
@@ -152,7 +154,10 @@ def test_a_refusal_that_means_done_is_not_an_error() -> None:
 
 def test_another_refusal_is_raised() -> None:
     with pytest.raises(Refused, match="who are you"):
-        _persist(Calls(refusal("NotAuthorized", "who are you")), done_if=frozenset({Refusal.ALREADY_DONE}))
+        _persist(
+            Calls(refusal("NotAuthorized", "who are you")),
+            done_if=frozenset({Refusal.ALREADY_DONE}),
+        )
 
 
 def test_what_is_no_longer_wanted_is_not_called() -> None:

@@ -37,11 +37,14 @@ from member.desk import SCHEMA, Desk, three_members
 from rules import builders
 
 STEP = 7
-ATTESTED, OTHER, DURABLE = 1, 2, 3  # seeds of weights: of the run's model, of another, of the one on the disk
+# seeds of weights: of the run's model, of another, of the one on the disk
+ATTESTED, OTHER, DURABLE = 1, 2, 3
 
 
 def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
-    return level_hash(init_weights(CONFIG, weights) if isinstance(weights, int) else weights, SCHEMA.state, level)
+    return level_hash(
+        init_weights(CONFIG, weights) if isinstance(weights, int) else weights, SCHEMA.state, level
+    )
 
 
 class Joiner:
@@ -50,12 +53,19 @@ class Joiner:
     """
 
     def __init__(
-        self, place: Path, *, attested: int, source: ModelSource = ModelSource.PEERS, finished: bool = False
+        self,
+        place: Path,
+        *,
+        attested: int,
+        source: ModelSource = ModelSource.PEERS,
+        finished: bool = False,
     ) -> None:
         """`attested`: bitmap of the levels whose hash in ATTESTED is on chain; `finished`: so did
         this member.
         """
-        write_checkpoint(place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={})
+        write_checkpoint(
+            place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={}
+        )
         self._checkpoint = Checkpoint(CheckpointKind.LOCAL, str(place / "model"), "")
         self.desk = Desk()
         self.run = builders.run(
@@ -66,7 +76,9 @@ class Joiner:
             finishers=0b110 | finished,
             rounds=(builders.header(0b111),),
             levels_attested=attested,
-            level_hashes=tuple(_hash(ATTESTED, level) if attested >> level & 1 else bytes(32) for level in range(3)),
+            level_hashes=tuple(
+                _hash(ATTESTED, level) if attested >> level & 1 else bytes(32) for level in range(3)
+            ),
             config=builders.config(warmup_time=30),
         )
         self._model = builders.model(checkpoint=self._checkpoint)
@@ -82,10 +94,16 @@ class Joiner:
         """The chain names `place`, and has recorded another one of the same step before it, with
         the hashes of these weights or else the run's.
         """
-        hashes = self.run.level_hashes if seed is None else tuple(_hash(seed, level) for level in range(3))
+        hashes = (
+            self.run.level_hashes
+            if seed is None
+            else tuple(_hash(seed, level) for level in range(3))
+        )
         places = [Checkpoint(CheckpointKind.LOCAL, str(one), "") for one in (place, before)]
         earlier = (Recorded(places[1], hashes, 0, STEP),)
-        model = builders.model(checkpoint=places[0], checkpoint_step=STEP, checkpoint_hashes=hashes, earlier=earlier)
+        model = builders.model(
+            checkpoint=places[0], checkpoint_step=STEP, checkpoint_hashes=hashes, earlier=earlier
+        )
         self.feed.view = builders.view(self.run, three_members(), model)
 
     def now(self) -> int:
@@ -101,8 +119,13 @@ class Joiner:
         """Let the chain name a false place for the checkpoint of a step, with the hashes of the
         run's model.
         """
-        place, hashes = Checkpoint(CheckpointKind.HUB, "/etc", ""), tuple(_hash(ATTESTED, level) for level in range(3))
-        model = builders.model(checkpoint=place, checkpoint_step=step + 1, checkpoint_hashes=hashes, earlier=())
+        place, hashes = (
+            Checkpoint(CheckpointKind.HUB, "/etc", ""),
+            tuple(_hash(ATTESTED, level) for level in range(3)),
+        )
+        model = builders.model(
+            checkpoint=place, checkpoint_step=step + 1, checkpoint_hashes=hashes, earlier=()
+        )
         self.feed.view = builders.view(self.run, three_members(), model)
 
     async def obtain(self, seed: int | None = None, kept: Path | None = None) -> Replica:
@@ -114,7 +137,14 @@ class Joiner:
         if seed is not None:
             replica = origin.replica(init_weights(CONFIG, seed, 1))
         return await WarmUp(
-            self._ports, replace(self.desk.role, tier=1), self.desk.workers, origin, began, 0, 4, kept
+            self._ports,
+            replace(self.desk.role, tier=1),
+            self.desk.workers,
+            origin,
+            began,
+            0,
+            4,
+            kept,
         ).obtain(replica)
 
     def said(self, kind: str, what: str) -> list[str]:
@@ -137,7 +167,9 @@ def test_place_without_the_model_is_skipped_for_another(tmp_path: Path, there: s
             write_checkpoint(bad, init_weights(other, ATTESTED), other, tier=0, companions={})
         elif there == "other weights":
             write_checkpoint(bad, init_weights(CONFIG, OTHER), CONFIG, tier=0, companions={})
-        write_checkpoint(tmp_path / "good", init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={})
+        write_checkpoint(
+            tmp_path / "good", init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={}
+        )
         joiner.recorded(bad, tmp_path / "good")
         replica = await joiner.obtain()
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
@@ -153,7 +185,10 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
         joiner.falsely_named(STEP)
         own = tmp_path / "kept" / f"test-step{STEP}"
         own.parent.mkdir()
-        weights, made_by = init_weights(CONFIG, ATTESTED if right else OTHER), maker_name(joiner.run.identity)
+        weights, made_by = (
+            init_weights(CONFIG, ATTESTED if right else OTHER),
+            maker_name(joiner.run.identity),
+        )
         write_checkpoint(own, weights, CONFIG, tier=0, companions={}, made_by=made_by)
         if right:
             replica = await joiner.obtain(kept=own.parent)
@@ -169,7 +204,9 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
     run_virtual(story())
 
 
-def test_a_fault_of_ours_with_a_place_costs_that_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_with_a_place_costs_that_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever nobody has thought of; but too little memory is nobody's fault."""
     durable, troubles = Origin.durable, list[Exception]()
 
@@ -180,7 +217,9 @@ def test_a_fault_of_ours_with_a_place_costs_that_place(tmp_path: Path, monkeypat
 
     async def story(place: Path) -> None:
         joiner = Joiner(place, attested=0b111, source=ModelSource.CHECKPOINT)
-        write_checkpoint(place / "good", init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={})
+        write_checkpoint(
+            place / "good", init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={}
+        )
         joiner.recorded(tmp_path / "bad", place / "good")
         replica = await joiner.obtain()
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
@@ -229,13 +268,18 @@ def test_replica_with_another_hash_is_dropped(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED)
-        assert (await joiner.obtain(OTHER)).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+        assert (await joiner.obtain(OTHER)).hashes() == {
+            1: _hash(ATTESTED, 1),
+            2: _hash(ATTESTED, 2),
+        }
 
     run_virtual(story())
 
 
 @pytest.mark.parametrize("source", list(ModelSource))
-def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path, source: ModelSource) -> None:
+def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(
+    tmp_path: Path, source: ModelSource
+) -> None:
     """Level 2 on the disk is not what the chain says; no peer has it. The warm-up ends without a
     replica.
     """
@@ -246,20 +290,26 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path,
 
         async def end() -> None:
             await clock.sleep(10)
-            await joiner.feed.put(joiner.view(replace(joiner.run, seq=joiner.run.seq + 1, state=RunState.ROUND_TRAIN)))
+            await joiner.feed.put(
+                joiner.view(replace(joiner.run, seq=joiner.run.seq + 1, state=RunState.ROUND_TRAIN))
+            )
 
         ending = asyncio.ensure_future(end())
         with pytest.raises(Desync, match="warm-up ended before the model was here"):
             await joiner.obtain()
         await ending
         why = "cannot get the model yet: level 2 of the durable checkpoint is not the one the members attested"
-        assert joiner.said("warning", "message").count(why) == 1, "it is tried several times, and said once"
+        assert joiner.said("warning", "message").count(why) == 1, (
+            "it is tried several times, and said once"
+        )
 
     run_virtual(story())
 
 
 @pytest.mark.parametrize("source", list(ModelSource))
-def test_who_gets_the_model_from_nowhere_gives_up_halfway(tmp_path: Path, source: ModelSource) -> None:
+def test_who_gets_the_model_from_nowhere_gives_up_halfway(
+    tmp_path: Path, source: ModelSource
+) -> None:
     """So that those who have it need not wait for the whole time of the warm-up."""
 
     async def story() -> None:
@@ -287,7 +337,9 @@ def test_endless_source_is_abandoned_when_too_late(tmp_path: Path) -> None:
             for height in range(5):
                 await clock.sleep(20)
                 now = replace(joiner.run, seq=height + 1, state=RunState.ROUND_TRAIN)
-                later = replace(now, rounds=(builders.header(0b111, height=height), *now.rounds[1:]))
+                later = replace(
+                    now, rounds=(builders.header(0b111, height=height), *now.rounds[1:])
+                )
                 await joiner.feed.put(joiner.view(later))
 
         going = asyncio.ensure_future(give_up_late())
@@ -335,7 +387,9 @@ def test_unattested_level_is_checked_against_the_chain(tmp_path: Path, own: int)
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b010, finished=True)
-        write_checkpoint(tmp_path / "bad", init_weights(CONFIG, OTHER), CONFIG, tier=0, companions={})
+        write_checkpoint(
+            tmp_path / "bad", init_weights(CONFIG, OTHER), CONFIG, tier=0, companions={}
+        )
         joiner.run = replace(joiner.run, level_hashes=(UNATTESTED, _hash(DURABLE, 1), UNATTESTED))
         joiner.recorded(tmp_path / "bad", tmp_path / "model", DURABLE)
         joiner.offer(1, DURABLE)
@@ -364,13 +418,18 @@ def test_level_without_hash_comes_from_the_current_place(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("step", "fix"),
     [
-        (4, "A member named this place, so this member also asks others that have the checkpoint; or check "),
+        (
+            4,
+            "A member named this place, so this member also asks others that have the checkpoint; or check ",
+        ),
         (0, "Check this machine's internet connection"),
     ],
 )
 def test_silent_hub_blames_network_only_for_owners_place(step: int, fix: str) -> None:
     """Before its first step a run has the place that its owner gave."""
-    away = HubAway("the Hub cannot be reached for nobody/none", "Check this machine's internet connection")
+    away = HubAway(
+        "the Hub cannot be reached for nobody/none", "Check this machine's internet connection"
+    )
     place = Checkpoint(CheckpointKind.HUB, "nobody/none", "")
     said = why_no_model(away, builders.model(checkpoint=place, checkpoint_step=step))
     assert said.startswith(f"{away.message}\n{fix}")

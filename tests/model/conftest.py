@@ -30,13 +30,23 @@ def repo(server: Hub, tmp_path: Path) -> str:
     unrelated files.
     """
     write_checkpoint(
-        tmp_path / "m", init_weights(CONFIG, 5), CONFIG, tier=0, companions={"tokenizer.json": b'{"a": 1}'}
+        tmp_path / "m",
+        init_weights(CONFIG, 5),
+        CONFIG,
+        tier=0,
+        companions={"tokenizer.json": b'{"a": 1}'},
     )
     export_tiers(tmp_path / "m", [1, 2])
     files = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
     for tier in (1, 2):
-        files |= {f"m-tier{tier}/{path.name}": path.read_bytes() for path in (tmp_path / f"m-tier{tier}").iterdir()}
-    server.repos["me/model"] = files | {"README.md": b"hello", "original/consolidated.safetensors": b"x" * 99}
+        files |= {
+            f"m-tier{tier}/{path.name}": path.read_bytes()
+            for path in (tmp_path / f"m-tier{tier}").iterdir()
+        }
+    server.repos["me/model"] = files | {
+        "README.md": b"hello",
+        "original/consolidated.safetensors": b"x" * 99,
+    }
     return "me/model"
 
 

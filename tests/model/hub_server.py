@@ -26,7 +26,13 @@ from aftermath.model.initial import init_weights
 
 COMMIT = "a" * 40
 CONFIG = LlamaConfig.from_hf(
-    {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
 )
 
 
@@ -39,11 +45,13 @@ class Hub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.commit = COMMIT
         self.claimed: dict[str, object] = {}  # sizes the listing lies about
-        self.elsewhere: Storage | None = None  # where files are redirected to, as the Hub does for large ones
+        # where files are redirected to, as the Hub does for large ones
+        self.elsewhere: Storage | None = None
         self.tag = ""  # what the Hub calls every file's version, if it is not the digest
         self.trickling = False  # files come a byte at a time, until this is unset
         self.fetched: list[str] = []
-        self.authorizations: set[str | None] = set()  # headers that came with questions about a repository
+        # headers that came with questions about a repository
+        self.authorizations: set[str | None] = set()
         self.pushed: dict[str, bytes] = {}
         self.status = 0  # answer everything with this when set
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
@@ -52,7 +60,8 @@ class Hub(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each body waits 40 ms until the client has acknowledged the headers
+    # or each body waits 40 ms until the client has acknowledged the headers
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -77,15 +86,21 @@ class Handler(BaseHTTPRequestHandler):
         self.server.authorizations.add(self.headers["Authorization"])
         if self.server.status:
             self._answer(self.server.status)
-        elif repo not in self.server.repos or (repo in self.server.private and not self.headers["Authorization"]):
-            self._answer(401, X_Error_Code="RepoNotFound", X_Error_Message="Invalid username or password.")
+        elif repo not in self.server.repos or (
+            repo in self.server.private and not self.headers["Authorization"]
+        ):
+            self._answer(
+                401, X_Error_Code="RepoNotFound", X_Error_Message="Invalid username or password."
+            )
         else:
             return False
         return True
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if match := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(?:/(revision|tree)/([^/]+))?", path):
+        if match := re.fullmatch(
+            r"/api/models/([\w.-]+/[\w.-]+)(?:/(revision|tree)/([^/]+))?", path
+        ):
             repo, kind, revision = match.groups()
             if self._refuse(repo):
                 return
@@ -96,10 +111,14 @@ class Handler(BaseHTTPRequestHandler):
             sizes = {name: self.server.claimed.get(name, len(data)) for name, data in files.items()}
             if kind == "tree":
                 oids = {name: hashlib.sha1(data).hexdigest() for name, data in files.items()}
-                self._json([{"type": "file", "path": n, "size": sizes[n], "oid": oids[n]} for n in files])
+                self._json(
+                    [{"type": "file", "path": n, "size": sizes[n], "oid": oids[n]} for n in files]
+                )
             else:
                 siblings = [{"rfilename": name, "size": sizes[name]} for name in files]
-                self._json({"id": repo, "modelId": repo, "sha": self.server.commit, "siblings": siblings})
+                self._json(
+                    {"id": repo, "modelId": repo, "sha": self.server.commit, "siblings": siblings}
+                )
         elif match := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)", path):
             repo, _, name = match.groups()
             if self._refuse(repo):
@@ -127,16 +146,32 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.status:
             self._answer(self.server.status)
         elif self.path == "/api/repos/create":
-            self._json({"url": f"{self.server.endpoint}/me/model", "name": "me/model", "id": "me/model"})
+            self._json(
+                {"url": f"{self.server.endpoint}/me/model", "name": "me/model", "id": "me/model"}
+            )
         elif self.path.endswith("/preupload/main"):
             paths = [entry["path"] for entry in json.loads(body)["files"]]
-            self._json({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]})
+            self._json(
+                {
+                    "files": [
+                        {"path": path, "uploadMode": "regular", "shouldIgnore": False}
+                        for path in paths
+                    ]
+                }
+            )
         elif self.path.split("?")[0].endswith("/commit/main"):
             for line in body.splitlines():
                 entry = json.loads(line)
                 if entry["key"] == "file":
-                    self.server.pushed[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
-            self._json({"commitUrl": f"{self.server.endpoint}/me/model/commit/{COMMIT}", "commitOid": COMMIT})
+                    self.server.pushed[entry["value"]["path"]] = base64.b64decode(
+                        entry["value"]["content"]
+                    )
+            self._json(
+                {
+                    "commitUrl": f"{self.server.endpoint}/me/model/commit/{COMMIT}",
+                    "commitOid": COMMIT,
+                }
+            )
         else:
             self._answer(404)
 
@@ -189,7 +224,9 @@ class Fetch:
     def __init__(self, server: Hub, cache: Path) -> None:
         self.options: dict[str, Any] = {"endpoint": server.endpoint, "cache_dir": cache}
 
-    def __call__(self, repo: str = "me/model", revision: str = "", tier: int = 0, strategy: Any = "auto") -> Path:
+    def __call__(
+        self, repo: str = "me/model", revision: str = "", tier: int = 0, strategy: Any = "auto"
+    ) -> Path:
         return download(repo, revision, tier=tier, strategy=strategy, **self.options)
 
 

@@ -63,7 +63,9 @@ def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
     return torch.randint(0, 48, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[int, ...] | None = None) -> Tensor:
+def restated(
+    p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[int, ...] | None = None
+) -> Tensor:
     """One sequence [T], head by head and place by place, in float64; of the layers those that are
     kept.
     """
@@ -78,14 +80,20 @@ def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[in
 
     def turned(x: Tensor, place: int) -> Tensor:
         pairs = torch.complex(x[: dim // 2], x[dim // 2 :])
-        angles = torch.tensor([place / c.rope_theta ** (2 * i / dim) for i in range(dim // 2)], dtype=torch.float64)
+        angles = torch.tensor(
+            [place / c.rope_theta ** (2 * i / dim) for i in range(dim // 2)], dtype=torch.float64
+        )
         pairs = pairs * torch.polar(torch.ones_like(angles), angles)
         return torch.cat((pairs.real, pairs.imag))
 
     x = x0 = norm(p["model.embed_tokens.weight"][ids])
     ended: dict[int, Tensor] = {}
     for layer in range(layers):
-        own = {name.removeprefix(f"model.layers.{layer}."): t for name, t in p.items() if f".layers.{layer}." in name}
+        own = {
+            name.removeprefix(f"model.layers.{layer}."): t
+            for name, t in p.items()
+            if f".layers.{layer}." in name
+        }
         mirror = layers - 1 - layer
         if kept is not None and layer not in kept:
             ended[layer] = x
@@ -99,7 +107,11 @@ def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[in
         last = range(layers - c.value_embeddings, layers)
         number = {**dict(zip(first, first, strict=True)), **dict(zip(last, first, strict=True))}
         if layer in number:
-            v = v + own["self_attn.value_lambda"] * p[f"model.value_embeds.{number[layer]}.weight"][ids]
+            v = (
+                v
+                + own["self_attn.value_lambda"]
+                * p[f"model.value_embeds.{number[layer]}.weight"][ids]
+            )
         rows = []
         for place in range(length):
             mixed = []
@@ -110,7 +122,10 @@ def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[in
                 if c.qk_norm:
                     now, before = norm(now), norm(before)
                 scores = torch.stack(
-                    [turned(now, place) @ turned(one, index) / math.sqrt(dim) for index, one in enumerate(before)]
+                    [
+                        turned(now, place) @ turned(one, index) / math.sqrt(dim)
+                        for index, one in enumerate(before)
+                    ]
                 )
                 mixed.append(torch.softmax(scores, 0) @ v[: place + 1, part])
             rows.append(torch.cat(mixed))
@@ -123,5 +138,7 @@ def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[in
             up = gate * torch.sigmoid(gate) * up
         x = x + up @ own["mlp.down_proj.weight"].T
         ended[layer] = x
-    logits = norm(x) @ p["model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight"].T
+    logits = (
+        norm(x) @ p["model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight"].T
+    )
     return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits

@@ -38,7 +38,9 @@ PARAMS = init_weights(CONFIG, 5)
 
 def same(params: dict[str, torch.Tensor], tier: int) -> bool:
     expected = init_weights(CONFIG, 5, tier)
-    return params.keys() == expected.keys() and all(torch.equal(params[name], expected[name]) for name in expected)
+    return params.keys() == expected.keys() and all(
+        torch.equal(params[name], expected[name]) for name in expected
+    )
 
 
 @pytest.fixture
@@ -62,16 +64,24 @@ def shard(directory: Path) -> None:
     """Split model.safetensors into two shards with an index."""
     params = load_file(directory / "model.safetensors")
     names = sorted(params)
-    weight_map = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
+    weight_map = {
+        name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)
+    }
     for file in set(weight_map.values()):
-        save_file({name: params[name] for name in names if weight_map[name] == file}, directory / file)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        save_file(
+            {name: params[name] for name in names if weight_map[name] == file}, directory / file
+        )
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     (directory / "model.safetensors").unlink()
 
 
 @pytest.mark.parametrize("strategy", ["auto", "universal"])
 @pytest.mark.parametrize("tier", [0, 1, 2])
-def test_every_tier_is_sliced_from_the_full_checkpoint(full: Path, tier: int, strategy: Any) -> None:
+def test_every_tier_is_sliced_from_the_full_checkpoint(
+    full: Path, tier: int, strategy: Any
+) -> None:
     assert same(load(full, tier, strategy), tier)
     assert load_config(full).parameter_shapes() == CONFIG.parameter_shapes()
 
@@ -108,15 +118,21 @@ def test_shards_are_read_through_the_index(full: Path, tier: int) -> None:
 @pytest.mark.parametrize("tier", [0, 2])
 def test_loaded_tensors_own_their_memory_and_no_more(full: Path, tier: int) -> None:
     params = load(full, tier)
-    assert all(tensor.untyped_storage().nbytes() == 4 * tensor.numel() for tensor in params.values())
-    with (full / "model.safetensors").open("r+b") as file:  # a file that changes under its map changes no replica
+    assert all(
+        tensor.untyped_storage().nbytes() == 4 * tensor.numel() for tensor in params.values()
+    )
+    with (full / "model.safetensors").open(
+        "r+b"
+    ) as file:  # a file that changes under its map changes no replica
         file.write(bytes((full / "model.safetensors").stat().st_size))
     assert same(params, tier)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_float_types_are_widened_or_rounded_to_fp32(full: Path, dtype: torch.dtype) -> None:
-    save_file({name: tensor.to(dtype) for name, tensor in PARAMS.items()}, full / "model.safetensors")
+    save_file(
+        {name: tensor.to(dtype) for name, tensor in PARAMS.items()}, full / "model.safetensors"
+    )
     params = load(full, 1)
     assert all(tensor.dtype == torch.float32 for tensor in params.values())
     name = "model.layers.0.mlp.up_proj.weight"
@@ -124,16 +140,26 @@ def test_other_float_types_are_widened_or_rounded_to_fp32(full: Path, dtype: tor
 
 
 def test_sliced_demands_the_tiers_files(full: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no files of tier 1[\s\S]*model export --src .* --tiers 1"):
+    with pytest.raises(
+        CheckpointError, match=r"no files of tier 1[\s\S]*model export --src .* --tiers 1"
+    ):
         load(full, 1, "sliced")
 
 
 @pytest.mark.parametrize(
     ("asked", "strategy", "says"),
-    [(2, "auto", "slicing it again"), (2, "sliced", "slicing it again"), (0, "auto", "lacks what tier 0 holds")],
+    [
+        (2, "auto", "slicing it again"),
+        (2, "sliced", "slicing it again"),
+        (0, "auto", "lacks what tier 0 holds"),
+    ],
 )
-def test_a_slice_is_never_used_as_another_tier(exported: Path, asked: int, strategy: Any, says: str) -> None:
-    with pytest.raises(CheckpointError, match=says + r"[\s\S]*--tier 1 \(--matformer-tier 1 of train\)"):
+def test_a_slice_is_never_used_as_another_tier(
+    exported: Path, asked: int, strategy: Any, says: str
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=says + r"[\s\S]*--tier 1 \(--matformer-tier 1 of train\)"
+    ):
         load(exported.with_name("m-tier1"), asked, strategy)
 
 
@@ -143,9 +169,12 @@ def test_universal_refuses_a_slice(exported: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["not json", '{"schema_version": 2, "tiers": []}', '{"schema_version": 1, "tiers": []}']
+    "damage",
+    ["not json", '{"schema_version": 2, "tiers": []}', '{"schema_version": 1, "tiers": []}'],
 )
-def test_unusable_manifest_is_skipped_by_auto_refused_by_sliced(exported: Path, damage: str) -> None:
+def test_unusable_manifest_is_skipped_by_auto_refused_by_sliced(
+    exported: Path, damage: str
+) -> None:
     (exported / MANIFEST_FILE).write_text(damage)
     assert same(load(exported, 1, "auto"), 1)
     with pytest.raises(ManifestUnusable):
@@ -188,11 +217,17 @@ def test_changed_weights_are_refused_by_their_digest(exported: Path, strategy: A
     ],
 )
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_a_manifest_cannot_lead_out_of_the_checkpoint(exported: Path, path: str, strategy: Any) -> None:
+def test_a_manifest_cannot_lead_out_of_the_checkpoint(
+    exported: Path, path: str, strategy: Any
+) -> None:
     document = json.loads((exported / MANIFEST_FILE).read_text())
     entry = next(entry for entry in document["tiers"] if entry["tier"] == 1)
     entry["files"] = [entry["files"][0], path]
-    edit(exported / MANIFEST_FILE, tiers=document["tiers"], sha256=document["sha256"] | {path: "0" * 64})
+    edit(
+        exported / MANIFEST_FILE,
+        tiers=document["tiers"],
+        sha256=document["sha256"] | {path: "0" * 64},
+    )
     with pytest.raises(CheckpointError, match="path"):
         load(exported, 1, strategy)
 
@@ -213,7 +248,9 @@ def test_sizes_that_contradict_each_other_are_errors(exported: Path, strategy: A
     (exported / MANIFEST_FILE).unlink()
     config = exported.with_name("m-tier1") / "config.json"
     edit(config, matformer_tier=2)
-    with pytest.raises(ModelConfigError, match=r"is not matformer_base_intermediate_size 48 / 2\^2"):
+    with pytest.raises(
+        ModelConfigError, match=r"is not matformer_base_intermediate_size 48 / 2\^2"
+    ):
         load(exported, 1, strategy)
     edit(config, matformer_tier=2, matformer_base_intermediate_size=96)
     with pytest.raises(CheckpointError, match="is of tier 2, not of tier 1"):
@@ -234,8 +271,14 @@ def test_a_width_that_does_not_divide_is_named(full: Path) -> None:
         (lambda p: p.pop("model.norm.weight"), "lacks 1 tensor, first model.norm.weight"),
         (lambda p: p.pop("lm_head.weight"), "tie_word_embeddings"),
         (lambda p: p.update({"model.extra": torch.zeros(1)}), "'model.extra', which is not part"),
-        (lambda p: p.update({"model.norm.weight": torch.zeros(17)}), r"F32 \(17,\), config.json says \(16,\)"),
-        (lambda p: p.update({"model.norm.weight": torch.zeros(16, dtype=torch.int32)}), "of type I32, which is"),
+        (
+            lambda p: p.update({"model.norm.weight": torch.zeros(17)}),
+            r"F32 \(17,\), config.json says \(16,\)",
+        ),
+        (
+            lambda p: p.update({"model.norm.weight": torch.zeros(16, dtype=torch.int32)}),
+            "of type I32, which is",
+        ),
         (lambda p: p.update({"model.norm.weight": torch.full((16,), float("nan"))}), "not finite"),
     ],
 )
@@ -259,14 +302,18 @@ def test_redundant_tensors_of_other_exporters_are_passed_over(full: Path) -> Non
 
 @pytest.mark.parametrize("tier", [0, 1])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_tied_head_that_is_not_the_embedding_is_refused(full: Path, tier: int, sharded: bool) -> None:
+def test_a_tied_head_that_is_not_the_embedding_is_refused(
+    full: Path, tier: int, sharded: bool
+) -> None:
     edit(full / "config.json", tie_word_embeddings=True)
     head = PARAMS["model.embed_tokens.weight"].clone()
     head[-1, -1] += 1e-3
     save_file(PARAMS | {"lm_head.weight": head}, full / "model.safetensors")
     if sharded:
         shard(full)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from the embedding.*tie_word_embeddings"):
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.weight differs from the embedding.*tie_word_embeddings"
+    ):
         load(full, tier)
 
 
@@ -296,7 +343,9 @@ def test_a_truncated_weights_file_is_a_sentence(full: Path, cut: int) -> None:
 @pytest.mark.parametrize("name", ["../m/model.safetensors", "/etc/x.safetensors", "weights.bin"])
 def test_an_index_cannot_lead_out_of_its_directory(full: Path, name: str) -> None:
     (full / "model.safetensors").unlink()
-    (full / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    (full / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"model.norm.weight": name}})
+    )
     with pytest.raises(CheckpointError, match="outside its directory"):
         load(full, 0)
 
@@ -322,7 +371,9 @@ def test_a_missing_shard_and_a_bad_index_are_named(full: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{", "[" * 100_000, " " * (2 << 20)], ids=["empty", "list", "cut off", "deep", "long"]
+    "content",
+    ["", "[]", "{", "[" * 100_000, " " * (2 << 20)],
+    ids=["empty", "list", "cut off", "deep", "long"],
 )
 def test_a_bad_config_is_a_sentence(full: Path, content: str) -> None:
     (full / "config.json").write_text(content)
@@ -346,7 +397,9 @@ def test_manifest_with_overlong_name_is_refused(exported: Path, name: str) -> No
         entry["files"].append(name)
     document["sha256"][name] = "0" * 64
     (exported / MANIFEST_FILE).write_text(json.dumps(document))
-    with pytest.raises(ManifestUnusable, match=f"the manifest names a file of {len(name)} characters"):
+    with pytest.raises(
+        ManifestUnusable, match=f"the manifest names a file of {len(name)} characters"
+    ):
         load(exported, 1, "sliced")
     assert same(load(exported, 1, "auto"), 1)
     (exported / "model.safetensors").unlink()
@@ -355,7 +408,9 @@ def test_manifest_with_overlong_name_is_refused(exported: Path, name: str) -> No
         load(exported, 0)
 
 
-@pytest.mark.parametrize("place", ["a" * 5000, "a" * 300 + "/b", "/", "a\0b"], ids=["long", "part", "root", "nul"])
+@pytest.mark.parametrize(
+    "place", ["a" * 5000, "a" * 300 + "/b", "/", "a\0b"], ids=["long", "part", "root", "nul"]
+)
 def test_directory_that_cannot_be_is_a_sentence(place: str) -> None:
     with pytest.raises(CheckpointError):
         load(Path(place), 1)
@@ -364,7 +419,9 @@ def test_directory_that_cannot_be_is_a_sentence(place: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
-def test_file_that_may_not_be_read_is_permission_denied(full: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_may_not_be_read_is_permission_denied(
+    full: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.access
 
     def access(path: Any, mode: int) -> bool:
@@ -372,6 +429,8 @@ def test_file_that_may_not_be_read_is_permission_denied(full: Path, file: str, m
         return real(path, mode) and Path(path) != full / file
 
     monkeypatch.setattr(os, "access", access)
-    with pytest.raises(CheckpointError, match=f"cannot read .*{file}: permission denied") as refused:
+    with pytest.raises(
+        CheckpointError, match=f"cannot read .*{file}: permission denied"
+    ) as refused:
         load(full, 0)
     assert refused.value.fix == f"Allow it for this user: chmod u+r {full / file}"

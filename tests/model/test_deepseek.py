@@ -90,7 +90,8 @@ def drawn(version: int, seed: int) -> dict[str, Any]:
         "num_hidden_layers": dice.randint(1, 3),
         "num_attention_heads": heads,
         "q_lora_rank": dice.choice((None, 5, 12)),
-        "kv_lora_rank": dice.choice((4, 8)),  # even, as what else lies before a rotated part: transformers' V2 needs it
+        # even, as what else lies before a rotated part: transformers' V2 needs it
+        "kv_lora_rank": dice.choice((4, 8)),
         "qk_nope_head_dim": dice.choice((4, 8)),
         "qk_rope_head_dim": dice.choice((2, 6)),
         "v_head_dim": dice.choice((4, 9)),
@@ -105,9 +106,18 @@ def drawn(version: int, seed: int) -> dict[str, Any]:
         "tie_word_embeddings": dice.random() < 0.3,
     }
     if seed % 3 == 0:
-        scales = dice.choice(({}, {"mscale": 0.707, "mscale_all_dim": 0.707}, {"mscale": 1.0, "mscale_all_dim": 1.0}))
-        table = {"type": "yarn", "factor": dice.choice((4, 40.0)), "original_max_position_embeddings": 8}
-        file |= {"rope_scaling": table | {"beta_fast": 32, "beta_slow": 1} | scales, "max_position_embeddings": 320}
+        scales = dice.choice(
+            ({}, {"mscale": 0.707, "mscale_all_dim": 0.707}, {"mscale": 1.0, "mscale_all_dim": 1.0})
+        )
+        table = {
+            "type": "yarn",
+            "factor": dice.choice((4, 40.0)),
+            "original_max_position_embeddings": 8,
+        }
+        file |= {
+            "rope_scaling": table | {"beta_fast": 32, "beta_slow": 1} | scales,
+            "max_position_embeddings": 320,
+        }
     if version == 2:
         return file | {"topk_method": dice.choice(("greedy", "group_limited_greedy"))}
     return file | {"norm_topk_prob": dice.random() < 0.5, "rope_interleave": dice.random() < 0.7}
@@ -116,7 +126,9 @@ def drawn(version: int, seed: int) -> dict[str, Any]:
 def theirs(place: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, experts_implementation="eager")
+    return AutoModelForCausalLM.from_pretrained(
+        place, dtype=torch.float32, experts_implementation="eager"
+    )
 
 
 def theirs_choices(other: Any) -> dict[int, Tensor]:
@@ -124,7 +136,9 @@ def theirs_choices(other: Any) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for number, layer in enumerate(other.model.layers):
         if hasattr(layer.mlp, "gate"):
-            layer.mlp.gate.register_forward_hook(lambda _, given, out, number=number: found.update({number: out[2]}))
+            layer.mlp.gate.register_forward_hook(
+                lambda _, given, out, number=number: found.update({number: out[2]})
+            )
     return found
 
 
@@ -139,7 +153,9 @@ DRAWS = [
 
 
 @pytest.mark.parametrize(("version", "seed"), DRAWS)
-def test_deepseek_equals_transformers_in_logits_and_gradients(version: int, seed: int, tmp_path: Path) -> None:
+def test_deepseek_equals_transformers_in_logits_and_gradients(
+    version: int, seed: int, tmp_path: Path
+) -> None:
     shape = config(drawn(version, seed))
     params = weights(shape)
     ids = tokens(2, 9)
@@ -152,7 +168,9 @@ def test_deepseek_equals_transformers_in_logits_and_gradients(version: int, seed
     chosen = theirs_choices(other)
     logits = other(ids[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-    with torch.no_grad():  # their file of gradients has the Hub's names: experts are stacked in their memory alone
+    with (
+        torch.no_grad()
+    ):  # their file of gradients has the Hub's names: experts are stacked in their memory alone
         for tensor in other.parameters():
             tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
     other.save_pretrained(tmp_path / "gradients")
@@ -161,7 +179,9 @@ def test_deepseek_equals_transformers_in_logits_and_gradients(version: int, seed
         assert tensor.grad is not None, name
         if name.endswith("bias"):
             layer = int(name.split(".")[2])
-            assert torch.equal(tensor.grad, chosen[layer].flatten().bincount(minlength=len(tensor)).float())
+            assert torch.equal(
+                tensor.grad, chosen[layer].flatten().bincount(minlength=len(tensor)).float()
+            )
         else:
             torch.testing.assert_close(tensor.grad, found[name], rtol=1e-4, atol=1e-4, msg=name)
 
@@ -174,7 +194,9 @@ def test_deepseek_equals_transformers_in_logits_and_gradients(version: int, seed
 
 @BOTH
 @pytest.mark.parametrize("tier", [1, 2])
-def test_deepseek_tier_equals_full_model_without_other_units(file: dict[str, Any], tier: int, tmp_path: Path) -> None:
+def test_deepseek_tier_equals_full_model_without_other_units(
+    file: dict[str, Any], tier: int, tmp_path: Path
+) -> None:
     shape = config(file)
     ids = tokens()
     full = weights(shape)
@@ -184,10 +206,14 @@ def test_deepseek_tier_equals_full_model_without_other_units(file: dict[str, Any
         shape.build(tier, held)(ids), theirs(tmp_path / "tier")(ids).logits, rtol=1e-4, atol=1e-4
     )
     for name, tensor in full.items():
-        assert torch.equal(held[name], tensor[tuple(slice(0, size) for size in held[name].shape)]), name
+        assert torch.equal(
+            held[name], tensor[tuple(slice(0, size) for size in held[name].shape)]
+        ), name
         if name.endswith("down_proj.weight"):
             tensor[:, held[name].shape[1] :] = 0
-    torch.testing.assert_close(shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-5
+    )
     assert config_of(json.loads((tmp_path / "tier" / "config.json").read_text())) == shape
 
 
@@ -224,7 +250,10 @@ def test_tier_with_narrow_experts_loads_in_transformers(
 
 
 TIERS: dict[str, list[dict[str, Any]]] = {
-    "widths": [{"moe_intermediate_size": [9, 16]}, {"moe_intermediate_size": [9, 3], "intermediate_size": 31}],
+    "widths": [
+        {"moe_intermediate_size": [9, 16]},
+        {"moe_intermediate_size": [9, 3], "intermediate_size": 31},
+    ],
     "layers": [{"layers": [0, 2]}, {"layers": [2], "moe_intermediate_size": 5}],
 }
 
@@ -238,7 +267,8 @@ def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: st
     for tier in (1, 2):
         full = weights(shape)
         held = {
-            name: full[name][tuple(map(slice, size))].clone() for name, size in shape.parameter_shapes(tier).items()
+            name: full[name][tuple(map(slice, size))].clone()
+            for name, size in shape.parameter_shapes(tier).items()
         }
         for name, tensor in full.items():
             if name.endswith(("down_proj.weight", "o_proj.weight")):
@@ -252,7 +282,9 @@ def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: st
             theirs = wanted[name]
             assert tensor.grad is not None
             assert theirs is not None
-            assert tensor.grad.any() or ".experts." in name or name.endswith("bias"), f"{name} learns nothing"
+            assert tensor.grad.any() or ".experts." in name or name.endswith("bias"), (
+                f"{name} learns nothing"
+            )
             part = theirs[tuple(map(slice, tensor.shape))]
             torch.testing.assert_close(tensor.grad, part, rtol=1e-3, atol=1e-3, msg=name)
 
@@ -289,7 +321,9 @@ def test_unchosen_experts_have_zero_gradients(file: dict[str, Any]) -> None:
     assert all(grad is not None for grad in seen[0].values())
     assert any(not grad.any() for grad in experts if grad is not None)
     assert any(grad.any() for grad in experts if grad is not None)
-    assert all(torch.equal(grad, seen[1][name]) for name, grad in seen[0].items() if grad is not None)
+    assert all(
+        torch.equal(grad, seen[1][name]) for name, grad in seen[0].items() if grad is not None
+    )
 
 
 @pytest.mark.slow
@@ -315,7 +349,9 @@ def test_schema_roundtrips_and_counts_parameters_of_tiers(file: dict[str, Any]) 
     schema = build_schema(file, 3, _distro())
     assert Schema.from_json(schema.to_json()).hash() == schema.hash()
     for tier in range(3):
-        assert schema.state.parameters(tier) == sum(tensor.numel() for tensor in weights(shape, tier).values())
+        assert schema.state.parameters(tier) == sum(
+            tensor.numel() for tensor in weights(shape, tier).values()
+        )
 
 
 @BOTH
@@ -335,7 +371,9 @@ def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
         return loss.item()
 
     made = engine.train(tokens(), backward, 1e-2, 0.0)
-    engine.apply({k: [decode_level(sent, schema.results, k)] for k, sent in made.payloads.items()}, 1e-2)
+    engine.apply(
+        {k: [decode_level(sent, schema.results, k)] for k, sent in made.payloads.items()}, 1e-2
+    )
     for name, tensor in net.named_parameters():
         assert not torch.equal(tensor, before[name]), name
 
@@ -366,7 +404,10 @@ def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
             "num_mtp_layers 2 is not num_nextn_predict_layers 1",
         ),
         (V3 | {"attention_bias": True}, "attention_bias True is not supported"),
-        (V3 | {"rope_scaling": {"type": "linear", "factor": 40}}, "positions of type 'linear' are not supported"),
+        (
+            V3 | {"rope_scaling": {"type": "linear", "factor": 40}},
+            "positions of type 'linear' are not supported",
+        ),
         (
             V3 | {"quantization_config": {"quant_method": "fp8"}},
             r"quantization_config \{'quant_method': 'fp8'\} is not supported",
@@ -388,7 +429,11 @@ def test_aliases_of_transformers_pass_where_they_agree(file: dict[str, Any]) -> 
     aliases = type(config(file)).ALIASES
     assert transformers.AutoConfig.for_model(file["model_type"]).attribute_map == aliases
     agreeing = said | {alias: said[key] for alias, key in aliases.items()}
-    assert config(agreeing, head_dim=file["qk_rope_head_dim"]) == config(file) == config(file, head_dim=None)
+    assert (
+        config(agreeing, head_dim=file["qk_rope_head_dim"])
+        == config(file)
+        == config(file, head_dim=None)
+    )
 
 
 def test_an_expert_without_a_whole_width_is_named() -> None:
@@ -398,7 +443,9 @@ def test_an_expert_without_a_whole_width_is_named() -> None:
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2)
+    ),
     max_leaves=3,
 )
 
@@ -408,7 +455,9 @@ ANYTHING = st.recursive(
     key=st.sampled_from(sorted(config(V3).to_hf().keys() | config(V2).to_hf().keys())),
     value=ANYTHING,
 )
-def test_whatever_a_key_says_only_a_config_error_leaves(file: dict[str, Any], key: str, value: Any) -> None:
+def test_whatever_a_key_says_only_a_config_error_leaves(
+    file: dict[str, Any], key: str, value: Any
+) -> None:
     try:
         config_of(file | {key: value})
     except ModelConfigError as error:
@@ -473,7 +522,9 @@ LITE: dict[str, Any] = {
 def test_a_published_config_is_read_and_cut_into_tiers() -> None:
     shape = config(LITE)
     assert shape.rope_type == "yarn"
-    assert shape.attention_scale == pytest.approx(192**-0.5 * (0.0707 * 3.6888794541139363 + 1) ** 2)
+    assert shape.attention_scale == pytest.approx(
+        192**-0.5 * (0.0707 * 3.6888794541139363 + 1) ** 2
+    )
     sizes = [sum(map(math.prod, shape.parameter_shapes(tier).values())) for tier in range(3)]
     assert sizes[0] == pytest.approx(15.7e9, rel=0.01)
     assert sizes == sorted(sizes, reverse=True)

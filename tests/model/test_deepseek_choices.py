@@ -34,11 +34,15 @@ def test_choices_are_counted_once_for_any_pass_size() -> None:
         net = shape.build(0, weights(shape))
         net.recompute = recompute
         accumulate(Passes(net), ids, micro_batch, threading.Event())
-        counted.append({name: tensor.grad for name, tensor in net.named_parameters() if name.endswith("bias")})
+        counted.append(
+            {name: tensor.grad for name, tensor in net.named_parameters() if name.endswith("bias")}
+        )
     seen: dict[str, Tensor] = {}
     for name, module in net.named_modules():
         if isinstance(module, Gate):
-            module.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out[0]}))
+            module.register_forward_hook(
+                lambda _, given, out, name=name: seen.update({name: out[0]})
+            )
     with torch.no_grad():
         net.loss(ids)
     assert len(seen) == 2
@@ -50,8 +54,12 @@ def test_choices_are_counted_once_for_any_pass_size() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [DISTRO, INNER, ALONE, ALONE | {"optimizer": "muon"}], ids=str)
-def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(optimizer: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "optimizer", [DISTRO, INNER, ALONE, ALONE | {"optimizer": "muon"}], ids=str
+)
+def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(
+    optimizer: dict[str, Any], tmp_path: Path
+) -> None:
     """Members of three tiers, and one machine alone: the bias is a whole number of steps from where
     it was.
     """

@@ -97,7 +97,11 @@ def counted_alone(net: LanguageModel, ids: Tensor) -> dict[str, list[int]]:
 
 
 def counts_of(net: LanguageModel) -> dict[str, list[float]]:
-    return {name: p.grad.tolist() for name, p in net.named_parameters() if name.endswith(BIAS) and p.grad is not None}
+    return {
+        name: p.grad.tolist()
+        for name, p in net.named_parameters()
+        if name.endswith(BIAS) and p.grad is not None
+    }
 
 
 # Micro-batch size, recomputed layers, labels, bf16. The slow tier adds the combinations that no
@@ -109,14 +113,20 @@ FAST_WAYS = [
     (1, False, True, False),
     (1, True, False, True),
 ]
-SLOW_WAYS = [(3, *flags) for flags in itertools.product([False, True], repeat=3) if (3, *flags) not in FAST_WAYS]
+SLOW_WAYS = [
+    (3, *flags)
+    for flags in itertools.product([False, True], repeat=3)
+    if (3, *flags) not in FAST_WAYS
+]
 
 
 @pytest.mark.parametrize(
     ("micro", "recompute", "labels", "bf16"),
     FAST_WAYS + [pytest.param(*way, marks=pytest.mark.slow) for way in SLOW_WAYS],
 )
-def test_each_token_of_a_share_is_counted_once(micro: int, recompute: bool, labels: bool, bf16: bool) -> None:
+def test_each_token_of_a_share_is_counted_once(
+    micro: int, recompute: bool, labels: bool, bf16: bool
+) -> None:
     for tier in (0, 1):
         net = made(tier)
         net.recompute = recompute
@@ -148,4 +158,6 @@ def test_an_evaluation_counts_nothing_and_shares_add_up(recompute: bool) -> None
         accumulate(passes, given, 2, threading.Event())
         with torch.no_grad():
             passes.loss(given)
-        assert counts_of(net) == {name: [times * count for count in counts] for name, counts in expected.items()}
+        assert counts_of(net) == {
+            name: [times * count for count in counts] for name, counts in expected.items()
+        }

@@ -24,7 +24,19 @@ from data.script_runs import run
 
 torch.set_num_threads(1)
 
-INIT = ["--hidden", "32", "--layers", "2", "--heads", "2", "--kv-heads", "1", "--intermediate", "64", "--json"]
+INIT = [
+    "--hidden",
+    "32",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--kv-heads",
+    "1",
+    "--intermediate",
+    "64",
+    "--json",
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +46,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert status == 0, errors
     report = json.loads(output)
     assert report["vocab"] == 257
-    assert report["parameters"] == sum(tensor.numel() for tensor in load(out, 0).values()) == report["tiers"]["0"]
-    status, output, errors = run("export_matformer_tiers.py", "--src", str(out), "--tiers", "1", "2")
+    assert (
+        report["parameters"]
+        == sum(tensor.numel() for tensor in load(out, 0).values())
+        == report["tiers"]["0"]
+    )
+    status, output, errors = run(
+        "export_matformer_tiers.py", "--src", str(out), "--tiers", "1", "2"
+    )
     assert status == 0, errors
     assert str(out.with_name("m-tier2")) in output
     return out
@@ -63,10 +81,19 @@ def test_exported_levels_merge_back_to_the_full_model(made: Path) -> None:
 def test_the_manifest_is_version_1_with_relative_paths(made: Path) -> None:
     manifest = json.loads((made / MANIFEST_FILE).read_text())
     assert (manifest["schema_version"], manifest["matformer_base_intermediate_size"]) == (1, 64)
-    assert [(entry["tier"], entry["intermediate_size"]) for entry in manifest["tiers"]] == [(0, 64), (1, 32), (2, 16)]
-    assert manifest["tiers"][1]["files"] == ["../m-tier1/config.json", "../m-tier1/model.safetensors"]
+    assert [(entry["tier"], entry["intermediate_size"]) for entry in manifest["tiers"]] == [
+        (0, 64),
+        (1, 32),
+        (2, 16),
+    ]
+    assert manifest["tiers"][1]["files"] == [
+        "../m-tier1/config.json",
+        "../m-tier1/model.safetensors",
+    ]
     assert manifest["common_files"] == ["tokenizer.json", "tokenizer_config.json"]
-    listed = {name for entry in manifest["tiers"] for name in entry["files"]} | set(manifest["common_files"])
+    listed = {name for entry in manifest["tiers"] for name in entry["files"]} | set(
+        manifest["common_files"]
+    )
     assert manifest["sha256"].keys() == listed
 
 
@@ -98,7 +125,9 @@ def kept(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["run-step40", "run-step40.replaced-1"])
 @pytest.mark.parametrize("out", [None, "kept", "kept/NAME", "kept/NAME/tiers"])
-def test_nothing_is_exported_to_where_a_member_tidies(kept: Path, tmp_path: Path, out: str | None, name: str) -> None:
+def test_nothing_is_exported_to_where_a_member_tidies(
+    kept: Path, tmp_path: Path, out: str | None, name: str
+) -> None:
     kept = kept.rename(kept.with_name(name))
     out = out and out.replace("NAME", name)
     before = sorted(tmp_path.rglob("*"))
@@ -115,7 +144,15 @@ def test_an_export_outlives_the_runs_checkpoint(kept: Path, tmp_path: Path) -> N
     expected = {tier: load(kept, tier, "universal") for tier in range(3)}
     out = tmp_path / "out"
     status, output, errors = run(
-        "export_matformer_tiers.py", "--src", str(kept), "--tiers", "2", "1", "--out", str(out), "--json"
+        "export_matformer_tiers.py",
+        "--src",
+        str(kept),
+        "--tiers",
+        "2",
+        "1",
+        "--out",
+        str(out),
+        "--json",
     )
     assert status == 0, errors
     assert json.loads(output)["manifest"] == str(out / "run-step40" / MANIFEST_FILE)
@@ -123,7 +160,9 @@ def test_an_export_outlives_the_runs_checkpoint(kept: Path, tmp_path: Path) -> N
     assert not (kept / MANIFEST_FILE).exists()
     config = load_config(kept)
     for step in (41, 42):
-        save(kept.parent, init_weights(config, step), config, run_id="run", step=step, companions={})
+        save(
+            kept.parent, init_weights(config, step), config, run_id="run", step=step, companions={}
+        )
     prune(kept.parent, "run", 42, 1, ())
     assert not kept.exists()
     for tier, strategy in ((0, "universal"), (1, "sliced"), (2, "sliced"), (2, "universal")):
@@ -158,7 +197,11 @@ def test_export_to_own_directory_overwrites_nothing(made: Path) -> None:
         ("init-model.py", ["--tokenizer", "/nowhere"], "cannot read /nowhere"),
         ("export_matformer_tiers.py", [], "no checkpoint"),
         ("tokenise.py", ["--input", "/nowhere"], "there is no folder /nowhere"),
-        ("tokenise.py", ["--tokenizer", "/nowhere", "--budget-bytes", "20000"], "cannot read /nowhere"),
+        (
+            "tokenise.py",
+            ["--tokenizer", "/nowhere", "--budget-bytes", "20000"],
+            "cannot read /nowhere",
+        ),
     ],
 )
 def test_the_scripts_say_errors_as_the_commands_do(
@@ -185,14 +228,49 @@ def test_the_scripts_say_errors_as_the_commands_do(
     ("script", "arguments", "says", "fix"),
     [
         ("init-model.py", [], "--out", "--help"),
-        ("init-model.py", ["--heads", "0"], "--heads must be a whole number from 1 to 1024", "--help"),
-        ("init-model.py", ["--heads", "3"], "--heads 3 does not cut --hidden 128", "from 1, 2, 4, 8, 16, 32, 64"),
-        ("init-model.py", ["--heads", "128"], "--heads 128 does not cut --hidden 128", "from 1, 2, 4, 8, 16, 32, 64"),
+        (
+            "init-model.py",
+            ["--heads", "0"],
+            "--heads must be a whole number from 1 to 1024",
+            "--help",
+        ),
+        (
+            "init-model.py",
+            ["--heads", "3"],
+            "--heads 3 does not cut --hidden 128",
+            "from 1, 2, 4, 8, 16, 32, 64",
+        ),
+        (
+            "init-model.py",
+            ["--heads", "128"],
+            "--heads 128 does not cut --hidden 128",
+            "from 1, 2, 4, 8, 16, 32, 64",
+        ),
         ("init-model.py", ["--hidden", "127"], "--hidden 127 is odd", "even"),
-        ("init-model.py", ["--kv-heads", "3"], "--kv-heads 3 does not divide --heads 4", "--kv-heads from 1, 2, 4"),
-        ("init-model.py", ["--intermediate", "130"], "--intermediate 130 cannot be halved", "128 or 132"),
-        ("init-model.py", ["--layers", "many"], "--layers must be a whole number from 1 to 512", "--help"),
-        ("init-model.py", ["--vocab", "100"], "--vocab 100 is less than the 257 ids", "--vocab 257"),
+        (
+            "init-model.py",
+            ["--kv-heads", "3"],
+            "--kv-heads 3 does not divide --heads 4",
+            "--kv-heads from 1, 2, 4",
+        ),
+        (
+            "init-model.py",
+            ["--intermediate", "130"],
+            "--intermediate 130 cannot be halved",
+            "128 or 132",
+        ),
+        (
+            "init-model.py",
+            ["--layers", "many"],
+            "--layers must be a whole number from 1 to 512",
+            "--help",
+        ),
+        (
+            "init-model.py",
+            ["--vocab", "100"],
+            "--vocab 100 is less than the 257 ids",
+            "--vocab 257",
+        ),
         ("init-model.py", ["--tiers", "9"], "--tiers must be a whole number from 1 to 8", "--help"),
         ("init-model.py", ["--seed", "-1"], "--seed must be a whole number from 0 to", "--help"),
         ("export_matformer_tiers.py", ["--src", "x"], "--tiers", "--help"),
@@ -208,8 +286,18 @@ def test_the_scripts_say_errors_as_the_commands_do(
             "--tiers must be whole numbers from 1 to 7",
             "--help",
         ),
-        ("tokenise.py", ["--output", "x", "--token-bytes", "3"], "--token-bytes must be one of 2, 4", "--help"),
-        ("tokenise.py", ["--output", "x", "--budget-bytes", "0"], "--budget-bytes must be a whole", "--help"),
+        (
+            "tokenise.py",
+            ["--output", "x", "--token-bytes", "3"],
+            "--token-bytes must be one of 2, 4",
+            "--help",
+        ),
+        (
+            "tokenise.py",
+            ["--output", "x", "--budget-bytes", "0"],
+            "--budget-bytes must be a whole",
+            "--help",
+        ),
         ("tokenise.py", ["--output", "x", "--speed", "3"], "--speed", "--help"),
     ],
 )
@@ -229,7 +317,9 @@ def test_export_with_bad_arguments_names_the_option(
 
 
 def test_export_of_impossible_tier_names_possible_tiers(made: Path) -> None:
-    status, output, errors = run("export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7")
+    status, output, errors = run(
+        "export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7"
+    )
     assert (status, output) == (2, "")
     assert "can be cut into 6 tiers next to the full model" in errors
     assert "\nfix: Choose --tiers from 1 to 6\n" in errors
@@ -239,7 +329,9 @@ def test_one_document_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("hello")
     (tmp_path / "text" / "b.txt").write_bytes(b"\xff\xfe")
-    status, output, _ = run("tokenise.py", "--input", str(tmp_path / "text"), "--output", str(tmp_path / "x"))
+    status, output, _ = run(
+        "tokenise.py", "--input", str(tmp_path / "text"), "--output", str(tmp_path / "x")
+    )
     assert status == 0
     assert "6 tokens of 1 document in " in output
     assert output.endswith(" (1 file left out: 1 not UTF-8 text)\n")
@@ -247,7 +339,9 @@ def test_one_document_is_told_as_one(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    status, _, errors = run("tokenise.py", "--output", str(tmp_path / "file" / "in"), "--budget-bytes", "60000")
+    status, _, errors = run(
+        "tokenise.py", "--output", str(tmp_path / "file" / "in"), "--budget-bytes", "60000"
+    )
     assert status == 1
     assert errors.startswith("error: cannot write ")
 

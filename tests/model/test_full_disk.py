@@ -36,7 +36,9 @@ COMPANIONS = {"tokenizer.json": b"{}" * 6_000}
 
 def keep(directory: Path, step: int) -> Path:
     params = init_weights(CONFIG, step)
-    return store.save(directory, params, CONFIG, run_id="run", step=step, companions=COMPANIONS).place
+    return store.save(
+        directory, params, CONFIG, run_id="run", step=step, companions=COMPANIONS
+    ).place
 
 
 @contextmanager
@@ -64,7 +66,9 @@ def test_interrupted_save_leaves_previous_checkpoint_unchanged(
     limits = [0, *(size - 1 for size in sizes), *(size // 2 for size in sizes)]
     if shard == SHARD:
         weights = [len(data) for path, data in before.items() if path.suffix == ".safetensors"]
-        assert any(min(weights) <= limit < max(weights) for limit in limits), "a cut between two files of weights"
+        assert any(min(weights) <= limit < max(weights) for limit in limits), (
+            "a cut between two files of weights"
+        )
 
     for limit in limits:
         with pytest.raises(CheckpointError) as refused, largest_file(limit):

@@ -83,7 +83,9 @@ def of_tier(tier: int, ends: int | None = None, **changes: int) -> Llama:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tokens", [1, 3, 16])
 @pytest.mark.parametrize("new_tokens", [1, 2, 8, 20])
-def test_a_draft_changes_the_passes_and_not_the_text(temperature: float, tokens: int, new_tokens: int) -> None:
+def test_a_draft_changes_the_passes_and_not_the_text(
+    temperature: float, tokens: int, new_tokens: int
+) -> None:
     """The draft stops guessing at the end of the window."""
     said = {"new_tokens": new_tokens, "temperature": temperature, "seed": 5}
     full = of_tier(0, max_position_embeddings=12)
@@ -110,13 +112,21 @@ def test_a_draft_ends_a_text_where_the_model_does() -> None:
     cut = alone[: alone.index(ends)]
     for tier in (0, 1):
         found = generate(
-            of_tier(0, ends), [1], new_tokens=30, temperature=1.5, seed=2, draft=Draft(of_tier(tier, ends), 5)
+            of_tier(0, ends),
+            [1],
+            new_tokens=30,
+            temperature=1.5,
+            seed=2,
+            draft=Draft(of_tier(tier, ends), 5),
         )
         assert found.ids == cut
 
 
 def test_tokens_are_drawn_as_often_as_the_model_says() -> None:
-    drawn = [generate(MODEL, [4, 9], new_tokens=1, temperature=0.7, seed=seed).ids[0] for seed in range(1000)]
+    drawn = [
+        generate(MODEL, [4, 9], new_tokens=1, temperature=0.7, seed=seed).ids[0]
+        for seed in range(1000)
+    ]
     likely = torch.softmax(MODEL(torch.tensor([[4, 9]]))[0, -1].detach() / 0.7, 0)
     counts = torch.bincount(torch.tensor(drawn), minlength=32) / 1000
     assert (counts - likely).abs().max() < 0.04

@@ -33,16 +33,55 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "olmo2": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     | {"intermediate_size": 32},
-    "opt": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 32}
+    "opt": {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "ffn_dim": 32,
+    }
     | {"word_embed_proj_dim": 16, "max_position_embeddings": 64},
-    "mixtral": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    "mixtral": {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     | {"intermediate_size": 32, "num_key_value_heads": 1, "num_local_experts": 4},
-    "qwen3_moe": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
-    | {"num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
-    "gpt_oss": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
-    | {"num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
+    "qwen3_moe": {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    | {
+        "num_key_value_heads": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+    },
+    "gpt_oss": {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    | {
+        "num_key_value_heads": 1,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 24,
+    },
     "mamba": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
-    "gemma": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    "gemma": {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
     | {"intermediate_size": 32, "num_key_value_heads": 1},
 }
 DROPOUT = {"gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5}, "opt": {"dropout": 0.5}}
@@ -66,7 +105,9 @@ def document(place: Path) -> dict[str, Any]:
     return found
 
 
-def test_hf_auto_equals_transformers_and_roundtrips(saved: tuple[Any, Path], tmp_path: Path) -> None:
+def test_hf_auto_equals_transformers_and_roundtrips(
+    saved: tuple[Any, Path], tmp_path: Path
+) -> None:
     theirs, place = saved
     config = config_of(document(place))
     assert architecture_of(document(place)) is Architecture.HF_AUTO
@@ -84,22 +125,38 @@ def test_hf_auto_equals_transformers_and_roundtrips(saved: tuple[Any, Path], tmp
     for name, gradient in found.items():
         assert gradient is not None
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-5, atol=1e-6)
-    assert all(parameter.data_ptr() == params[name].data_ptr() for name, parameter in ours.named_parameters())
+    assert all(
+        parameter.data_ptr() == params[name].data_ptr()
+        for name, parameter in ours.named_parameters()
+    )
     write_checkpoint(tmp_path / "ours", params, config, tier=0, companions={})
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", dtype=torch.float32
+    ).eval()
     torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-6)
     assert {name: tensor.tolist() for name, tensor in again.state_dict().items()} == {
         name: tensor.tolist() for name, tensor in theirs.state_dict().items()
     }
 
 
-SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": None, "attn_logit_softcapping": None},
+        {
+            "model_type": "gemma2",
+            "head_dim": 8,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+        },
         {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 0.5},
         {"model_type": "olmo2", "pad_token_id": 0},
         {"model_type": "olmo2", "pad_token_id": None},
@@ -109,7 +166,9 @@ SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_atten
     ],
     ids=str,
 )
-def test_null_and_the_padding_are_what_they_are_to_transformers(said: dict[str, Any], tmp_path: Path) -> None:
+def test_null_and_the_padding_are_what_they_are_to_transformers(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
     """What a file does not say it has a default for; and the padding's row of the embedding learns
     nothing.
     """
@@ -125,7 +184,9 @@ def test_null_and_the_padding_are_what_they_are_to_transformers(said: dict[str, 
     (tmp_path / "config.json").write_text(json.dumps(written))
     tokens = torch.randint(0, 64, (2, 40), generator=torch.Generator().manual_seed(2))
     logits = theirs(tokens).logits
-    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+    ).backward()
     first = config_of(document(tmp_path))
     for config in (first, config_of(first.to_hf())):
         ours = config.build(0, load(tmp_path, 0))
@@ -152,7 +213,11 @@ def test_the_schema_goes_through_its_document(saved: tuple[Any, Path]) -> None:
             state_of_inputs(StateInputs(found["model"] | {"document": text}, found["widths"]))
 
 
-WHOLE = {"mixtral": "experts.gate_up_proj", "gpt_oss": "experts.gate_up_proj", "mamba": "mixer.A_log"} | {
+WHOLE = {
+    "mixtral": "experts.gate_up_proj",
+    "gpt_oss": "experts.gate_up_proj",
+    "mamba": "mixer.A_log",
+} | {
     "qwen3_moe": "intermediate_size is the width of none of its tensors",
     "phi3": "mlp.gate_up_proj.weight",
     "bloom": "says no width of its feed-forwards",
@@ -161,7 +226,9 @@ WHOLE = {"mixtral": "experts.gate_up_proj", "gpt_oss": "experts.gate_up_proj", "
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_uncuttable_model_has_one_tier_and_states_the_reason(name: str) -> None:
-    said = {"model_type": name, "pad_token_id": None} | MODELS.get(name, SMALL | {"num_key_value_heads": 1})
+    said = {"model_type": name, "pad_token_id": None} | MODELS.get(
+        name, SMALL | {"num_key_value_heads": 1}
+    )
     config = config_of(said)
     assert config.possible_tiers() == 1
     assert {segment.dim for segment in state_schema(said, 1).segments} == {None}
@@ -180,7 +247,14 @@ def test_network_that_cannot_be_built_has_one_tier() -> None:
 CUT: dict[str, dict[str, Any]] = {
     **{name: MODELS[name] for name in ("gpt2", "olmo2", "opt", "gemma")},
     "gpt_neox": SMALL,
-    "gptj": {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "rotary_dim": 4}
+    "gptj": {
+        "vocab_size": 64,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+        "rotary_dim": 4,
+    }
     | {"n_inner": None},
     "phi": SMALL,
     "starcoder2": SMALL | {"num_key_value_heads": 1},
@@ -225,29 +299,55 @@ def test_tier_logits_equal_transformers_on_exported_tier(name: str, tmp_path: Pa
         for held, tensor in params.items():
             assert torch.equal(tensor, sliced[held])
             dim = config.elastic_dim(held)
-            assert torch.equal(tensor, whole[held] if dim is None else whole[held].narrow(dim, 0, width))
-        exported = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+            assert torch.equal(
+                tensor, whole[held] if dim is None else whole[held].narrow(dim, 0, width)
+            )
+        exported = transformers.AutoModelForCausalLM.from_pretrained(
+            place, dtype=torch.float32
+        ).eval()
         logits.append(config.build(tier, params)(tokens))
         assert torch.equal(logits[-1], exported(tokens).logits)
         _, again = merged(tmp_path / "m", place)
         assert all(torch.equal(again[held], whole[held]) for held in whole)
-        blind = {held: tensor.clone() for held, tensor in whole.items()}  # the whole model without the other units
+        # the whole model without the other units
+        blind = {held: tensor.clone() for held, tensor in whole.items()}
         for held in cut:
             dim = config.elastic_dim(held)
             assert dim is not None
             blind[held].narrow(dim, width, config.intermediate_size - width).zero_()
         torch.testing.assert_close(config.build(0, blind)(tokens), logits[-1], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits[0], logits[1], atol=1e-2)
-    wrong = document(tmp_path / "m-tier1") | {"matformer_base_intermediate_size": 128, "intermediate_size": 64}
-    with pytest.raises(ModelConfigError, match=r"is not matformer_base_intermediate_size 128 / 2\^1|disagree"):
+    wrong = document(tmp_path / "m-tier1") | {
+        "matformer_base_intermediate_size": 128,
+        "intermediate_size": 64,
+    }
+    with pytest.raises(
+        ModelConfigError, match=r"is not matformer_base_intermediate_size 128 / 2\^1|disagree"
+    ):
         config_of(wrong | {"ffn_dim": 8, "n_inner": 8, "intermediate_size": 8})
 
 
-SIZES = ("matformer_tier", "matformer_base_intermediate_size", "intermediate_size", "n_inner", "n_embd")
-ANYTHING = st.none() | st.booleans() | st.integers() | st.sampled_from([8, 16, 32, 64, 1, 2]) | st.text(max_size=3)
+SIZES = (
+    "matformer_tier",
+    "matformer_base_intermediate_size",
+    "intermediate_size",
+    "n_inner",
+    "n_embd",
+)
+ANYTHING = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([8, 16, 32, 64, 1, 2])
+    | st.text(max_size=3)
+)
 
 
-@given(st.dictionaries(st.sampled_from(SIZES), ANYTHING | st.floats() | st.lists(st.integers(), max_size=2)))
+@given(
+    st.dictionaries(
+        st.sampled_from(SIZES), ANYTHING | st.floats() | st.lists(st.integers(), max_size=2)
+    )
+)
 def test_whatever_a_file_says_of_its_sizes_it_is_read_or_refused(change: dict[str, Any]) -> None:
     try:
         config = config_of({"model_type": "gpt2"} | MODELS["gpt2"] | change)
@@ -259,7 +359,9 @@ def test_whatever_a_file_says_of_its_sizes_it_is_read_or_refused(change: dict[st
 
 
 @pytest.mark.parametrize("saved", ["mixtral", "qwen3_moe"], indirect=True)
-def test_experts_are_stacks_that_files_hold_one_by_one(saved: tuple[Any, Path], tmp_path: Path) -> None:
+def test_experts_are_stacks_that_files_hold_one_by_one(
+    saved: tuple[Any, Path], tmp_path: Path
+) -> None:
     theirs, place = saved
     config = config_of(document(place))
     stacks = {name: shape for name, shape in config.parameter_shapes().items() if len(shape) == 3}
@@ -276,11 +378,16 @@ def test_experts_are_stacks_that_files_hold_one_by_one(saved: tuple[Any, Path], 
     assert all(torch.equal(load(place, 0)[name], params[name]) for name in params)
     listed = next(name for name in filed if ".experts.1." in name)
     for weights, says in (
-        ({name: tensor for name, tensor in filed.items() if name != listed}, r"lacks 1 tensor, first .*experts\."),
+        (
+            {name: tensor for name, tensor in filed.items() if name != listed},
+            r"lacks 1 tensor, first .*experts\.",
+        ),
         (filed | {listed: filed[listed][1:]}, r"is F32 .*, config\.json says"),
         (filed | params, "whole and in pieces"),
     ):
-        save_file({name: tensor.clone() for name, tensor in weights.items()}, place / "model.safetensors")
+        save_file(
+            {name: tensor.clone() for name, tensor in weights.items()}, place / "model.safetensors"
+        )
         with pytest.raises(CheckpointError, match=says):
             load(place, 0)
 
@@ -296,13 +403,17 @@ def test_experts_are_stacks_that_files_hold_one_by_one(saved: tuple[Any, Path], 
         pytest.param("qwen3_moe", "0", INNER, id="qwen3_moe-inner"),
     ],
 )
-def test_members_train_it_with_equal_replicas(tmp_path: Path, name: str, tiers: str, optimizer: dict[str, Any]) -> None:
+def test_members_train_it_with_equal_replicas(
+    tmp_path: Path, name: str, tiers: str, optimizer: dict[str, Any]
+) -> None:
     made = transformers.AutoConfig.for_model(name, **MODELS[name])
     torch.manual_seed(1)
     transformers.AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / name)
     prepare(tmp_path)
     given = optimizer | {"tiers": tiers, "members": max(2, len(tiers.split(","))), "total_batch": 6}
-    events = train(tmp_path, **given, model=tmp_path / name, steps=6, lr=0.003, out=tmp_path / "out")
+    events = train(
+        tmp_path, **given, model=tmp_path / name, steps=6, lr=0.003, out=tmp_path / "out"
+    )
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0]
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint")
@@ -313,12 +424,21 @@ def test_members_train_it_with_equal_replicas(tmp_path: Path, name: str, tiers: 
     [
         ({"auto_map": {"AutoConfig": "x.y"}}, "auto_map is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
-        ({"matformer_tier": 1, "intermediate_size": 8}, "n_inner 64 is not matformer_base_intermediate_size 16"),
-        ({"model_type": "bloom", "matformer_tier": 1, "intermediate_size": 8}, "matformer_tier must be 0"),
+        (
+            {"matformer_tier": 1, "intermediate_size": 8},
+            "n_inner 64 is not matformer_base_intermediate_size 16",
+        ),
+        (
+            {"model_type": "bloom", "matformer_tier": 1, "intermediate_size": 8},
+            "matformer_tier must be 0",
+        ),
         ({"model_type": "bert-like"}, "model_type 'bert-like' is not supported"),
         ({"model_type": "vit"}, "model_type 'vit' is not supported"),
         ({"model_type": "rwkv"}, "model_type rwkv is not supported: its weights change"),
-        ({"model_type": "deepseek_v32"}, "model_type deepseek_v32 is not supported: .* never has a gradient"),
+        (
+            {"model_type": "deepseek_v32"},
+            "model_type deepseek_v32 is not supported: .* never has a gradient",
+        ),
         ({"n_embd": "many"}, "transformers does not take it"),
         ({"n_embd": 15}, "transformers cannot build it"),
         ({"hidden_size": 32}, "hidden_size 32 is not n_embd 16"),
@@ -342,11 +462,22 @@ def test_a_model_that_is_no_model_of_text_alone_is_refused(name: str) -> None:
     ("name", "bound", "most", "change", "says"),
     [
         ("gpt2", "_MODULES", 40, {"n_layer": 3}, "its network has more modules than the 40 of"),
-        ("qwen3_moe", "_CUTS", 39, {"num_experts": 5}, "its files have more tensors than the 39 of"),
+        (
+            "qwen3_moe",
+            "_CUTS",
+            39,
+            {"num_experts": 5},
+            "its files have more tensors than the 39 of",
+        ),
     ],
 )
 def test_network_is_refused_only_beyond_the_bound(
-    monkeypatch: pytest.MonkeyPatch, name: str, bound: str, most: int, change: dict[str, Any], says: str
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    bound: str,
+    most: int,
+    change: dict[str, Any],
+    says: str,
 ) -> None:
     monkeypatch.setattr(hf_auto_document, bound, most)
     file = {"model_type": name, "initializer_range": 0.03} | MODELS[name]

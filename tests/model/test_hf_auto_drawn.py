@@ -19,7 +19,10 @@ torch.set_num_threads(1)
 transformers = pytest.importorskip("transformers")
 
 FAMILIES = {
-    "gpt2": {"activation_function": ("gelu_new", "relu"), "scale_attn_by_inverse_layer_idx": (False, True)},
+    "gpt2": {
+        "activation_function": ("gelu_new", "relu"),
+        "scale_attn_by_inverse_layer_idx": (False, True),
+    },
     "opt": {"do_layer_norm_before": (True, False), "enable_bias": (True, False)},
     "gpt_neox": {"use_parallel_residual": (True, False), "partial_rotary_factor": (0.25, 1.0)},
     "gptj": {"rotary_dim": (2, 4)},
@@ -38,14 +41,34 @@ FAMILIES = {
     "nemotron": {"hidden_act": ("relu2", "gelu")},
     "stablelm": {"use_qkv_bias": (False, True), "use_parallel_residual": (False, True)},
     "cohere": {"logit_scale": (0.0625, 1.0), "use_qk_norm": (False, True)},
-    "granite": {"embedding_multiplier": (1.0, 3.0), "residual_multiplier": (1.0, 0.5), "logits_scaling": (1.0, 4.0)},
+    "granite": {
+        "embedding_multiplier": (1.0, 3.0),
+        "residual_multiplier": (1.0, 0.5),
+        "logits_scaling": (1.0, 4.0),
+    },
     "falcon": {"alibi": (False, True), "parallel_attn": (True, False)},
     "mixtral": {"num_local_experts": (3, 4), "num_experts_per_tok": (1, 2)},
-    "qwen2_moe": {"num_experts": (3, 4), "num_experts_per_tok": (1, 2), "norm_topk_prob": (False, True)}
+    "qwen2_moe": {
+        "num_experts": (3, 4),
+        "num_experts_per_tok": (1, 2),
+        "norm_topk_prob": (False, True),
+    }
     | {"moe_intermediate_size": (6, 12), "shared_expert_intermediate_size": (8, 20)},
-    "qwen3_moe": {"num_experts": (3, 4), "num_experts_per_tok": (1, 2), "moe_intermediate_size": (6, 12)},
-    "olmoe": {"num_experts": (3, 4), "num_experts_per_tok": (1, 2), "norm_topk_prob": (False, True)},
-    "gpt_oss": {"num_local_experts": (3, 4), "num_experts_per_tok": (1, 2), "sliding_window": (3, 64)},
+    "qwen3_moe": {
+        "num_experts": (3, 4),
+        "num_experts_per_tok": (1, 2),
+        "moe_intermediate_size": (6, 12),
+    },
+    "olmoe": {
+        "num_experts": (3, 4),
+        "num_experts_per_tok": (1, 2),
+        "norm_topk_prob": (False, True),
+    },
+    "gpt_oss": {
+        "num_local_experts": (3, 4),
+        "num_experts_per_tok": (1, 2),
+        "sliding_window": (3, 64),
+    },
     "mamba": {"state_size": (3, 4), "use_conv_bias": (True, False)},
 }
 """Settings of a family, besides its sizes, and the values to draw them from."""
@@ -61,21 +84,43 @@ def drawn(number: int) -> dict[str, Any]:
     layers = dice.randint(1, 3)
     width = dice.choice((20, 32, 48))
     usual = {"hidden_size": heads * head, "num_hidden_layers": layers, "num_attention_heads": heads}
-    usual |= {"num_key_value_heads": groups, "intermediate_size": width, "max_position_embeddings": 64}
+    usual |= {
+        "num_key_value_heads": groups,
+        "intermediate_size": width,
+        "max_position_embeddings": 64,
+    }
     usual |= {"head_dim": head} if name in ("gemma", "gemma2", "qwen3_moe", "gpt_oss") else {}
-    own = {"n_embd": heads * head, "n_layer": layers, "n_head": heads, "n_inner": width, "n_positions": 64}
+    own = {
+        "n_embd": heads * head,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_inner": width,
+        "n_positions": 64,
+    }
     sizes = own if name in ("gpt2", "gptj", "bloom") else usual
     sizes |= {"ffn_dim": width, "word_embed_proj_dim": heads * head} if name == "opt" else {}
     if name == "bloom":
         sizes = {"hidden_size": heads * head, "n_layer": layers, "n_head": heads}
     chosen = {key: dice.choice(values) for key, values in FAMILIES[name].items()}
-    tied = {} if name in ("gemma", "gemma2", "cohere") else {"tie_word_embeddings": dice.random() < 0.5}
-    return {"model_type": name, "vocab_size": dice.choice((40, 64)), "pad_token_id": None} | sizes | chosen | tied
+    tied = (
+        {}
+        if name in ("gemma", "gemma2", "cohere")
+        else {"tie_word_embeddings": dice.random() < 0.5}
+    )
+    return (
+        {"model_type": name, "vocab_size": dice.choice((40, 64)), "pad_token_id": None}
+        | sizes
+        | chosen
+        | tied
+    )
 
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(number, marks=pytest.mark.slow if number >= len(FAMILIES) else ()) for number in range(46)],
+    [
+        pytest.param(number, marks=pytest.mark.slow if number >= len(FAMILIES) else ())
+        for number in range(46)
+    ],
 )
 def test_models_drawn_by_chance_compute_what_transformers_does(number: int, tmp_path: Path) -> None:
     said = drawn(number)

@@ -24,7 +24,13 @@ from aftermath.rules.state import Architecture
 
 pytest.importorskip("transformers")
 
-GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+}
 TOO_LARGE: list[dict[str, Any]] = [
     {"model_type": "olmo2", "head_dim": 10**12},
     {"model_type": "olmo2", "head_dim": 1e12},
@@ -143,20 +149,31 @@ def test_network_is_transformers_own_and_hub_kernels_are_off() -> None:
         (["gpt2"], Architecture.HF_AUTO),
     ],
 )
-def test_is_of_knows_an_architecture_by_its_name(model_type: object, architecture: Architecture) -> None:
+def test_is_of_knows_an_architecture_by_its_name(
+    model_type: object, architecture: Architecture
+) -> None:
     assert [one for one in Architecture if is_of({"model_type": model_type}, one)] == [architecture]
 
 
 def test_is_type_of_tells_models_of_transformers_apart() -> None:
     config = config_of(GPT2)
     assert is_type_of({"model_type": "gpt2"}, config)
-    assert not any(is_type_of({"model_type": other}, config) for other in ("olmo2", "llama", None, ["gpt2"]))
+    assert not any(
+        is_type_of({"model_type": other}, config) for other in ("olmo2", "llama", None, ["gpt2"])
+    )
 
 
 def test_missing_experts_are_refused_before_allocation(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 4, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+    }
     document = {"model_type": "mixtral", "vocab_size": 64, "num_local_experts": 512, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(document))
     save_file({"model.norm.weight": torch.ones(4096)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"has 16,\d+ bytes of weights, and config.json says [\d,]+ numbers"):
+    with pytest.raises(
+        CheckpointError, match=r"has 16,\d+ bytes of weights, and config.json says [\d,]+ numbers"
+    ):
         load(tmp_path, 0)

@@ -34,13 +34,18 @@ def test_the_full_model_is_fetched_without_other_files(fetch: Fetch, server: Hub
 def test_a_whole_file_counts_where_an_older_index_exists(fetch: Fetch, server: Hub) -> None:
     files = server.repos["me/model"]
     names = dict.fromkeys(CONFIG.parameter_shapes(), "old.safetensors")
-    files |= {"model.safetensors.index.json": json.dumps({"weight_map": names}).encode(), "old.safetensors": b"old"}
+    files |= {
+        "model.safetensors.index.json": json.dumps({"weight_map": names}).encode(),
+        "old.safetensors": b"old",
+    }
     assert right(fetch(), 0)
     assert "old.safetensors" not in server.fetched
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_a_tier_fetches_only_its_own_and_common_files(fetch: Fetch, server: Hub, strategy: Any) -> None:
+def test_a_tier_fetches_only_its_own_and_common_files(
+    fetch: Fetch, server: Hub, strategy: Any
+) -> None:
     place = fetch(tier=2, strategy=strategy)
     assert right(place, 2, strategy)
     assert sorted(server.fetched) == [
@@ -109,7 +114,8 @@ def test_fetch_takes_only_shards_of_the_tier(
     expected = init_weights(config, 5, 1)
     assert {name for name in server.fetched if "-of-" in name} == held < set(index.values())
     assert all(torch.equal(params[name], expected[name]) for name in expected)
-    assert load(fetch(), 0).keys() == config.parameter_shapes().keys()  # the others come when they are needed
+    # the others come when they are needed
+    assert load(fetch(), 0).keys() == config.parameter_shapes().keys()
 
 
 def test_a_private_repository_opens_with_a_token(fetch: Fetch, server: Hub) -> None:
@@ -141,11 +147,23 @@ def test_config_comes_from_the_folder_of_the_only_manifest(fetch: Fetch, server:
     assert server.fetched == ["sub/config.json"]
 
 
-def test_a_pushed_checkpoint_arrives_and_its_commit_is_returned(server: Hub, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "m", init_weights(CONFIG, 5), CONFIG, tier=0, companions={"tokenizer.json": b"{}"})
-    commit = upload(tmp_path / "m", "me/model", token="hf_x", message="step 4", endpoint=server.endpoint)
+def test_a_pushed_checkpoint_arrives_and_its_commit_is_returned(
+    server: Hub, tmp_path: Path
+) -> None:
+    write_checkpoint(
+        tmp_path / "m",
+        init_weights(CONFIG, 5),
+        CONFIG,
+        tier=0,
+        companions={"tokenizer.json": b"{}"},
+    )
+    commit = upload(
+        tmp_path / "m", "me/model", token="hf_x", message="step 4", endpoint=server.endpoint
+    )
     assert commit == COMMIT
-    assert server.pushed == {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir() if path.name != MARK}
+    assert server.pushed == {
+        path.name: path.read_bytes() for path in (tmp_path / "m").iterdir() if path.name != MARK
+    }
 
 
 def test_pushed_tiers_are_fetched_one_by_one(

@@ -43,8 +43,12 @@ def test_private_repository_of_run_is_refused_with_option_for_it(hub: Hub) -> No
         resolve(PLACE, access=RunAccess(token_repositories=("me/other",)))
 
 
-@pytest.mark.parametrize("access", [RunAccess(token_repositories=("me/model",)), TRUSTING], ids=["named", "own word"])
-def test_private_repository_that_member_names_is_read_with_token(hub: Hub, access: RunAccess) -> None:
+@pytest.mark.parametrize(
+    "access", [RunAccess(token_repositories=("me/model",)), TRUSTING], ids=["named", "own word"]
+)
+def test_private_repository_that_member_names_is_read_with_token(
+    hub: Hub, access: RunAccess
+) -> None:
     hub.private.add("me/model")
     load_hf_config(PLACE, access=access)
     read_outline(PLACE, access=access)

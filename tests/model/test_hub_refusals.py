@@ -20,7 +20,9 @@ from model.hub_server import CONFIG, Fetch, Hub, Storage, right, serving
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
-def test_weights_that_differ_from_the_digest_are_refused(fetch: Fetch, server: Hub, strategy: Any) -> None:
+def test_weights_that_differ_from_the_digest_are_refused(
+    fetch: Fetch, server: Hub, strategy: Any
+) -> None:
     data = server.repos["me/model"]["m-tier1/model.safetensors"]
     server.repos["me/model"]["m-tier1/model.safetensors"] = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(CheckpointError, match="SHA-256 differs"):
@@ -45,7 +47,9 @@ def test_weights_of_fp64_size_with_stored_head_are_accepted(fetch: Fetch, server
         fetch()
 
 
-def test_a_full_disk_is_said_before_fetching(fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_before_fetching(
+    fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = hub_module.shutil.disk_usage("/")
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(CheckpointError, match="has 10 free"):
@@ -67,9 +71,12 @@ def test_wrong_names_are_sentences(fetch: Fetch, repo_name: str, revision: str, 
 
 
 @pytest.mark.parametrize(
-    ("status", "says"), [(403, "answered 403[\\s\\S]*HF_TOKEN"), (418, "answered 418[\\s\\S]*again later")]
+    ("status", "says"),
+    [(403, "answered 403[\\s\\S]*HF_TOKEN"), (418, "answered 418[\\s\\S]*again later")],
 )
-def test_refusals_of_the_hub_are_sentences(fetch: Fetch, server: Hub, status: int, says: str) -> None:
+def test_refusals_of_the_hub_are_sentences(
+    fetch: Fetch, server: Hub, status: int, says: str
+) -> None:
     server.status = status
     with pytest.raises(CheckpointError, match=says):
         fetch()
@@ -77,7 +84,14 @@ def test_refusals_of_the_hub_are_sentences(fetch: Fetch, server: Hub, status: in
 
 def test_an_unreachable_hub_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be reached[\s\S]*internet connection"):
-        download("me/model", None, tier=0, strategy="auto", cache_dir=tmp_path, endpoint="http://127.0.0.1:9")
+        download(
+            "me/model",
+            None,
+            tier=0,
+            strategy="auto",
+            cache_dir=tmp_path,
+            endpoint="http://127.0.0.1:9",
+        )
 
 
 def test_a_repository_without_a_model_is_a_sentence(fetch: Fetch, server: Hub) -> None:
@@ -99,7 +113,9 @@ def test_a_push_without_rights_says_which_token_is_needed(server: Hub, tmp_path:
 
 @pytest.mark.parametrize("kind", [CheckpointKind.NONE, CheckpointKind.DUMMY])
 def test_a_run_without_a_model_says_what_its_owner_has_to_do(kind: CheckpointKind) -> None:
-    with pytest.raises(CheckpointError, match=r"no checkpoint, and no model whose shape[\s\S]*update-config"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint, and no model whose shape[\s\S]*update-config"
+    ):
         resolve(Checkpoint(kind, "", ""))
 
 
@@ -117,7 +133,9 @@ def test_shards_that_the_index_seeks_elsewhere_are_not_there(fetch: Fetch, serve
 
 
 @pytest.mark.parametrize("size", [None, -(1 << 40), "12"])
-def test_a_listing_without_a_size_is_refused_before_fetching(fetch: Fetch, server: Hub, size: object) -> None:
+def test_a_listing_without_a_size_is_refused_before_fetching(
+    fetch: Fetch, server: Hub, size: object
+) -> None:
     server.claimed["model.safetensors"] = size
     with pytest.raises(CheckpointError, match=r"does not say how large model\.safetensors is"):
         fetch()
@@ -139,7 +157,9 @@ def test_a_commit_that_is_none_is_refused(fetch: Fetch, server: Hub, commit: str
 
 
 @pytest.mark.parametrize("linked", [False, True])
-@pytest.mark.parametrize("tag", ['"../../../../there"', '"/{}/there"', 'W/"a/b"', '".."', '"' + "a" * 300 + '"'])
+@pytest.mark.parametrize(
+    "tag", ['"../../../../there"', '"/{}/there"', 'W/"a/b"', '".."', '"' + "a" * 300 + '"']
+)
 def test_no_version_of_a_file_leads_out_of_the_cache(
     fetch: Fetch, server: Hub, tmp_path: Path, tag: str, linked: bool
 ) -> None:
@@ -179,7 +199,9 @@ def test_a_home_that_this_machine_does_not_know_is_no_checkpoint() -> None:
         resolve(Checkpoint(CheckpointKind.LOCAL, "~nobody-of-this-name/x", ""))
 
 
-@pytest.mark.parametrize("name", ["/etc", "../x", "etc", "a/b/c", "me/model?x", "http://10.0.0.1/x", "me/\x1b[2J"])
+@pytest.mark.parametrize(
+    "name", ["/etc", "../x", "etc", "a/b/c", "me/model?x", "http://10.0.0.1/x", "me/\x1b[2J"]
+)
 def test_invalid_hub_name_is_refused_before_any_request(name: str) -> None:
     place = Checkpoint(CheckpointKind.HUB, name, "")
     for read in (resolve, load_hf_config, outline_directory):

@@ -42,12 +42,21 @@ EXPERTS = SHAPE | {
     "first_k_dense_replace": 1,
 }
 IDEAS = {"logit_softcap": 15.0, "value_embeddings": 1, "x0_residual": True, "unet_skips": True}
-YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 6, "rope_theta": 1e4}
-LATER = [{"layers": [0, 1, 3]}, {"layers": [0, 3], "intermediate_size": [64, 16], "num_key_value_heads": 1}]
+YARN = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 6,
+    "rope_theta": 1e4,
+}
+LATER = [
+    {"layers": [0, 1, 3]},
+    {"layers": [0, 3], "intermediate_size": [64, 16], "num_key_value_heads": 1},
+]
 FILES: dict[str, dict[str, Any]] = {
     "llama": GROUPED | {"model_type": "llama", "attention_bias": True},
     "yarn": GROUPED | {"model_type": "llama", "rope_parameters": YARN},
-    "dynamic": GROUPED | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 8.0}},
+    "dynamic": GROUPED
+    | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 8.0}},
     "qwen3": GROUPED | {"model_type": "qwen3", "head_dim": 12},
     "what tiers keep": GROUPED | {"model_type": "llama", "matformer_tiers": LATER},
     "nanogpt": SHAPE | {"model_type": "nanogpt", **IDEAS},
@@ -65,27 +74,35 @@ def built(file: dict[str, Any], tier: int = 0, **fields: Any) -> LanguageModel:
         for name, shape in config.parameter_shapes().items()
     }
     held = config.parameter_shapes(tier)
-    return config.build(tier, {name: whole[name][tuple(map(slice, held[name]))].contiguous() for name in held})
+    return config.build(
+        tier, {name: whole[name][tuple(map(slice, held[name]))].contiguous() for name in held}
+    )
 
 
 def text(length: int, batch: int = 2) -> Tensor:
     return torch.randint(0, 48, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def in_pieces(model: LanguageModel, ids: Tensor, cache: TextCache, lengths: tuple[int, ...]) -> Tensor:
+def in_pieces(
+    model: LanguageModel, ids: Tensor, cache: TextCache, lengths: tuple[int, ...]
+) -> Tensor:
     """Return logits of all tokens, passed in pieces of these lengths."""
     parts = ids.split(list(lengths), dim=1)
     return torch.cat([model.head(model.body(part, cache)) for part in parts], dim=1)
 
 
-@pytest.mark.parametrize(("name", "tier"), [*((name, 0) for name in FILES), *(("what tiers keep", 1), ("qwen3", 2))])
+@pytest.mark.parametrize(
+    ("name", "tier"), [*((name, 0) for name in FILES), *(("what tiers keep", 1), ("qwen3", 2))]
+)
 @torch.no_grad()
 def test_logits_after_what_is_kept_are_those_of_the_whole_text(name: str, tier: int) -> None:
     model = built(FILES[name], tier)
     ids = text(WINDOW)
     for lengths in ((1,) * WINDOW, (WINDOW,), (4, 1, 2, 5)):
         cache = TextCache()
-        torch.testing.assert_close(in_pieces(model, ids, cache, lengths), model(ids), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            in_pieces(model, ids, cache, lengths), model(ids), rtol=1e-4, atol=1e-4
+        )
         assert cache.length == WINDOW
 
 
@@ -118,7 +135,9 @@ def recomputed(model: LanguageModel, prompt: list[int], tokens: int) -> list[int
 
 
 # The costliest two have the same cache; one of them is a slow test.
-CACHED = [name for name in FILES if name != "deepseek_v2"] + [pytest.param("deepseek_v2", marks=pytest.mark.slow)]
+CACHED = [name for name in FILES if name != "deepseek_v2"] + [
+    pytest.param("deepseek_v2", marks=pytest.mark.slow)
+]
 
 
 @pytest.mark.parametrize("name", CACHED)
@@ -127,7 +146,9 @@ def test_cached_text_beyond_window_equals_uncached(name: str) -> None:
     wanted = recomputed(model, [3, 1, 4], 2 * WINDOW)
     for guesses in (0, 1, 5):
         draft = Draft(built(FILES[name], 1), guesses) if guesses else None
-        assert generate(model, [3, 1, 4], new_tokens=2 * WINDOW, draft=draft).ids == wanted, f"{guesses} guesses"
+        assert generate(model, [3, 1, 4], new_tokens=2 * WINDOW, draft=draft).ids == wanted, (
+            f"{guesses} guesses"
+        )
 
 
 def test_dynamic_positions_cache_text_up_to_model_length() -> None:
@@ -136,14 +157,24 @@ def test_dynamic_positions_cache_text_up_to_model_length() -> None:
     model = built(FILES["dynamic"], rope_original_length=known)
     assert model.config.cacheable == known < model.config.max_position_embeddings
     wanted = recomputed(model, [3, 1, 4], WINDOW)
-    for draft in (None, Draft(model, 4), Draft(built(FILES["dynamic"], 1, rope_original_length=known), 3)):
+    for draft in (
+        None,
+        Draft(model, 4),
+        Draft(built(FILES["dynamic"], 1, rope_original_length=known), 3),
+    ):
         assert generate(model, [3, 1, 4], new_tokens=WINDOW, draft=draft).ids == wanted
-    assert generate(built(FILES["dynamic"]), [3, 1, 4], new_tokens=WINDOW).ids != wanted, "the scale matters"
+    assert generate(built(FILES["dynamic"]), [3, 1, 4], new_tokens=WINDOW).ids != wanted, (
+        "the scale matters"
+    )
 
 
-@pytest.mark.parametrize(("name", "cacheable"), [("llama", WINDOW), ("dynamic", WINDOW), ("short", 8)])
+@pytest.mark.parametrize(
+    ("name", "cacheable"), [("llama", WINDOW), ("dynamic", WINDOW), ("short", 8)]
+)
 def test_a_token_is_computed_once_where_it_can_be_kept(name: str, cacheable: int) -> None:
-    model = built(FILES["dynamic"], rope_original_length=8) if name == "short" else built(FILES[name])
+    model = (
+        built(FILES["dynamic"], rope_original_length=8) if name == "short" else built(FILES[name])
+    )
     passed: list[int] = []
     body = model.body
 
@@ -160,7 +191,9 @@ def test_a_token_is_computed_once_where_it_can_be_kept(name: str, cacheable: int
 
 def test_models_of_transformers_keep_nothing() -> None:
     pytest.importorskip("transformers")
-    config = config_of({"model_type": "gpt2", "vocab_size": 48, "n_embd": 16, "n_layer": 1, "n_head": 2})
+    config = config_of(
+        {"model_type": "gpt2", "vocab_size": 48, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    )
     params = {name: torch.zeros(shape) for name, shape in config.parameter_shapes().items()}
     assert config.cacheable == 0
     with pytest.raises(ValueError, match="keeps nothing"):

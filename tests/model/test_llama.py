@@ -56,7 +56,9 @@ def hf_shapes(width: int, tied: bool) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("tier", "width"), [(0, 64), (1, 32), (2, 16)])
-def test_parameters_have_the_names_and_shapes_of_hugging_face(tier: int, width: int, tied: bool) -> None:
+def test_parameters_have_the_names_and_shapes_of_hugging_face(
+    tier: int, width: int, tied: bool
+) -> None:
     config = LlamaConfig.from_hf(HF | {"tie_word_embeddings": tied})
     built = {name: tuple(tensor.shape) for name, tensor in model(tier, config).named_parameters()}
     assert built == hf_shapes(width, tied) == config.parameter_shapes(tier)
@@ -76,7 +78,9 @@ def test_initial_weights_follow_seed_and_deviation() -> None:
     assert not torch.equal(first["lm_head.weight"], second["lm_head.weight"])
     assert not torch.equal(first["lm_head.weight"], first["model.embed_tokens.weight"])
     assert first["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.05)
-    assert first["model.layers.0.mlp.down_proj.weight"].std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.05)
+    assert first["model.layers.0.mlp.down_proj.weight"].std().item() == pytest.approx(
+        0.02 / math.sqrt(4), rel=0.05
+    )
 
 
 def test_initial_weights_are_the_same_bits_as_ever() -> None:
@@ -117,7 +121,9 @@ def test_attention_sees_earlier_tokens_and_their_order() -> None:
 
 def test_rotary_scores_depend_on_distance_only() -> None:
     rotation = rotary(CONFIG.head_dim, CONFIG.rope_theta, 20, torch.device("cpu"))
-    one = torch.randn(1, 1, 1, CONFIG.head_dim, generator=torch.Generator().manual_seed(0)).expand(1, 1, 20, -1)
+    one = torch.randn(1, 1, 1, CONFIG.head_dim, generator=torch.Generator().manual_seed(0)).expand(
+        1, 1, 20, -1
+    )
     turned = rotate(one, rotation)[0, 0]
     scores = turned @ turned.T
     torch.testing.assert_close(scores[0, 3], scores[10, 13], rtol=1e-4, atol=1e-4)
@@ -161,7 +167,9 @@ def test_on_a_cpu_heads_that_are_shared_are_written_out(monkeypatch: pytest.Monk
     """
     mixed: list[tuple[int, int]] = []
 
-    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+    def noted(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
         mixed.append((query.shape[1], key.shape[1]))
         return attention(query, key, value, **options)
 

@@ -33,7 +33,10 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 CASES = 24
 # The fast tests have every kind of positions with two families, the slow ones with all four.
 FAST = {number for number in range(CASES) if (number + number // 4) % 2 == 0}
-NUMBERS = [pytest.param(number, marks=() if number in FAST else pytest.mark.slow) for number in range(CASES)]
+NUMBERS = [
+    pytest.param(number, marks=() if number in FAST else pytest.mark.slow)
+    for number in range(CASES)
+]
 
 
 def random_config(number: int) -> dict[str, Any]:
@@ -104,8 +107,11 @@ def test_logits_and_gradients_are_those_of_transformers(number: int, tmp_path: P
     theirs = theirs_of(tmp_path / "ours")  # what our config.json says is what theirs computes
     ours = Llama.of(config, 0, weights)
     longer = 80 if given_config["rope_parameters"]["rope_type"] == "dynamic" else 24
-    tokens = torch.randint(0, config.vocab_size, (2, longer), generator=torch.Generator().manual_seed(number))
-    logits = theirs(tokens[:, :-1]).logits  # before the longer text, which theirs remembers where positions are dynamic
+    tokens = torch.randint(
+        0, config.vocab_size, (2, longer), generator=torch.Generator().manual_seed(number)
+    )
+    # before the longer text, which theirs remembers where positions are dynamic
+    logits = theirs(tokens[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     ours.loss(tokens).backward()
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
@@ -121,13 +127,17 @@ def test_padding_token_in_text_learns(tied: bool, padded: bool, tmp_path: Path) 
     the input.
     """
     pad = 5
-    config = LlamaConfig.from_hf({**random_config(0), "pad_token_id": pad, "tie_word_embeddings": tied})
+    config = LlamaConfig.from_hf(
+        {**random_config(0), "pad_token_id": pad, "tie_word_embeddings": tied}
+    )
     weights = random_weights(config, 0)
     write_checkpoint(tmp_path / "ours", weights, config, tier=0, companions={})
     theirs = theirs_of(tmp_path / "ours")
     ours = Llama.of(config, 0, weights)
     assert theirs.model.embed_tokens.padding_idx == pad
-    tokens = torch.randint(6, config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        6, config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0)
+    )
     if padded:
         tokens[:, 7] = pad
     logits = theirs(tokens[:, :-1]).logits
@@ -150,16 +160,26 @@ def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> No
     theirs.save_pretrained(tmp_path / "theirs")
     document = json.loads((tmp_path / "theirs" / "config.json").read_text())
     config = config_of(document)
-    assert config == LlamaConfig.from_hf(given_config | {k: document[k] for k in ("bos_token_id", "eos_token_id")})
+    assert config == LlamaConfig.from_hf(
+        given_config | {k: document[k] for k in ("bos_token_id", "eos_token_id")}
+    )
     ours = config.build(0, load(tmp_path / "theirs", 0))
-    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number))
+    tokens = torch.randint(
+        0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number)
+    )
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     "table",
     [
-        {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
         {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0},
     ],
     ids=["llama3", "yarn"],
@@ -169,7 +189,11 @@ def test_positions_of_published_sizes_are_those_of_transformers(table: dict[str,
     not.
     """
     table = table | {"original_max_position_embeddings": 8192}
-    given_config = random_config(0) | {"head_dim": 128, "max_position_embeddings": 65536, "rope_parameters": table}
+    given_config = random_config(0) | {
+        "head_dim": 128,
+        "max_position_embeddings": 65536,
+        "rope_parameters": table,
+    }
     made = transformers.AutoConfig.for_model(**given_config)
     init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[table["rope_type"]]
     frequencies, loudness = init(made, torch.device("cpu"))
@@ -185,12 +209,16 @@ def test_a_tier_computes_what_its_exported_checkpoint_does(number: int, tmp_path
     weights = random_weights(config, number)
     write_checkpoint(tmp_path / "m", weights, config, tier=0, companions={})
     export_tiers(tmp_path / "m", [1, 2])
-    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number))
+    tokens = torch.randint(
+        0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number)
+    )
     for tier in (1, 2):
         held = config.build(tier, load(tmp_path / "m", tier, "universal"))
         exported = load(tmp_path / f"m-tier{tier}", tier)
         assert torch.equal(held(tokens), config.build(tier, exported)(tokens))
-        assert {name: tuple(tensor.shape) for name, tensor in exported.items()} == config.parameter_shapes(tier)
+        assert {
+            name: tuple(tensor.shape) for name, tensor in exported.items()
+        } == config.parameter_shapes(tier)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -201,16 +229,31 @@ def test_schema_roundtrips_and_omits_defaults(number: int) -> None:
     again = state_of_inputs(StateInputs(document["model"], document["widths"]))
     assert again.document() == document
     assert document["model"]["model_type"] == "llama"
-    plain = state_schema({**random_config(0), "attention_bias": False, "mlp_bias": False}, 2).document()["model"]
-    assert not [key for key in plain if (key.startswith("rope_") and key != "rope_theta") or "bias" in key]
+    plain = state_schema(
+        {**random_config(0), "attention_bias": False, "mlp_bias": False}, 2
+    ).document()["model"]
+    assert not [
+        key for key in plain if (key.startswith("rope_") and key != "rope_theta") or "bias" in key
+    ]
 
 
 def test_equal_shapes_with_other_functions_differ_in_schema() -> None:
-    shape = {**random_config(0), "attention_bias": False, "mlp_bias": False, "num_key_value_heads": 2}
+    shape = {
+        **random_config(0),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "num_key_value_heads": 2,
+    }
     shape |= {"sliding_window": None, "tie_word_embeddings": False}
     tables = [random_config(number)["rope_parameters"] for number in range(0, CASES, 4)]
-    documents = {json.dumps(state_schema({**shape, "rope_parameters": table}, 2).document()) for table in tables}
-    documents |= {json.dumps(state_schema({**shape, "model_type": family}, 2).document()) for family in FAMILIES}
+    documents = {
+        json.dumps(state_schema({**shape, "rope_parameters": table}, 2).document())
+        for table in tables
+    }
+    documents |= {
+        json.dumps(state_schema({**shape, "model_type": family}, 2).document())
+        for family in FAMILIES
+    }
     assert len(documents) == len(tables) + len(FAMILIES) - 1
 
 
@@ -219,7 +262,9 @@ def test_biases_and_norms_begin_without_effect() -> None:
     started = init_weights(config, 1)
     assert all(not tensor.any() for name, tensor in started.items() if name.endswith(".bias"))
     kept = LlamaConfig.from_hf(random_config(3))
-    assert all(torch.all(tensor == 1) for name, tensor in init_weights(kept, 1).items() if "norm" in name)
+    assert all(
+        torch.all(tensor == 1) for name, tensor in init_weights(kept, 1).items() if "norm" in name
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +273,10 @@ def test_biases_and_norms_begin_without_effect() -> None:
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window True"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "layer_types"),
-        ({"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "of type 'longrope'"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}},
+            "of type 'longrope'",
+        ),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "has no low_freq_factor"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "rope_parameters.factor 0.5"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "rope_parameters.factor '2'"),
@@ -255,18 +303,35 @@ def test_a_mistral_that_says_nothing_of_its_window_has_one() -> None:
 
 
 ANYTHING = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(), max_size=2)
 )
-KEYS = sorted(random_config(0).keys() | {"sliding_window", "use_sliding_window", "layer_types", "rope_scaling"})
+KEYS = sorted(
+    random_config(0).keys()
+    | {"sliding_window", "use_sliding_window", "layer_types", "rope_scaling"}
+)
 TABLES = st.dictionaries(
     st.sampled_from(
-        ["rope_type", "factor", "rope_theta", "original_max_position_embeddings", "low_freq_factor", "type"]
+        [
+            "rope_type",
+            "factor",
+            "rope_theta",
+            "original_max_position_embeddings",
+            "low_freq_factor",
+            "type",
+        ]
     ),
     ANYTHING | st.sampled_from(["yarn", "llama3", "linear", "dynamic"]),
 )
 
 
-@given(st.integers(0, CASES - 1), st.dictionaries(st.sampled_from(KEYS), ANYTHING | TABLES, max_size=4))
+@given(
+    st.integers(0, CASES - 1), st.dictionaries(st.sampled_from(KEYS), ANYTHING | TABLES, max_size=4)
+)
 def test_whatever_a_config_says_it_is_read_or_refused(number: int, change: dict[str, Any]) -> None:
     try:
         config = config_of(random_config(number) | change)
@@ -278,8 +343,17 @@ def test_whatever_a_config_says_it_is_read_or_refused(number: int, change: dict[
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("said", [{}, {"num_key_value_heads": None}], ids=["absent", "null"])
-def test_key_heads_absent_or_null_are_those_of_transformers(family: str, said: dict[str, Any]) -> None:
-    sizes = {"hidden_size": 256, "num_attention_heads": 64, "intermediate_size": 8, "num_hidden_layers": 1}
+def test_key_heads_absent_or_null_are_those_of_transformers(
+    family: str, said: dict[str, Any]
+) -> None:
+    sizes = {
+        "hidden_size": 256,
+        "num_attention_heads": 64,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+    }
     theirs = transformers.AutoConfig.for_model(family, **sizes, **said)
-    config = config_of({"model_type": family, "vocab_size": 33, "sliding_window": None, **sizes, **said})
+    config = config_of(
+        {"model_type": family, "vocab_size": 33, "sliding_window": None, **sizes, **said}
+    )
     assert config.model_dump()["num_key_value_heads"] == theirs.num_key_value_heads

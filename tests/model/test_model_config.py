@@ -69,16 +69,25 @@ def test_these_configurations_tell_functions_apart(theirs: dict[str, torch.Tenso
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
-        ({"rope_parameters": DEFAULT, "rope_scaling": LINEAR}, "rope_parameters and rope_scaling contradict"),
+        (
+            {"rope_parameters": DEFAULT, "rope_scaling": LINEAR},
+            "rope_parameters and rope_scaling contradict",
+        ),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling of type 'longrope'"),
-        ({"rope_scaling": {"type": "default", "rope_type": "yarn"}}, "rope_scaling of type yarn has no factor"),
+        (
+            {"rope_scaling": {"type": "default", "rope_type": "yarn"}},
+            "rope_scaling of type yarn has no factor",
+        ),
         ({"rope_scaling": "linear"}, "rope_scaling is not one table"),
         ({"rope_parameters": {"full_attention": DEFAULT}}, "rope_parameters is not one table"),
         (
             {"rope_parameters": DEFAULT | {"rope_theta": 5e5}, "rope_scaling": DEFAULT},
             "rope_parameters and rope_scaling contradict",
         ),
-        ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor 0.5"),
+        (
+            {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor 0.5",
+        ),
         ({"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
         ({"is_causal": False}, "is_causal False"),
         ({"is_causal": None}, "is_causal None"),
@@ -95,7 +104,9 @@ def test_these_configurations_tell_functions_apart(theirs: dict[str, torch.Tenso
         ({"eos_token_id": "3"}, "eos_token_id: "),
     ],
 )
-def test_a_key_that_gives_another_function_is_refused_by_name(keys: dict[str, Any], names: str) -> None:
+def test_a_key_that_gives_another_function_is_refused_by_name(
+    keys: dict[str, Any], names: str
+) -> None:
     with pytest.raises(ModelConfigError) as caught:
         LlamaConfig.from_hf(PLAIN | keys)
     assert caught.value.message.startswith(f"config.json: {names}")
@@ -124,13 +135,19 @@ def test_a_key_that_asks_for_nothing_else_passes(key: str, value: object) -> Non
         ({"eos_token_id": [5, 9, 7]}, {"eos_token_id": [5, 9, 7]}),
         ({"eos_token_id": [5]}, {"eos_token_id": [5]}),
         ({"eos_token_id": 5}, {"eos_token_id": 5}),
-        ({"eos_token_id": None, "bos_token_id": None}, {"eos_token_id": None, "bos_token_id": None}),
-        ({}, {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": None}),  # what transformers takes for a Llama
+        (
+            {"eos_token_id": None, "bos_token_id": None},
+            {"eos_token_id": None, "bos_token_id": None},
+        ),
+        # what transformers takes for a Llama
+        ({}, {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": None}),
         ({"pad_token_id": 0, "bos_token_id": 3}, {"pad_token_id": 0, "bos_token_id": 3}),
         ({"pad_token_id": -1}, {"pad_token_id": -1}),
     ],
 )
-def test_token_ids_survive_loading_and_saving(tmp_path: Path, keys: dict[str, Any], written: dict[str, Any]) -> None:
+def test_token_ids_survive_loading_and_saving(
+    tmp_path: Path, keys: dict[str, Any], written: dict[str, Any]
+) -> None:
     config = LlamaConfig.from_hf(PLAIN | keys)
     write_checkpoint(tmp_path / "m", init_weights(config, 0), config, tier=0, companions={})
     saved = json.loads((tmp_path / "m" / "config.json").read_text())
@@ -140,5 +157,8 @@ def test_token_ids_survive_loading_and_saving(tmp_path: Path, keys: dict[str, An
 
 def test_every_end_token_counts() -> None:
     ends = {"a": [5, 9], "b": 5, "c": None, "d": []}
-    found = {name: LlamaConfig.from_hf(PLAIN | {"eos_token_id": end}).end_tokens for name, end in ends.items()}
+    found = {
+        name: LlamaConfig.from_hf(PLAIN | {"eos_token_id": end}).end_tokens
+        for name, end in ends.items()
+    }
     assert found == {"a": (5, 9), "b": (5,), "c": (), "d": ()}

@@ -31,7 +31,9 @@ FAST_TIED = {"plain", "all"}
 @pytest.mark.parametrize(
     ("option", "tied"),
     [
-        pytest.param(option, tied, marks=pytest.mark.slow if tied and option not in FAST_TIED else ())
+        pytest.param(
+            option, tied, marks=pytest.mark.slow if tied and option not in FAST_TIED else ()
+        )
         for option in OPTIONS
         for tied in (False, True)
     ],
@@ -41,7 +43,8 @@ def test_logits_and_gradients_are_those_of_the_restatement(option: str, tied: bo
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(number, marks=pytest.mark.slow if number >= 6 else ()) for number in range(20)]
+    "number",
+    [pytest.param(number, marks=pytest.mark.slow if number >= 6 else ()) for number in range(20)],
 )
 def test_so_are_those_of_models_of_any_sizes_with_any_options(number: int) -> None:
     dice = random.Random(number)
@@ -74,7 +77,9 @@ def _same_as_restated(shape: NanoGPTConfig) -> None:
     own = {name: tensor.clone().requires_grad_(True) for name, tensor in params.items()}
     wanted = restated(own, shape, ids[0])
     torch.testing.assert_close(logits.double(), wanted, rtol=1e-4, atol=1e-5)
-    weigh = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    weigh = torch.randn(
+        wanted.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
     (wanted * weigh).sum().backward()
     (logits.double() * weigh).sum().backward()
     for name, tensor in net.named_parameters():
@@ -116,8 +121,15 @@ def test_logits_stay_within_the_cap() -> None:
 
 def test_what_options_add_begins_with_the_said_values() -> None:
     params = init_weights(config(), 0)
-    found = {name.rpartition(".")[2]: set(t.tolist()) for name, t in params.items() if "lambda" in name}
-    assert found == {"residual_lambda": {1.0}, "x0_lambda": {0.0}, "value_lambda": {0.5}, "skip_lambdas": {1.0}}
+    found = {
+        name.rpartition(".")[2]: set(t.tolist()) for name, t in params.items() if "lambda" in name
+    }
+    assert found == {
+        "residual_lambda": {1.0},
+        "x0_lambda": {0.0},
+        "value_lambda": {0.5},
+        "skip_lambdas": {1.0},
+    }
 
 
 @pytest.mark.parametrize(("option", "tier"), [*itertools.product(OPTIONS, (1, 2))])
@@ -131,7 +143,9 @@ def test_nanogpt_tier_equals_full_model_without_other_units(option: str, tier: i
         if name.endswith("down_proj.weight"):
             tensor[:, shape.width(tier) :] = 0
     ids = tokens()
-    torch.testing.assert_close(shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -178,7 +192,10 @@ def test_nanogpt_overfits_a_text_at_every_tier() -> None:
         ({"qk_norms": False}, "'qk_norms' False says nothing here"),
         ({"model_type": "llama", "qk_norm": True}, "qk_norm is a NanoGPT's"),
         ({"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "positions of type 'linear' are not supported"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            "positions of type 'linear' are not supported",
+        ),
         ({"sliding_window": 128}, "sliding_window 128 is not supported"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
         ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple of 5"),
@@ -205,7 +222,9 @@ def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said
         ("norm_eps", 1e-6, "rms_norm_eps"),
     ],
 )
-def test_a_strange_key_is_refused_with_the_nearest_that_is_known(key: str, value: object, near: str) -> None:
+def test_a_strange_key_is_refused_with_the_nearest_that_is_known(
+    key: str, value: object, near: str
+) -> None:
     with pytest.raises(ModelConfigError, match=f"{key}.* says nothing here") as refused:
         config_of(HF | {key: value})
     assert refused.value.fix.startswith(f"Say {near} if that is meant")
@@ -221,10 +240,22 @@ def test_what_every_file_carries_passes() -> None:
     is nothing.
     """
     written = pytest.importorskip("transformers").PreTrainedConfig().to_dict()
-    carried = written | {"torch_dtype": "bfloat16", "_name_or_path": "a/b", "eos_token_id": [1, 2], "use_cache": True}
-    nothing = {"attention_bias": False, "sliding_window": None, "use_smear_gate": False, "attention_dropout": 0.0}
+    carried = written | {
+        "torch_dtype": "bfloat16",
+        "_name_or_path": "a/b",
+        "eos_token_id": [1, 2],
+        "use_cache": True,
+    }
+    nothing = {
+        "attention_bias": False,
+        "sliding_window": None,
+        "use_smear_gate": False,
+        "attention_dropout": 0.0,
+    }
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    assert config_of(carried | nothing | rope | HF) == config_of(HF | {"eos_token_id": [1, 2], "rope_theta": 500.0})
+    assert config_of(carried | nothing | rope | HF) == config_of(
+        HF | {"eos_token_id": [1, 2], "rope_theta": 500.0}
+    )
 
 
 def _distro() -> Distro:

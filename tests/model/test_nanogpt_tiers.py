@@ -79,12 +79,25 @@ def test_no_position_of_such_a_tier_sees_a_later_token(named: str) -> None:
 def test_tier_holds_value_embeddings_and_skips_of_its_layers() -> None:
     shape = config("all", value_embeddings=2, matformer_tiers=NAMED["all at once"])
     tables = [
-        {name: size for name, size in shape.parameter_shapes(tier).items() if "value_embeds" in name}
+        {
+            name: size
+            for name, size in shape.parameter_shapes(tier).items()
+            if "value_embeds" in name
+        }
         for tier in range(3)
     ]
-    assert tables[0] == {"model.value_embeds.0.weight": (48, 32), "model.value_embeds.1.weight": (48, 32)}
-    assert tables[1] == {"model.value_embeds.0.weight": (48, 32), "model.value_embeds.1.weight": (48, 16)}
-    assert tables[2] == {"model.value_embeds.0.weight": (48, 16), "model.value_embeds.1.weight": (48, 16)}
+    assert tables[0] == {
+        "model.value_embeds.0.weight": (48, 32),
+        "model.value_embeds.1.weight": (48, 32),
+    }
+    assert tables[1] == {
+        "model.value_embeds.0.weight": (48, 32),
+        "model.value_embeds.1.weight": (48, 16),
+    }
+    assert tables[2] == {
+        "model.value_embeds.0.weight": (48, 16),
+        "model.value_embeds.1.weight": (48, 16),
+    }
     shape = config("all", matformer_tiers=NAMED["a half less"])
     assert "model.skip_lambdas" in shape.parameter_shapes(0)
     assert "model.skip_lambdas" not in shape.parameter_shapes(1)

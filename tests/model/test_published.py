@@ -45,7 +45,12 @@ V3: dict[str, Any] = {
 }
 BLOCK = (16, 8)
 ROWS, COLUMNS = BLOCK
-QUANTIZED = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [16, 8]}
+QUANTIZED = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [16, 8],
+}
 CONFIG = config_of(V3)
 GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
 
@@ -98,14 +103,17 @@ def published(
     filed, wanted = quantized
     place = tmp_path / "m"
     place.mkdir()
-    (place / "config.json").write_text(json.dumps(CONFIG.to_hf() | {"quantization_config": QUANTIZED}))
+    (place / "config.json").write_text(
+        json.dumps(CONFIG.to_hf() | {"quantization_config": QUANTIZED})
+    )
     save_file(filed, place / "model.safetensors")
     return place, dict(filed), dict(wanted)
 
 
 def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
     return found.keys() == wanted.keys() and all(
-        found[name].dtype == torch.float32 and torch.equal(found[name], tensor) for name, tensor in wanted.items()
+        found[name].dtype == torch.float32 and torch.equal(found[name], tensor)
+        for name, tensor in wanted.items()
     )
 
 
@@ -116,7 +124,10 @@ def test_fp8_means_its_numbers_times_the_scale_of_their_block(
     assert config_of(json.loads((place / "config.json").read_text())) == CONFIG
     assert same(load(place, 0), wanted)
     for tier in (1, 2, 3):
-        cut = {name: wanted[name][tuple(map(slice, shape))] for name, shape in CONFIG.parameter_shapes(tier).items()}
+        cut = {
+            name: wanted[name][tuple(map(slice, shape))]
+            for name, shape in CONFIG.parameter_shapes(tier).items()
+        }
         assert same(load(place, tier), cut)
     export_tiers(place, [1])
     tier = place.with_name("m-tier1")
@@ -142,21 +153,44 @@ def test_scales_may_be_in_another_file_than_their_weights(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({GATE + "_scale_inv": None}, f"{GATE} is of type F8_E4M3, which is not read without {GATE}_scale_inv"),
-        ({GATE + "_scale_inv": torch.ones(2, 4)}, r"_scale_inv is F32 \(2, 4\), config.json says F32 \(2, 5\)"),
+        (
+            {GATE + "_scale_inv": None},
+            f"{GATE} is of type F8_E4M3, which is not read without {GATE}_scale_inv",
+        ),
+        (
+            {GATE + "_scale_inv": torch.ones(2, 4)},
+            r"_scale_inv is F32 \(2, 4\), config.json says F32 \(2, 5\)",
+        ),
         ({GATE + "_scale_inv": torch.ones(2, 5, dtype=torch.int32)}, r"_scale_inv is I32 \(2, 5\)"),
         ({GATE + "_scale_inv": torch.full((2, 5), -1.0)}, f"{GATE}_scale_inv has a scale below 0"),
-        ({GATE + "_scale_inv": torch.full((2, 5), torch.nan)}, f"{GATE} holds a value that is not finite"),
+        (
+            {GATE + "_scale_inv": torch.full((2, 5), torch.nan)},
+            f"{GATE} holds a value that is not finite",
+        ),
         ({GATE: torch.zeros(24, 36)}, f"{GATE} is F32 and has scales of fp8"),
-        ({GATE: torch.zeros(24, 35).to(torch.float8_e4m3fn)}, r"is F8_E4M3 \(24, 35\), config.json says \(24, 36\)"),
-        ({GATE: torch.zeros(24, 36).to(torch.float8_e5m2)}, f"{GATE} is of type F8_E5M2, which is not read"),
-        ({"model.norm.weight_scale_inv": torch.tensor(1.0)}, "model.norm.weight_scale_inv is F32 .*that it is none"),
-        ({"model.norm.weight_scale_inv": torch.ones(3)}, "model.norm.weight_scale_inv is F32 .*that it is none"),
+        (
+            {GATE: torch.zeros(24, 35).to(torch.float8_e4m3fn)},
+            r"is F8_E4M3 \(24, 35\), config.json says \(24, 36\)",
+        ),
+        (
+            {GATE: torch.zeros(24, 36).to(torch.float8_e5m2)},
+            f"{GATE} is of type F8_E5M2, which is not read",
+        ),
+        (
+            {"model.norm.weight_scale_inv": torch.tensor(1.0)},
+            "model.norm.weight_scale_inv is F32 .*that it is none",
+        ),
+        (
+            {"model.norm.weight_scale_inv": torch.ones(3)},
+            "model.norm.weight_scale_inv is F32 .*that it is none",
+        ),
         ({"model.more.weight_scale_inv": torch.ones(3)}, "holds 'model.more.weight_scale_inv'"),
     ],
 )
 def test_scales_that_do_not_fit_are_a_sentence(
-    published: tuple[Path, dict[str, Tensor], dict[str, Tensor]], change: dict[str, Tensor | None], says: str
+    published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
+    change: dict[str, Tensor | None],
+    says: str,
 ) -> None:
     place, filed, _ = published
     tensors = {name: tensor for name, tensor in (filed | change).items() if tensor is not None}
@@ -197,7 +231,13 @@ def further() -> dict[str, Tensor]:
     """The tensors of one layer that predicts a second token, as published: a layer, and what lies
     around it.
     """
-    names = ("eh_proj.weight", "enorm.weight", "embed_tokens.weight", "shared_head.head.weight", "mlp.gate.weight")
+    names = (
+        "eh_proj.weight",
+        "enorm.weight",
+        "embed_tokens.weight",
+        "shared_head.head.weight",
+        "mlp.gate.weight",
+    )
     tensors = {f"model.layers.2.{name}": torch.ones(2, 2) for name in names}
     return tensors | {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1, 1)}
 
@@ -209,7 +249,9 @@ def test_multi_token_layers_are_skipped_with_one_warning(
     write_checkpoint(tmp_path / "m", init_weights(CONFIG, 1), CONFIG, tier=0, companions={})
     file = tmp_path / "m" / "model.safetensors"
     save_file(load_file(file) | further(), file)
-    with pytest.raises(CheckpointError, match=r"holds 'model\.layers\.2\.\S+', which is not part of this model"):
+    with pytest.raises(
+        CheckpointError, match=r"holds 'model\.layers\.2\.\S+', which is not part of this model"
+    ):
         load(tmp_path / "m", tier)
     said = CONFIG.to_hf() | {"num_nextn_predict_layers": 1}
     (tmp_path / "m" / "config.json").write_text(json.dumps(said))
@@ -233,11 +275,15 @@ def test_shard_with_only_multi_token_layers_may_be_absent(tmp_path: Path) -> Non
     (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"lacks further\.safetensors"):
         load(tmp_path / "m", 0)
-    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIG.to_hf() | {"num_nextn_predict_layers": 1}))
+    (tmp_path / "m" / "config.json").write_text(
+        json.dumps(CONFIG.to_hf() | {"num_nextn_predict_layers": 1})
+    )
     assert same(load(tmp_path / "m", 0), init_weights(CONFIG, 1))
 
 
 @pytest.mark.parametrize("count", [-1, 17, 1 << 40, "1", True, 1.0])
 def test_a_number_of_further_layers_that_cannot_be_is_refused(count: object) -> None:
-    with pytest.raises(ModelConfigError, match="num_nextn_predict_layers must be an integer from 0 to 16"):
+    with pytest.raises(
+        ModelConfigError, match="num_nextn_predict_layers must be an integer from 0 to 16"
+    ):
         config_of(V3 | {"num_nextn_predict_layers": count})

@@ -32,8 +32,18 @@ ROTARY: dict[str, Any] = {
 }
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
-    "gpt_neox": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32},
-    "gpt_neo": {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 2]]},
+    "gpt_neox": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    },
+    "gpt_neo": {
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "attention_types": [[["global"], 2]],
+    },
     "opt": {
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -54,7 +64,9 @@ def without_prefix(prefix: str) -> Callable[[Weights], Weights]:
     return lambda weights: {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 
-def with_buffers(attention: str, *, dtype: torch.dtype = torch.float32) -> Callable[[Weights], Weights]:
+def with_buffers(
+    attention: str, *, dtype: torch.dtype = torch.float32
+) -> Callable[[Weights], Weights]:
     """The masks, and the rotary frequencies, that versions of transformers before 4.40 saved."""
 
     def rename(weights: Weights) -> Weights:
@@ -90,13 +102,21 @@ PUBLISHED: list[tuple[str, str, list[Callable[[Weights], Weights]]]] = [
 
 def save(place: Path, kind: str) -> Weights:
     torch.manual_seed(1)
-    common = {"vocab_size": 64, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    common = {
+        "vocab_size": 64,
+        "max_position_embeddings": 32,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     config = transformers.AutoConfig.for_model(kind, **common, **KINDS[kind])
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(place)
     return dict(load_file(place / "model.safetensors"))
 
 
-@pytest.mark.parametrize(("kind", "renames"), [case[1:] for case in PUBLISHED], ids=[case[0] for case in PUBLISHED])
+@pytest.mark.parametrize(
+    ("kind", "renames"), [case[1:] for case in PUBLISHED], ids=[case[0] for case in PUBLISHED]
+)
 def test_load_published_names_gives_the_same_tensors(
     kind: str, renames: list[Callable[[Weights], Weights]], tmp_path: Path
 ) -> None:
@@ -105,7 +125,11 @@ def test_load_published_names_gives_the_same_tensors(
     for rename in renames:
         weights = rename(weights)
     if kind == "llama":  # Llama saved its frequencies alone
-        weights = {name: tensor for name, tensor in weights.items() if ".unused." not in name or "inv_freq" in name}
+        weights = {
+            name: tensor
+            for name, tensor in weights.items()
+            if ".unused." not in name or "inv_freq" in name
+        }
     save_file(weights, tmp_path / "model.safetensors")
     loaded = load(tmp_path, 0)
     assert loaded.keys() == expected.keys()
@@ -121,7 +145,10 @@ def test_load_without_prefix_skips_unneeded_shards(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     bare = without_prefix("model.")(weights)
     second = {name: tensor for name, tensor in bare.items() if name.startswith("layers.1.")}
-    save_file({name: tensor for name, tensor in bare.items() if name not in second}, tmp_path / "a.safetensors")
+    save_file(
+        {name: tensor for name, tensor in bare.items() if name not in second},
+        tmp_path / "a.safetensors",
+    )
     index = {name: "b.safetensors" if name in second else "a.safetensors" for name in bare}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     loaded = load(tmp_path, 1)
@@ -136,7 +163,9 @@ def test_load_without_prefix_skips_unneeded_shards(tmp_path: Path) -> None:
         ({"layers.0.attn.scale": torch.ones(16)}, "holds 'layers.0.attn.scale'"),
     ],
 )
-def test_load_strange_name_without_prefix_is_refused(change: Weights, says: str, tmp_path: Path) -> None:
+def test_load_strange_name_without_prefix_is_refused(
+    change: Weights, says: str, tmp_path: Path
+) -> None:
     bare = without_prefix("model.")(save(tmp_path, "qwen3"))
     save_file(bare | change, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=says):

@@ -76,7 +76,10 @@ def theirs(file: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 # `rope_scaling` is read by the code that reads `rope_parameters`, so one kind is enough there.
-TABLES = [*itertools.product(KINDS, ("rope_parameters", "outside the table")), ("yarn", "rope_scaling")]
+TABLES = [
+    *itertools.product(KINDS, ("rope_parameters", "outside the table")),
+    ("yarn", "rope_scaling"),
+]
 
 
 @pytest.mark.parametrize(("kind", "where"), TABLES)
@@ -84,7 +87,11 @@ def test_rope_number_equals_transformers_or_is_refused(kind: str, where: str) ->
     outside = where == "outside the table"
     for key in ("original_max_position_embeddings",) if outside else KEYS:
         for value in VALUES:
-            table = {"rope_type": kind, **PLAIN, **({"mscale": 0.7, "mscale_all_dim": 1.3} if "mscale" in key else {})}
+            table = {
+                "rope_type": kind,
+                **PLAIN,
+                **({"mscale": 0.7, "mscale_all_dim": 1.3} if "mscale" in key else {}),
+            }
             file = SHAPE | (
                 {"rope_parameters": table, key: value}
                 if outside
@@ -102,7 +109,9 @@ def test_rope_number_equals_transformers_or_is_refused(kind: str, where: str) ->
                 continue
             found = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
             for ours, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(ours, other, rtol=0, atol=1e-4, msg=f"{kind} {key} {value}")
+                torch.testing.assert_close(
+                    ours, other, rtol=0, atol=1e-4, msg=f"{kind} {key} {value}"
+                )
 
 
 @pytest.mark.parametrize("key", ["attention_factor", "beta_fast", "beta_slow"])
@@ -116,7 +125,10 @@ def test_impossible_yarn_number_is_refused_with_bounds(key: str, value: object) 
 
 
 def test_length_outside_the_table_overrides_the_inner_one() -> None:
-    file = SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN}, "original_max_position_embeddings": 32}
+    file = SHAPE | {
+        "rope_parameters": {"rope_type": "yarn", **PLAIN},
+        "original_max_position_embeddings": 32,
+    }
     config = config_of(file)
     assert isinstance(config, LlamaConfig)
     assert config.rope_original_length == 32
@@ -138,7 +150,8 @@ def test_table_without_original_length_takes_the_longest_text(kind: str, where: 
     file = SHAPE | {where: table, "rope_theta": 500.0}
     config = config_of(file)
     assert isinstance(config, LlamaConfig)
-    expected = theirs(copy.deepcopy(file))  # transformers adds the length to the table that it is given
+    # transformers adds the length to the table that it is given
+    expected = theirs(copy.deepcopy(file))
     assert expected is not None
     found = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
     for ours, other in zip(found, expected, strict=True):

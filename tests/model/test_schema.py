@@ -27,7 +27,8 @@ def test_levels_are_the_smallest_prefix_and_then_strips() -> None:
     built = schema()
     assert built.widths == (512, 256, 128)
     ranges = {
-        level: {(s.start, s.stop) for s in built.of_level(level) if s.dim is not None} for level in range(built.levels)
+        level: {(s.start, s.stop) for s in built.of_level(level) if s.dim is not None}
+        for level in range(built.levels)
     }
     assert ranges == {2: {(0, 128)}, 1: {(128, 256)}, 0: {(256, 512)}}
     assert {s.level for s in built.segments if s.dim is None} == {2}
@@ -45,8 +46,13 @@ def test_segments_are_in_canonical_order() -> None:
 @pytest.mark.parametrize(
     ("width", "tiers", "nearest"), [(510, 3, "508 or 512"), (3, 3, "4"), (1001, 2, "1000 or 1002")]
 )
-def test_a_width_that_does_not_divide_names_the_nearest(width: int, tiers: int, nearest: str) -> None:
-    with pytest.raises(WidthNotDivisible, match=f"{width} is not divisible[\\s\\S]*nearest widths that are: {nearest}"):
+def test_a_width_that_does_not_divide_names_the_nearest(
+    width: int, tiers: int, nearest: str
+) -> None:
+    with pytest.raises(
+        WidthNotDivisible,
+        match=f"{width} is not divisible[\\s\\S]*nearest widths that are: {nearest}",
+    ):
         schema({"intermediate_size": width}, tiers=tiers)
 
 
@@ -56,7 +62,14 @@ def test_a_width_that_does_not_divide_names_the_nearest(width: int, tiers: int, 
         ({"intermediate_size": 512}, (0, 512)),
         ({"intermediate_size": 128, "matformer_tier": 2}, (2, 512)),
         ({"intermediate_size": 256, "matformer_base_intermediate_size": 512}, (1, 512)),
-        ({"intermediate_size": 256, "matformer_tier": 1, "matformer_base_intermediate_size": 512}, (1, 512)),
+        (
+            {
+                "intermediate_size": 256,
+                "matformer_tier": 1,
+                "matformer_base_intermediate_size": 512,
+            },
+            (1, 512),
+        ),
     ],
 )
 def test_the_stored_tier_is_inferred(keys: dict[str, Any], expected: tuple[int, int]) -> None:
@@ -95,7 +108,9 @@ def test_a_contradictory_or_foreign_config_is_a_sentence(keys: dict[str, Any]) -
 
 
 def test_newer_rope_parameters_are_read() -> None:
-    newer = LlamaConfig.from_hf(HF | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
+    newer = LlamaConfig.from_hf(
+        HF | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    )
     assert newer.rope_theta == 5e5
 
 
@@ -114,9 +129,14 @@ def test_number_of_tiers_is_checked(tiers: int) -> None:
 @pytest.mark.parametrize("level", [-1, 3])
 def test_a_level_that_is_not_there_is_named(level: int) -> None:
     for asked in (schema().of_level, schema().held_by, schema().parameters):
-        with pytest.raises(SchemaError, match=f"level {level} is out of range\\nThis run has levels 0 to 2"):
+        with pytest.raises(
+            SchemaError, match=f"level {level} is out of range\\nThis run has levels 0 to 2"
+        ):
             asked(level)
 
 
 def test_canonical_document_is_ascii_with_sorted_keys() -> None:
-    assert canonical({"b": [1, 2], "ä": {"d": 1, "c": "é"}}) == b'{"b":[1,2],"\\u00e4":{"c":"\\u00e9","d":1}}'
+    assert (
+        canonical({"b": [1, 2], "ä": {"d": 1, "c": "é"}})
+        == b'{"b":[1,2],"\\u00e4":{"c":"\\u00e9","d":1}}'
+    )

@@ -13,7 +13,14 @@ from aftermath.model import segments
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import StateSchema, state_schema
-from aftermath.model.segments import SegmentError, level_hash, level_root, segment_bytes, view, write_segment
+from aftermath.model.segments import (
+    SegmentError,
+    level_hash,
+    level_root,
+    segment_bytes,
+    view,
+    write_segment,
+)
 
 torch.set_num_threads(1)
 
@@ -81,12 +88,16 @@ def test_written_segments_rebuild_a_replica(schema: StateSchema) -> None:
     target = {name: torch.zeros(shape) for name, shape in CONFIG.parameter_shapes(1).items()}
     for segment in schema.held_by(1):
         write_segment(target, segment, segment_bytes(source, segment))
-    assert all(torch.equal(target[name], tensor) for name, tensor in init_weights(CONFIG, 3, 1).items())
+    assert all(
+        torch.equal(target[name], tensor) for name, tensor in init_weights(CONFIG, 3, 1).items()
+    )
 
 
 def test_writing_goes_into_parameters_that_require_gradients(schema: StateSchema) -> None:
     segment = schema.of_level(0)[0]
-    params = {segment.name: torch.nn.Parameter(torch.zeros(CONFIG.parameter_shapes()[segment.name]))}
+    params = {
+        segment.name: torch.nn.Parameter(torch.zeros(CONFIG.parameter_shapes()[segment.name]))
+    }
     write_segment(params, segment, np.ones(segment.shape, "<f4").tobytes())
     assert params[segment.name].sum().item() == segment.numel
 

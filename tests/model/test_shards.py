@@ -36,7 +36,9 @@ SKIPPING = {"num_hidden_layers": 4, "matformer_tiers": [{"layers": [0, 3]}, {"la
 
 def same(params: dict[str, torch.Tensor], config: ModelConfig, tier: int) -> bool:
     expected = init_weights(config, 5, tier)
-    return params.keys() == expected.keys() and all(torch.equal(params[name], expected[name]) for name in expected)
+    return params.keys() == expected.keys() and all(
+        torch.equal(params[name], expected[name]) for name in expected
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,12 @@ def test_sharded_export_of_tiers_merges_to_same_bits(model: str, tmp_path: Path)
     manifest = json.loads((place / MANIFEST_FILE).read_text())
     for entry in manifest["tiers"]:
         named = {name.rpartition("/")[2] for name in entry["files"]}
-        found = {path.name for path in (tmp_path / ("m" if not entry["tier"] else f"m-tier{entry['tier']}")).iterdir()}
+        found = {
+            path.name
+            for path in (
+                tmp_path / ("m" if not entry["tier"] else f"m-tier{entry['tier']}")
+            ).iterdir()
+        }
         assert named == found - {MANIFEST_FILE, MARK}
         assert set(entry["files"]) <= manifest["sha256"].keys()
     assert verified(place).tiers == (1, 2)
@@ -86,7 +93,9 @@ def test_a_step_is_the_same_model_only_with_the_same_files(tmp_path: Path) -> No
     config = config_of(LLAMA)
 
     def keep(seed: int) -> Path:
-        return save(tmp_path, init_weights(config, seed), config, run_id="run", step=5, companions={}).place
+        return save(
+            tmp_path, init_weights(config, seed), config, run_id="run", step=5, companions={}
+        ).place
 
     place = keep(1)
     assert keep(1) == place
@@ -104,7 +113,9 @@ def test_shards_of_skipped_layers_may_be_absent(tmp_path: Path) -> None:
     for tier in (2, 1):
         skipped = [number for number in range(4) if number not in config.shape(tier).layers]  # type: ignore[attr-defined]
         of_layers = tuple(f"model.layers.{number}." for number in skipped)
-        spare = set(index.values()) - {file for name, file in index.items() if not name.startswith(of_layers)}
+        spare = set(index.values()) - {
+            file for name, file in index.items() if not name.startswith(of_layers)
+        }
         assert spare
         assert {path.name for path in find(place, tier).weights} == set(index.values()) - spare
         for file in spare:
@@ -131,7 +142,9 @@ def touched(path: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", ["width", "layers"])
-def test_tier_reads_only_its_pages_of_full_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tier_reads_only_its_pages_of_full_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that it lacks are never looked at, nor layers; of a matrix that is cut by columns every
     page is.
     """
@@ -155,7 +168,10 @@ def test_tier_reads_only_its_pages_of_full_file(kind: str, tmp_path: Path, monke
     held = config.parameter_shapes(tier)
     params = load(tmp_path / "m", tier, "universal")
     assert {name: tuple(tensor.shape) for name, tensor in params.items()} == held
-    columns = {name: full[name] if name.endswith("down_proj.weight") else shape for name, shape in held.items()}
+    columns = {
+        name: full[name] if name.endswith("down_proj.weight") else shape
+        for name, shape in held.items()
+    }
     expected = sum(4 * torch.Size(shape).numel() for shape in columns.values())
     around = 2 << 20  # at the end of a run of pages
     assert expected <= seen[0] <= expected + around * sum(full[name][0] > 512 for name in held)

@@ -23,19 +23,42 @@ from aftermath.model.store import Saved, save
 torch.set_num_threads(1)
 
 CONFIG = LlamaConfig.from_hf(
-    {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
 )
 
 
 def keep(
-    directory: Path, step: int, *, run_id: str = "run", seed: int = 0, identity: str = "", needed: Any = ()
+    directory: Path,
+    step: int,
+    *,
+    run_id: str = "run",
+    seed: int = 0,
+    identity: str = "",
+    needed: Any = (),
 ) -> Saved:
     run = {"run_id": run_id, "identity": identity}
-    return save(directory, init_weights(CONFIG, seed), CONFIG, **run, step=step, companions={}, needed=needed)
+    return save(
+        directory,
+        init_weights(CONFIG, seed),
+        CONFIG,
+        **run,
+        step=step,
+        companions={},
+        needed=needed,
+    )
 
 
 def holds(place: Path, seed: int) -> bool:
-    return all(torch.equal(load(place, 0)[name], tensor) for name, tensor in init_weights(CONFIG, seed).items())
+    return all(
+        torch.equal(load(place, 0)[name], tensor)
+        for name, tensor in init_weights(CONFIG, seed).items()
+    )
 
 
 def names(directory: Path) -> list[str]:
@@ -46,7 +69,11 @@ def test_prune_keeps_newest_and_needed_steps(tmp_path: Path) -> None:
     keep(tmp_path, 3, run_id="other")
     places = {step: keep(tmp_path, step).place for step in (2, 9, 10, 11)}
     prune(tmp_path, "run", 11, 2, {places[2]})
-    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step2", "run-step10", "run-step11"]
+    assert [path.name for path in saved_steps(tmp_path, "run")] == [
+        "run-step2",
+        "run-step10",
+        "run-step11",
+    ]
     prune(tmp_path, "run", 11, 2, ())
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step10", "run-step11"]
     assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
@@ -57,7 +84,13 @@ def test_what_is_needed_stays_by_whichever_name(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         keep(tmp_path / "kept", step)
     (tmp_path / "link").symlink_to(tmp_path / "kept")
-    prune(tmp_path / "kept", "run", 3, 1, [Path("a\0b"), Path("x" * 300), tmp_path / "link" / "run-step2"])
+    prune(
+        tmp_path / "kept",
+        "run",
+        3,
+        1,
+        [Path("a\0b"), Path("x" * 300), tmp_path / "link" / "run-step2"],
+    )
     assert names(tmp_path / "kept") == ["run-step2", "run-step3"]
 
 
@@ -79,7 +112,12 @@ def test_unneeded_other_model_of_step_is_moved_aside(tmp_path: Path) -> None:
         assert holds(aside, seed - 1)
         assert holds(place, seed)
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step5", "run-step6"]
-    assert names(tmp_path) == ["run-step5", "run-step5.replaced-1", "run-step5.replaced-2", "run-step6"]
+    assert names(tmp_path) == [
+        "run-step5",
+        "run-step5.replaced-1",
+        "run-step5.replaced-2",
+        "run-step6",
+    ]
     assert all(is_removable(path) for path in tmp_path.iterdir())
 
 
@@ -88,7 +126,9 @@ def test_another_model_of_a_step_that_is_needed_stays(tmp_path: Path, named: str
     place = keep(tmp_path, 5, seed=1).place
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "alias").symlink_to(place)
-    with pytest.raises(CheckpointError, match="run-step5 holds another model of that name, and stays as it is"):
+    with pytest.raises(
+        CheckpointError, match="run-step5 holds another model of that name, and stays as it is"
+    ):
         keep(tmp_path, 5, seed=2, needed=[tmp_path / "nowhere", tmp_path / named])
     assert holds(place, 1)
     assert names(tmp_path) == ["alias", "link", "run-step5"]
@@ -138,11 +178,16 @@ def test_what_was_moved_aside_goes_first_and_does_not_pile_up(tmp_path: Path) ->
             assert (saved.replaced is not None) == (past > 0)
             prune(tmp_path, "run", step, 2, [saved.place])
             assert holds(saved.place, past)
-        assert [name for name in names(tmp_path) if name not in others] == ["run-step20", "run-step30"]
+        assert [name for name in names(tmp_path) if name not in others] == [
+            "run-step20",
+            "run-step30",
+        ]
     aside = keep(tmp_path, 30, seed=9).replaced
     assert aside is not None
     prune(tmp_path, "run", 30, 1, [aside])
-    assert [name for name in names(tmp_path) if name not in others] == ["run-step30", aside.name], "it is named now"
+    assert [name for name in names(tmp_path) if name not in others] == ["run-step30", aside.name], (
+        "it is named now"
+    )
 
 
 def test_kill_between_renames_loses_no_checkpoint(tmp_path: Path) -> None:
@@ -167,7 +212,9 @@ def test_kill_between_renames_loses_no_checkpoint(tmp_path: Path) -> None:
     assert names(tmp_path) == ["run-step5", "run-step5.replaced-1"]
 
 
-def test_a_second_rename_that_fails_puts_the_older_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_rename_that_fails_puts_the_older_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = keep(tmp_path, 5, seed=1).place
     rename = Path.rename
 

@@ -51,8 +51,16 @@ def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0) -> P
 def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     place = keep(tmp_path / "new" / "place", 12, seed=3)
     assert place == tmp_path / "new" / "place" / "run-step12"
-    assert sorted(path.name for path in place.iterdir()) == [MARK, "config.json", "model.safetensors", "tokenizer.json"]
-    assert all(torch.equal(load(place, 0)[name], tensor) for name, tensor in init_weights(CONFIG, 3).items())
+    assert sorted(path.name for path in place.iterdir()) == [
+        MARK,
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert all(
+        torch.equal(load(place, 0)[name], tensor)
+        for name, tensor in init_weights(CONFIG, 3).items()
+    )
     assert load_config(place) == CONFIG
     assert read_companions(place) == {"tokenizer.json": b"{}"}
     document = json.loads((place / "config.json").read_text())
@@ -70,13 +78,18 @@ def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [None, "model.safetensors", "config.json"])
-def test_another_model_of_a_step_is_refused_and_changes_nothing(tmp_path: Path, missing: str | None) -> None:
+def test_another_model_of_a_step_is_refused_and_changes_nothing(
+    tmp_path: Path, missing: str | None
+) -> None:
     """Unless the caller knows that nothing needs it: whatever is in it stays, whole or not."""
     place = keep(tmp_path, 5, seed=1)
     if missing is not None:
         (place / missing).unlink()
     before = _contents(place)
-    with pytest.raises(CheckpointError, match=r"run-step5 holds another model of that name, and stays as it is\nMove"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"run-step5 holds another model of that name, and stays as it is\nMove",
+    ):
         keep(tmp_path, 5, seed=2)
     assert _contents(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run-step5"]
@@ -100,18 +113,24 @@ def test_only_a_full_replica_is_saved(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_said_before_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = keep(tmp_path, 1)
     usage = store.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     for directory in (tmp_path, tmp_path / "new" / "er"):
-        with pytest.raises(CheckpointError, match=r"a checkpoint needs 1\.\d MB, and 1\.0 MB are free") as refused:
+        with pytest.raises(
+            CheckpointError, match=r"a checkpoint needs 1\.\d MB, and 1\.0 MB are free"
+        ) as refused:
             keep(directory, 2)
         assert refused.value.fix.startswith("Free some space")
         assert list(tmp_path.iterdir()) == [first]
 
 
-def test_a_disk_that_fills_up_while_writing_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_while_writing_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = keep(tmp_path, 1, seed=1)
 
     def full(*_: Any, **__: Any) -> None:
@@ -130,12 +149,16 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         keep(tmp_path / "file" / "in", 1)
 
 
-def test_a_write_that_only_safetensors_tells_of_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_only_safetensors_tells_of_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def limited(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: Read-only file system (os error 30)")
 
     monkeypatch.setattr(store, "save_file", limited)
-    with pytest.raises(CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system") as told:
+    with pytest.raises(
+        CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system"
+    ) as told:
         keep(tmp_path, 1)
     assert told.value.fix == "Name a directory that you may write to"
     assert not [*tmp_path.iterdir()]
@@ -159,7 +182,9 @@ def test_a_save_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
     assert other.exists()
 
 
-def test_scratch_of_dead_processes_is_swept_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_of_dead_processes_is_swept_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     child = os.fork()
     if child == 0:
@@ -168,7 +193,10 @@ def test_scratch_of_dead_processes_is_swept_and_nothing_else(tmp_path: Path, mon
     os.waitpid(child, 0)
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(f"aftermath-checkpoint-{child}-")
-    others = [tmp_path / name for name in ("aftermath-checkpoint-mine", "aftermath-round-x", f"something-{child}-x")]
+    others = [
+        tmp_path / name
+        for name in ("aftermath-checkpoint-mine", "aftermath-round-x", f"something-{child}-x")
+    ]
     for other in others:
         other.mkdir()
     own = scratch()

@@ -34,5 +34,7 @@ def test_a_prompt_must_have_tokens_that_the_model_knows() -> None:
         Prompt("", 8, in_its_process()).check(257)
     with pytest.raises(UsageError, match="is not text"):
         Prompt("\udcff", 8, in_its_process()).check(257)
-    with pytest.raises(CheckpointError, match="gives a token 102, and the model's vocabulary has 100"):
+    with pytest.raises(
+        CheckpointError, match="gives a token 102, and the model's vocabulary has 100"
+    ):
         Prompt("def", 8, in_its_process()).check(100)

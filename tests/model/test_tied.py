@@ -33,7 +33,9 @@ def pair(name: str) -> tuple[ModelConfig, ModelConfig]:
     """The model tied, and with a head of its own."""
     if name.startswith("auto"):
         pytest.importorskip("transformers")
-    tied, apart = (config_of(MODELS[name] | {"tie_word_embeddings": tied}) for tied in (True, False))
+    tied, apart = (
+        config_of(MODELS[name] | {"tie_word_embeddings": tied}) for tied in (True, False)
+    )
     return tied, apart
 
 
@@ -43,10 +45,15 @@ def tiers(name: str) -> range:
 
 def weights(config: ModelConfig, tier: int, seed: int) -> dict[str, Tensor]:
     source = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=source) * 0.2 for name, shape in config.parameter_shapes(tier).items()}
+    return {
+        name: torch.randn(shape, generator=source) * 0.2
+        for name, shape in config.parameter_shapes(tier).items()
+    }
 
 
-def learnt(config: ModelConfig, tier: int, params: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
+def learnt(
+    config: ModelConfig, tier: int, params: dict[str, Tensor], tokens: Tensor
+) -> tuple[Tensor, dict[str, Any]]:
     """Logits, and the gradient of the loss by name."""
     model = config.build(tier, {name: tensor.clone() for name, tensor in params.items()})
     logits = model(tokens)
@@ -66,7 +73,9 @@ def test_its_gradient_is_the_sum_of_both_uses(name: str, seed: int, data: st.Dat
     tier = data.draw(st.sampled_from(tiers(name)), "tier")
     embedding, head = tied.tables()
     params = weights(tied, tier, seed)
-    tokens = torch.randint(0, tied.vocab_size, (2, 10), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(
+        0, tied.vocab_size, (2, 10), generator=torch.Generator().manual_seed(seed)
+    )
     logits, both = learnt(tied, tier, params, tokens)
     expected, each = learnt(apart, tier, params | {head: params[embedding]}, tokens)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
@@ -88,11 +97,15 @@ def test_the_schema_has_one_tensor_of_both_uses(name: str) -> None:
     config = pair(name)[0]
     embedding, head = config.tables()
     shape = config.parameter_shapes()[embedding]
-    assert {segment.name for segment in apart.segments} - {segment.name for segment in tied.segments} == {head}
+    assert {segment.name for segment in apart.segments} - {
+        segment.name for segment in tied.segments
+    } == {head}
     for tier in tiers(name):
         assert apart.parameters(tier) - tied.parameters(tier) == math.prod(shape)
     document = tied.document()
-    assert state_of_inputs(StateInputs(document["model"], document["widths"])).document() == document
+    assert (
+        state_of_inputs(StateInputs(document["model"], document["widths"])).document() == document
+    )
     assert document != apart.document()
 
 
@@ -106,7 +119,9 @@ def test_checkpoints_go_both_ways(name: str, tied: bool, seed: int) -> None:
     """
     config = pair(name)[0 if tied else 1]
     params = weights(config, 0, seed)
-    tokens = torch.randint(0, config.vocab_size, (2, 10), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(
+        0, config.vocab_size, (2, 10), generator=torch.Generator().manual_seed(seed)
+    )
     with tempfile.TemporaryDirectory() as root:
         place = Path(root) / "m"
         write_checkpoint(place, params, config, tier=0, companions={})
@@ -117,7 +132,9 @@ def test_checkpoints_go_both_ways(name: str, tied: bool, seed: int) -> None:
             assert same(load(Path(root) / f"m-tier{tier}", tier), load(place, tier, "universal"))
         if name == "nanogpt":
             return
-        theirs = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        theirs = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(
+            place, dtype=torch.float32
+        )
         ours = config.build(0, {key: tensor.clone() for key, tensor in params.items()})
         torch.testing.assert_close(theirs.eval()(tokens).logits, ours(tokens), rtol=1e-3, atol=1e-4)
         theirs.save_pretrained(Path(root) / "theirs")
@@ -125,4 +142,6 @@ def test_checkpoints_go_both_ways(name: str, tied: bool, seed: int) -> None:
 
 
 def same(found: dict[str, Tensor], params: dict[str, Tensor]) -> bool:
-    return found.keys() == params.keys() and all(torch.equal(found[name], params[name]) for name in params)
+    return found.keys() == params.keys() and all(
+        torch.equal(found[name], params[name]) for name in params
+    )

@@ -38,8 +38,15 @@ LLAMA = {
     "head_dim": 4,
     "max_position_embeddings": 64,
 }
-NANOGPT = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {"model_type": "nanogpt"}
-BOUND = NANOGPT | {"value_embeddings": 2, "unet_skips": True, "x0_residual": True, "num_hidden_layers": 5}
+NANOGPT = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {
+    "model_type": "nanogpt"
+}
+BOUND = NANOGPT | {
+    "value_embeddings": 2,
+    "unet_skips": True,
+    "x0_residual": True,
+    "num_hidden_layers": 5,
+}
 """A NanoGPT whose layers are bound to each other, and to tables of the tokens."""
 DEEPSEEK = {
     "model_type": "deepseek_v3",
@@ -65,7 +72,10 @@ DEEPSEEK = {
 V2 = {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
 KINDS: dict[str, list[dict[str, Any]]] = {
     "widths": [{"intermediate_size": 7}, {"intermediate_size": 3}],
-    "a width for every layer": [{"intermediate_size": [12, 9, 5, 5]}, {"intermediate_size": [8, 4, 4, 1]}],
+    "a width for every layer": [
+        {"intermediate_size": [12, 9, 5, 5]},
+        {"intermediate_size": [8, 4, 4, 1]},
+    ],
     "heads": [{"num_key_value_heads": 2}, {"num_key_value_heads": 1}],
     "layers": [{"layers": [0, 1, 3]}, {"layers": [3]}],
     "all at once": [
@@ -83,7 +93,10 @@ def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str
     entries = []
     for number in range(2):
         kept = sorted(chance.sample(sorted(held), chance.randint(max(1, len(held) - 1), len(held))))
-        held = {n: (chance.randint(20 - 9 * number, held[n][0] - 1), chance.randint(1, held[n][1])) for n in kept}
+        held = {
+            n: (chance.randint(20 - 9 * number, held[n][0] - 1), chance.randint(1, held[n][1]))
+            for n in kept
+        }
         sizes = {
             "intermediate_size": [w for w, _ in held.values()],
             "num_key_value_heads": [h for _, h in held.values()],
@@ -113,7 +126,10 @@ def random_tiers_of_experts(chance: random.Random, config: dict[str, Any]) -> li
 
 def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     source = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=source) * 0.3 for name, shape in config.parameter_shapes().items()}
+    return {
+        name: torch.randn(shape, generator=source) * 0.3
+        for name, shape in config.parameter_shapes().items()
+    }
 
 
 def files_of(number: int) -> dict[str, Any]:
@@ -136,7 +152,8 @@ def files_of(number: int) -> dict[str, Any]:
 
 # Every base occurs in the first eight; the slow tier draws other tiers of them.
 NUMBERS = pytest.mark.parametrize(
-    "number", [pytest.param(number, marks=pytest.mark.slow if number >= 10 else ()) for number in range(24)]
+    "number",
+    [pytest.param(number, marks=pytest.mark.slow if number >= 10 else ()) for number in range(24)],
 )
 
 
@@ -147,13 +164,17 @@ def test_tier_equals_its_export_and_merges_back(number: int, tmp_path: Path) -> 
     write_checkpoint(tmp_path / "m", weights, config, tier=0, companions={})
     export_tiers(tmp_path / "m", [1, 2])
     assert verified(tmp_path / "m").tiers == (1, 2)
-    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number))
+    tokens = torch.randint(
+        0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number)
+    )
     for tier in (1, 2):
         place = tmp_path / f"m-tier{tier}"
         assert load_config(place) == config
         cut = load(tmp_path / "m", tier, "universal")
         own = load(place, tier)
-        assert {name: tuple(tensor.shape) for name, tensor in own.items()} == config.parameter_shapes(tier)
+        assert {
+            name: tuple(tensor.shape) for name, tensor in own.items()
+        } == config.parameter_shapes(tier)
         assert all(torch.equal(own[name], cut[name]) for name in cut)
         assert torch.equal(config.build(tier, cut)(tokens), config.build(tier, own)(tokens))
         _, again = merged(tmp_path / "m", place)
@@ -162,16 +183,26 @@ def test_tier_equals_its_export_and_merges_back(number: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", "heads"), ("llama", "layers"), ("llama", "widths"), ("qwen2", "heads"), ("qwen3", "heads")],
+    [
+        ("llama", "heads"),
+        ("llama", "layers"),
+        ("llama", "widths"),
+        ("qwen2", "heads"),
+        ("qwen3", "heads"),
+    ],
 )
 def test_tier_of_equal_layers_equals_transformers(family: str, kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = config_of(LLAMA | {"model_type": family, "matformer_tiers": KINDS[kind]})
     write_checkpoint(tmp_path / "m", random_weights(config, 5), config, tier=0, companions={})
     export_tiers(tmp_path / "m", [1, 2])
-    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(
+        0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1)
+    )
     for tier in (1, 2):
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"m-tier{tier}").eval()
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / f"m-tier{tier}"
+        ).eval()
         ours = config.build(tier, load(tmp_path / f"m-tier{tier}", tier))
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
@@ -187,17 +218,26 @@ def test_tier_of_equal_layers_equals_transformers(family: str, kind: str, tmp_pa
     ids=["widths", "layers", "experts alone", "dense layers alone"],
 )
 @pytest.mark.parametrize("file", [DEEPSEEK, DEEPSEEK | V2], ids=["v3", "v2"])
-def test_it_does_of_a_deepseeks_tier(file: dict[str, Any], entries: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_it_does_of_a_deepseeks_tier(
+    file: dict[str, Any], entries: list[dict[str, Any]], tmp_path: Path
+) -> None:
     transformers = pytest.importorskip("transformers")
     config = config_of(file | {"matformer_tiers": entries})
     write_checkpoint(tmp_path / "m", random_weights(config, 5), config, tier=0, companions={})
     export_tiers(tmp_path / "m", [1, 2])
-    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(
+        0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1)
+    )
     for tier in (1, 2):
         place = tmp_path / f"m-tier{tier}"
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(place, experts_implementation="eager").eval()
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            place, experts_implementation="eager"
+        ).eval()
         torch.testing.assert_close(
-            config.build(tier, load(place, tier))(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4
+            config.build(tier, load(place, tier))(tokens),
+            theirs(tokens).logits,
+            rtol=1e-4,
+            atol=1e-4,
         )
 
 
@@ -206,7 +246,9 @@ def test_levels_cover_each_number_once_at_every_tier(number: int) -> None:
     config = config_of(files_of(number))
     schema = state_schema(config.to_hf(), 3)
     document = schema.document()
-    assert state_of_inputs(StateInputs(document["model"], document["widths"])).document() == document
+    assert (
+        state_of_inputs(StateInputs(document["model"], document["widths"])).document() == document
+    )
     assert document["widths"] == sorted(set(document["widths"]), reverse=True)
     full = random_weights(config, number)
     seen = {name: torch.zeros(tensor.shape) for name, tensor in full.items()}
@@ -214,13 +256,19 @@ def test_levels_cover_each_number_once_at_every_tier(number: int) -> None:
         view(seen, segment).add_(1)
     assert all(torch.all(times == 1) for times in seen.values())
     for tier in range(3):
-        held = {name: full[name][tuple(map(slice, shape))] for name, shape in config.parameter_shapes(tier).items()}
+        held = {
+            name: full[name][tuple(map(slice, shape))]
+            for name, shape in config.parameter_shapes(tier).items()
+        }
         assert sum(tensor.numel() for tensor in held.values()) == schema.parameters(tier)
         for level in range(tier, 3):
             assert level_hash(held, schema, level) == level_hash(full, schema, level)
         started = init_weights(config, 3, tier)
         whole = init_weights(config, 3)
-        assert all(torch.equal(started[name], whole[name][tuple(map(slice, held[name].shape))]) for name in held)
+        assert all(
+            torch.equal(started[name], whole[name][tuple(map(slice, held[name].shape))])
+            for name in held
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -277,8 +325,14 @@ def test_a_wrong_entry_is_named(entries: object, says: str | None) -> None:
     [
         (LLAMA | {"matformer_tiers": [{"moe_intermediate_size": 1}]}, "cuts moe_intermediate_size"),
         (DEEPSEEK | {"matformer_tiers": [{"num_key_value_heads": 1}]}, "cuts num_key_value_heads"),
-        (DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": 11}]}, "says 11; a layer has 1 to 10"),
-        (DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": [9, 9, 9]}]}, "a list of 2, one for .* and has it"),
+        (
+            DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": 11}]},
+            "says 11; a layer has 1 to 10",
+        ),
+        (
+            DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": [9, 9, 9]}]},
+            "a list of 2, one for .* and has it",
+        ),
         (
             DEEPSEEK | {"matformer_tiers": [{"layers": [2, 3], "intermediate_size": 3}]},
             r"intermediate_size is of no layer that is kept",
@@ -308,7 +362,9 @@ def test_a_tier_beyond_the_last_entry_is_named(tmp_path: Path) -> None:
         ({"matformer_base_intermediate_size": None}, "matformer_base_intermediate_size is missing"),
     ],
 )
-def test_a_tiers_file_that_contradicts_itself_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_a_tiers_file_that_contradicts_itself_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     config = config_of(LLAMA | {"matformer_tiers": KINDS["layers"]})
     write_checkpoint(tmp_path / "m", init_weights(config, 0), config, tier=0, companions={})
     export_tiers(tmp_path / "m", [1])
@@ -321,13 +377,17 @@ def test_a_tiers_file_that_contradicts_itself_is_refused(change: dict[str, Any],
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 14) | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(PARTS), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(PARTS), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @given(st.sampled_from([LLAMA, DEEPSEEK]), ANYTHING | st.lists(ANYTHING, max_size=3))
-def test_whatever_the_entries_say_only_a_config_error_leaves(file: dict[str, Any], entries: object) -> None:
+def test_whatever_the_entries_say_only_a_config_error_leaves(
+    file: dict[str, Any], entries: object
+) -> None:
     try:
         config = config_of(file | {"matformer_tiers": entries})
     except ModelConfigError:

@@ -30,11 +30,20 @@ TEXT = "Once upon a time aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
 
 
 def _changed(**parts: Any) -> Tokenizer:
-    return Tokenizer(json.dumps({**json.loads(byte_tokenizer().to_str()), **parts}).encode(), "there/tokenizer.json")
+    return Tokenizer(
+        json.dumps({**json.loads(byte_tokenizer().to_str()), **parts}).encode(),
+        "there/tokenizer.json",
+    )
 
 
 def _padding(**said: Any) -> dict[str, Any]:
-    fixed = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+    fixed = {
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "x",
+    }
     return {"padding": fixed | said}
 
 
@@ -44,7 +53,12 @@ def _sequence(part: dict[str, Any], times: int, kind: str) -> dict[str, Any]:
 
 MORE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
 OF_NOTHING = {"type": "Replace", "pattern": {"String": ""}, "content": "a" * 5000}
-REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$|(a|aa)+b"}, "behavior": "Isolated", "invert": False}
+REGEX = {
+    "type": "Split",
+    "pattern": {"Regex": "(a+)+$|(a|aa)+b"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 3}
 # what the library does of them, by itself: end the process, end it after gigabytes, or raise what
 # is no Exception
@@ -53,7 +67,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a pattern without end": {"pre_tokenizer": REGEX},
     "pieces of nothing": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "a map that is none": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-    "a map beyond itself": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 21 + "w=="}},
+    "a map beyond itself": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 21 + "w=="}
+    },
     "text that multiplies": {"decoder": _sequence(OF_NOTHING, 4, "decoders")},
 }
 
@@ -64,7 +80,11 @@ FILLS_MEMORY = {"replacements that multiply", "text that multiplies"}
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=pytest.mark.slow if what in FILLS_MEMORY else ()) for what in HOSTILE]
+    "what",
+    [
+        pytest.param(what, marks=pytest.mark.slow if what in FILLS_MEMORY else ())
+        for what in HOSTILE
+    ],
 )
 def test_whatever_a_tokenizer_asks_for_is_an_error_with_a_fix(what: str) -> None:
     def use() -> None:
@@ -111,11 +131,29 @@ def _with_tokens(*texts: str) -> tokenizers.Tokenizer:
     [
         ((), {}, None, 256),  # <|endoftext|>, a usual one
         (("<s>",), {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "a"}}, 257, 97),
-        (("<|im_end|>",), {"tokenizer_config.json": {"eos_token": {"content": "<|im_end|>"}}}, None, 257),
-        (("<x>",), {"special_tokens_map.json": {"eos_token": "<x>"}, "generation_config.json": {}}, None, 257),
+        (
+            ("<|im_end|>",),
+            {"tokenizer_config.json": {"eos_token": {"content": "<|im_end|>"}}},
+            None,
+            257,
+        ),
+        (
+            ("<x>",),
+            {"special_tokens_map.json": {"eos_token": "<x>"}, "generation_config.json": {}},
+            None,
+            257,
+        ),
         ((), {"generation_config.json": {"bos_token_id": 1, "eos_token_id": [98, 99]}}, 1, 98),
         ((), {"tokenizer_config.json": {"eos_token": "none of its tokens"}}, None, 256),
-        ((), {"tokenizer_config.json": ["no object"], "generation_config.json": {"eos_token_id": "98"}}, None, 256),
+        (
+            (),
+            {
+                "tokenizer_config.json": ["no object"],
+                "generation_config.json": {"eos_token_id": "98"},
+            },
+            None,
+            256,
+        ),
     ],
 )
 def test_special_tokens_are_those_that_the_files_name(
@@ -127,7 +165,9 @@ def test_special_tokens_are_those_that_the_files_name(
 
 
 def test_decode_after_other_tokens_keeps_the_leading_space() -> None:
-    strips = _changed(decoder={"type": "Sequence", "decoders": [{"type": "ByteLevel", **_BYTE_LEVEL}, _STRIP]})
+    strips = _changed(
+        decoder={"type": "Sequence", "decoders": [{"type": "ByteLevel", **_BYTE_LEVEL}, _STRIP]}
+    )
     assert strips.decode([*b" fox"]) == "fox"
     assert strips.decode_after([*b"red"], [*b" fox"]) == " fox"
 
@@ -158,10 +198,16 @@ def test_endless_tokenizer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="there only the caller ends it")
 def test_endless_tokenizer_ends_itself_without_a_parent() -> None:
     slow = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}
-    of_file = {**json.loads(byte_tokenizer().to_str()), "normalizer": _sequence(slow, 2000, "normalizers")}
-    ignored = "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)"  # as the parent may have it
+    of_file = {
+        **json.loads(byte_tokenizer().to_str()),
+        "normalizer": _sequence(slow, 2000, "normalizers"),
+    }
+    # as the parent may have it
+    ignored = "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)"
     run = f"{ignored}; from aftermath.model import tokenizer_process as it; it.PATIENCE = 1; it._main()"
-    with subprocess.Popen([sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as child:
         assert child.stdin is not None
         for message in (of_file, {"text": "x" * 21 + "c"}):
             said = json.dumps(message).encode()
@@ -196,7 +242,10 @@ def test_two_threads_have_their_own_answers() -> None:
             if tokenizer.encode(text) != [*text.encode()]:
                 wrong.append(text)
 
-    threads = [threading.Thread(target=ask, args=(letter * (100 * (place + 1)),)) for place, letter in enumerate("abc")]
+    threads = [
+        threading.Thread(target=ask, args=(letter * (100 * (place + 1)),))
+        for place, letter in enumerate("abc")
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -50,7 +50,12 @@ def toy_schema(**changes: Any) -> Schema:
     """
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
     tiers = changes.pop("tiers", 3)
-    settings: dict[str, Any] = {"topk": 4, "chunk": 8, "quantize_1bit": True, "decay": 0.9} | changes
+    settings: dict[str, Any] = {
+        "topk": 4,
+        "chunk": 8,
+        "quantize_1bit": True,
+        "decay": 0.9,
+    } | changes
     settings = {"weight_decay": 0.0, "clip": None} | settings
     return build_schema(model, tiers, Distro(**{"topk_embeddings": settings["topk"]} | settings))
 
@@ -60,7 +65,9 @@ def toy_inner(**changes: Any) -> Schema:
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
     tiers = changes.pop("tiers", 3)
     settings: dict[str, Any] = {"topk": 4, "chunk": 8} | changes
-    return build_schema(model, tiers, SparseLoCo(**{"topk_embeddings": settings["topk"]} | settings))
+    return build_schema(
+        model, tiers, SparseLoCo(**{"topk_embeddings": settings["topk"]} | settings)
+    )
 
 
 def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
@@ -68,13 +75,17 @@ def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
     one after another.
     """
     if tensor.ndim > 2:
-        return np.concatenate([cut_blocks(one, cut) for one in tensor.reshape(-1, *tensor.shape[-2:])])
+        return np.concatenate(
+            [cut_blocks(one, cut) for one in tensor.reshape(-1, *tensor.shape[-2:])]
+        )
     matrix = np.atleast_2d(tensor)
     height, width = (1, *cut.edges)[-2:]
     tall, wide = -(-matrix.shape[0] // height), -(-matrix.shape[1] // width)
     blocks = np.zeros((tall * wide, height, width), matrix.dtype)
     for row, column in np.ndindex(matrix.shape):
-        blocks[row // height * wide + column // width, row % height, column % width] = matrix[row, column]
+        blocks[row // height * wide + column // width, row % height, column % width] = matrix[
+            row, column
+        ]
     return blocks
 
 
@@ -103,7 +114,10 @@ def real_basis(edge: int) -> list[list[Decimal]]:
         return total
 
     return [
-        [(Decimal(2 if i else 1) / edge).sqrt() * cosine((2 * x + 1) * i % (4 * edge)) for x in range(edge)]
+        [
+            (Decimal(2 if i else 1) / edge).sqrt() * cosine((2 * x + 1) * i % (4 * edge))
+            for x in range(edge)
+        ]
         for i in range(edge)
     ]
 
@@ -126,7 +140,9 @@ def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
     if votes[0].values.is_floating_point():
         largest = max(abs(value) for values in given.values() for value in values)
         scale = Fraction(2) ** (25 - math.frexp(float(largest))[1] + 1)
-        given = {place: [Fraction(round(scale * v)) for v in values] for place, values in given.items()}
+        given = {
+            place: [Fraction(round(scale * v)) for v in values] for place, values in given.items()
+        }
         scale = Fraction(1)
     return {place: _away(scale * sum(values) / len(values)) for place, values in given.items()}
 
@@ -139,7 +155,9 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
     found = []
     for part in layout.parts:
         group = layout.groups[part.group]
-        tall, wide = (np.array(integer_basis(edge), dtype=object) for edge in (group.height, group.width))
+        tall, wide = (
+            np.array(integer_basis(edge), dtype=object) for edge in (group.height, group.width)
+        )
         blocks = []
         for block in range(part.first, part.first + part.blocks.count):
             low = group.base + block * group.block
@@ -159,7 +177,9 @@ def entry_bases(layout: LevelLayout) -> np.ndarray:
     """The position of the first coefficient of each entry's block, in canonical order of entries."""
     return np.concatenate(
         [
-            np.repeat(group.base + (part.first + np.arange(part.blocks.count)) * group.block, group.topk)
+            np.repeat(
+                group.base + (part.first + np.arange(part.blocks.count)) * group.block, group.topk
+            )
             for part in layout.parts
             for group in [layout.groups[part.group]]
         ]

@@ -35,7 +35,9 @@ def gradients(schema: Schema, tier: int, seed: int) -> dict[str, Tensor]:
     return tensors(schema, tier, 1000 + seed)
 
 
-def encode(engine: Engine, grads: Mapping[str, Tensor], lr: float, ahead: float = 0.0) -> dict[int, bytes]:
+def encode(
+    engine: Engine, grads: Mapping[str, Tensor], lr: float, ahead: float = 0.0
+) -> dict[int, bytes]:
     """The result that an optimizer makes of these gradients, whatever the weights."""
 
     def backward(_: Tensor) -> float:

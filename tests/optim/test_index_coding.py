@@ -26,7 +26,9 @@ def rows_of(sets: Iterable[Sequence[int]], most: int) -> Tensor:
 
 
 def bits_of_numbers(numbers: Sequence[int], bits: int) -> Tensor:
-    return torch.tensor([[number >> place & 1 for place in range(bits)] for number in numbers], dtype=torch.uint8)
+    return torch.tensor(
+        [[number >> place & 1 for place in range(bits)] for number in numbers], dtype=torch.uint8
+    )
 
 
 def numbers_of(bits: Tensor) -> list[int]:
@@ -34,7 +36,9 @@ def numbers_of(bits: Tensor) -> list[int]:
 
 
 def test_code_of_a_known_set_is_low_bits_then_bitmap() -> None:
-    """4 of 64 indices have three low bits each: 12 bits, then a bitmap of 8 high parts and 4 entries."""
+    """4 of 64 indices have three low bits each: 12 bits, then a bitmap of 8 high parts and 4
+    entries.
+    """
     bits = encode_indices(rows_of([[2, 9, 63]], 4), 64)[0].tolist()
     assert len(bits) == bits_of(64, 4) == 12 + 12
     assert bits[:12] == [0, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0]
@@ -43,7 +47,9 @@ def test_code_of_a_known_set_is_low_bits_then_bitmap() -> None:
 
 def test_every_set_has_one_code_and_other_bits_are_refused() -> None:
     for size, most in SMALL:
-        sets = rows_of((one for n in range(most + 1) for one in itertools.combinations(range(size), n)), most)
+        sets = rows_of(
+            (one for n in range(most + 1) for one in itertools.combinations(range(size), n)), most
+        )
         bits = encode_indices(sets, size)
         assert bits.shape == (len(sets), bits_of(size, most)), (size, most)
         numbers = numbers_of(bits)
@@ -77,16 +83,23 @@ def test_encoded_sets_decode_to_themselves(given: tuple[int, int, list[list[int]
 def test_accepted_bits_are_the_code_of_their_set(size: int, most: int, data: st.DataObject) -> None:
     most = min(size, most)
     length = bits_of(size, most)
-    hostile = st.integers(0, (1 << length) - 1) | st.integers(0, length).map(lambda low: (1 << length) - (1 << low))
+    hostile = st.integers(0, (1 << length) - 1) | st.integers(0, length).map(
+        lambda low: (1 << length) - (1 << low)
+    )
     bits = bits_of_numbers(data.draw(st.lists(hostile, min_size=1, max_size=8)), length)
     decoded, wrong = decode_indices(bits, size, most)
     assert torch.equal(encode_indices(decoded[~wrong], size), bits[~wrong])
 
 
-@pytest.mark.parametrize(("size", "most"), [(4096, 8), (4096, 64), (4096, 3000), (1000, 400), (65_025, 3)])
+@pytest.mark.parametrize(
+    ("size", "most"), [(4096, 8), (4096, 64), (4096, 3000), (1000, 400), (65_025, 3)]
+)
 def test_large_blocks_round_trip_and_noise_is_refused(size: int, most: int) -> None:
     draws = torch.Generator().manual_seed(size + most)
-    sets = [torch.randperm(size, generator=draws)[:n].sort().values.tolist() for n in (most, most // 2, 1, 0)]
+    sets = [
+        torch.randperm(size, generator=draws)[:n].sort().values.tolist()
+        for n in (most, most // 2, 1, 0)
+    ]
     rows = rows_of([*sets, range(most), range(size - most, size)], most)
     bits = encode_indices(rows, size)
     decoded, wrong = decode_indices(bits, size, most)
@@ -114,7 +127,10 @@ def test_blocks_in_several_batches_decode_alike(monkeypatch: pytest.MonkeyPatch)
 def test_code_size_is_near_the_minimum(size: int, data: st.DataObject) -> None:
     """log2 of the number of sets is the least. Elias-Fano adds at most 0.8 bits per member."""
     most = data.draw(st.integers(1, size))
-    binomials = [math.lgamma(size + 1) - math.lgamma(n + 1) - math.lgamma(size - n + 1) for n in range(most + 1)]
+    binomials = [
+        math.lgamma(size + 1) - math.lgamma(n + 1) - math.lgamma(size - n + 1)
+        for n in range(most + 1)
+    ]
     least = max(binomials) / math.log(2)
     assert least <= bits_of(size, most) <= min(least + 0.8 * most + math.log2(size) + 2, size)
 

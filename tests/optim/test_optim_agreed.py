@@ -10,7 +10,14 @@ from typing import Any, get_args
 import pytest
 
 from aftermath.config.read import optimizer_of
-from aftermath.config.training import ADAMW, DISTRO, SPARSELOCO, UNSAID, Optimizer, SparseLoCoSettings
+from aftermath.config.training import (
+    ADAMW,
+    DISTRO,
+    SPARSELOCO,
+    UNSAID,
+    Optimizer,
+    SparseLoCoSettings,
+)
 from aftermath.model.schema import SchemaError
 from aftermath.optim.agreed import settings_of
 from aftermath.optim.distro import Distro
@@ -44,7 +51,9 @@ def test_the_defaults_of_the_config_file_are_the_optimizers_own() -> None:
     ],
     ids=str,
 )
-def test_every_key_of_sparseloco_is_one_setting(said: dict[str, Any], means: dict[str, Any]) -> None:
+def test_every_key_of_sparseloco_is_one_setting(
+    said: dict[str, Any], means: dict[str, Any]
+) -> None:
     found = settings_of(optimizer_of(SparseLoCoSettings(**said)))
     assert asdict(found) == asdict(SparseLoCo()) | means
 
@@ -68,7 +77,11 @@ def test_every_optimizer_has_its_config_name() -> None:
 
 
 def test_an_optimizer_without_results_has_no_schema() -> None:
-    assert EXCHANGED.keys() == set(OptimizerKind) - {OptimizerKind.NONE, OptimizerKind.ADAMW} == SETTINGS.keys()
+    assert (
+        EXCHANGED.keys()
+        == set(OptimizerKind) - {OptimizerKind.NONE, OptimizerKind.ADAMW}
+        == SETTINGS.keys()
+    )
     with pytest.raises(SchemaError, match="no results with an optimizer of kind adamw") as told:
         settings_of(optimizer_of(ADAMW))
     assert "[model.LLM.optimizer.SparseLoCo]" in told.value.fix

@@ -47,11 +47,19 @@ V3: dict[str, Any] = {
 }
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 CONFIG = config_of(V3)
-DISTRO = Distro(topk=3, topk_embeddings=3, chunk=7, quantize_1bit=True, decay=0.999, weight_decay=0.1, clip=1.0)
-FLOAT = Distro(topk=3, topk_embeddings=3, chunk=7, quantize_1bit=False, decay=0.999, weight_decay=0.1, clip=1.0)
+DISTRO = Distro(
+    topk=3, topk_embeddings=3, chunk=7, quantize_1bit=True, decay=0.999, weight_decay=0.1, clip=1.0
+)
+FLOAT = Distro(
+    topk=3, topk_embeddings=3, chunk=7, quantize_1bit=False, decay=0.999, weight_decay=0.1, clip=1.0
+)
 INNER = SparseLoCo(inner_steps=1, topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1, clip=1.0)
-MUON = SparseLoCo(inner_steps=2, inner_optimizer="muon", topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1)
-OUTER = SparseLoCo(inner_steps=2, topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1, orthogonal_lr=15.0)
+MUON = SparseLoCo(
+    inner_steps=2, inner_optimizer="muon", topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1
+)
+OUTER = SparseLoCo(
+    inner_steps=2, topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1, orthogonal_lr=15.0
+)
 ALL = {"distro": DISTRO, "values": FLOAT, "inner": INNER, "muon": MUON, "outer": OUTER}
 COUNTS = ([9, 1, 0, 6, 4, 4, 4, 4], [12, 0, 4, 0, 4, 4, 4, 4], [0, 12, 4, 0, 8, 4, 0, 4])
 RATE = 2.0**-7
@@ -86,7 +94,11 @@ def trained(engine: Engine, counts: list[int], size: float = 1e-3, **asked: Any)
 def votes(schema: Schema, results: list[Mapping[int, bytes]]) -> dict[int, list[Votes]]:
     levels = sorted({level for result in results for level in result})
     return {
-        level: [decode_level(result[level], schema.results, level) for result in results if level in result]
+        level: [
+            decode_level(result[level], schema.results, level)
+            for result in results
+            if level in result
+        ]
         for level in levels
     }
 
@@ -106,13 +118,22 @@ def test_distro_moves_it_by_the_majority_of_its_members(rounds: int) -> None:
     """
     schema = build_schema(V3, 3, DISTRO)
     everyone = [member(schema, tier) for tier in range(3)]
-    signs = torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS]).sum(0).sign()
+    signs = (
+        torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS])
+        .sum(0)
+        .sign()
+    )
     assert sorted(set(signs.tolist())) == [-1, 0, 1]
     expected = everyone[0][0][BIAS].clone()
     for _ in range(rounds):
-        made = [trained(engine, counts).payloads for (_, engine), counts in zip(everyone, COUNTS, strict=True)]
+        made = [
+            trained(engine, counts).payloads
+            for (_, engine), counts in zip(everyone, COUNTS, strict=True)
+        ]
         for tier, (_, engine) in enumerate(everyone):
-            engine.apply(votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]), RATE)
+            engine.apply(
+                votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]), RATE
+            )
         expected -= RATE * signs
     for params, _ in everyone:
         assert torch.equal(params[BIAS], expected)
@@ -123,7 +144,10 @@ def test_sparseloco_moves_it_by_the_mean_of_its_members_steps() -> None:
     schema = build_schema(V3, 1, INNER)
     everyone = [member(schema) for _ in COUNTS]
     signs = torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS])
-    made = [trained(engine, counts).payloads for (_, engine), counts in zip(everyone, COUNTS, strict=True)]
+    made = [
+        trained(engine, counts).payloads
+        for (_, engine), counts in zip(everyone, COUNTS, strict=True)
+    ]
     before = everyone[0][0][BIAS].clone()
     for _, engine in everyone:
         engine.apply(votes(schema, made), RATE)
@@ -138,7 +162,9 @@ def test_muons_inner_steps_go_at_the_rate_of_vectors() -> None:
     before = params[BIAS].clone()
     engine.apply(votes(schema, [trained(engine, COUNTS[0]).payloads]), RATE)
     moved = 2 * 0.1 * RATE  # inner steps, each at a tenth of the rate of matrices
-    torch.testing.assert_close((before - params[BIAS]).abs(), torch.tensor([moved] * 4 + [0.0] * 4), rtol=0.5, atol=0)
+    torch.testing.assert_close(
+        (before - params[BIAS]).abs(), torch.tensor([moved] * 4 + [0.0] * 4), rtol=0.5, atol=0
+    )
 
 
 @pytest.mark.usefixtures("by")
@@ -171,7 +197,9 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [pytest.param(DISTRO, id="distro"), pytest.param(INNER, id="inner")])
+@pytest.mark.parametrize(
+    "settings", [pytest.param(DISTRO, id="distro"), pytest.param(INNER, id="inner")]
+)
 def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Settings) -> None:
     """Two members of two tiers; the bias begins in favour of two experts."""
     schema, rate, uneven = build_schema(V3, 2, settings), 0.004, []
@@ -181,13 +209,17 @@ def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Setting
             params = init_weights(CONFIG, 1, tier)
             params[BIAS] = torch.tensor([0.06, 0.06] + [0.0] * 6)
             nets.append(CONFIG.build(tier, params))
-        engines = [Engine(schema, tier, dict(net.named_parameters())) for tier, net in enumerate(nets)]
+        engines = [
+            Engine(schema, tier, dict(net.named_parameters())) for tier, net in enumerate(nets)
+        ]
         most = []
         for number in range(12):
             loads, made = torch.zeros(8), []
             for who, (net, engine) in enumerate(zip(nets, engines, strict=True)):
 
-                def backward(part: Tensor, net: LanguageModel = net, loads: Tensor = loads) -> float:
+                def backward(
+                    part: Tensor, net: LanguageModel = net, loads: Tensor = loads
+                ) -> float:
                     loss = net.loss(part)
                     loss.backward()
                     counts = net.get_parameter(BIAS).grad
@@ -196,12 +228,19 @@ def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Setting
                     return loss.item()
 
                 draws = torch.Generator().manual_seed(100 * number + who)
-                made.append(engine.train(torch.randint(48, (8, 17), generator=draws), backward, rate, 0.0).payloads)
+                made.append(
+                    engine.train(
+                        torch.randint(48, (8, 17), generator=draws), backward, rate, 0.0
+                    ).payloads
+                )
             most.append(float(loads.max() / loads.mean()))
             for tier, (net, engine) in enumerate(zip(nets, engines, strict=True)):
                 bias = net.get_parameter(BIAS).detach()
                 before = bias.clone()
-                engine.apply(votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]), rate)
+                engine.apply(
+                    votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]),
+                    rate,
+                )
                 if not even:
                     bias.copy_(before)
         assert torch.equal(nets[0].get_parameter(BIAS), nets[1].get_parameter(BIAS))

@@ -67,7 +67,9 @@ def joined(blocks: Array, like: Array) -> Array:
 def basis(size: int) -> Array:
     """The orthonormal DCT-II."""
     i, x = np.ogrid[:size, :size]
-    found: Array = np.sqrt(np.where(i > 0, 2, 1) / size) * np.cos(np.pi * (2 * x + 1) * i / (2 * size))
+    found: Array = np.sqrt(np.where(i > 0, 2, 1) / size) * np.cos(
+        np.pi * (2 * x + 1) * i / (2 * size)
+    )
     return found
 
 
@@ -87,7 +89,9 @@ def strongest(blocks: Array) -> Array:
     order = np.sort(np.abs(flat), axis=1)[:, ::-1]
     if order.shape[1] <= TOPK:
         return blocks
-    assert (order[:, TOPK - 1] - order[:, TOPK] > CLEAR * order[:, 0]).all(), "which are kept is a near tie"
+    assert (order[:, TOPK - 1] - order[:, TOPK] > CLEAR * order[:, 0]).all(), (
+        "which are kept is a near tie"
+    )
     return np.where(np.abs(flat) >= order[:, TOPK - 1 : TOPK], flat, 0.0).reshape(blocks.shape)
 
 
@@ -99,11 +103,15 @@ def on_lattice(blocks: Array, wide: bool) -> Array:
     for sent, block in zip(found, blocks, strict=True):
         kept = np.abs(block[block != 0])
         powers = 2.0 ** np.arange(-40, 4)[:, None]
-        errors = np.where(wide, np.minimum((kept - powers) ** 2, (kept - 3 * powers) ** 2), (kept - powers) ** 2).sum(1)
+        errors = np.where(
+            wide, np.minimum((kept - powers) ** 2, (kept - 3 * powers) ** 2), (kept - powers) ** 2
+        ).sum(1)
         first, second, *_ = np.sort(errors)
         assert second - first > CLEAR * (kept**2).sum(), "which power of two is best is a near tie"
         power = powers[errors.argmin(), 0]
-        assert not wide or (np.abs(kept - 2 * power) > CLEAR * power).all(), "which of two values is a near tie"
+        assert not wide or (np.abs(kept - 2 * power) > CLEAR * power).all(), (
+            "which of two values is a near tie"
+        )
         sent[:] = np.sign(block) * np.where(wide & (np.abs(block) > 2 * power), 3 * power, power)
     return found
 
@@ -119,7 +127,9 @@ class Member:
     moments: dict[str, tuple[Array, Array]] = field(default_factory=dict)
     steps: int = 0
 
-    def pseudo_gradient(self, shared: Mapping[str, Array], noises: Sequence[Arrays], targets: Arrays) -> Arrays:
+    def pseudo_gradient(
+        self, shared: Mapping[str, Array], noises: Sequence[Arrays], targets: Arrays
+    ) -> Arrays:
         """The rate times one gradient, or how far some steps of AdamW go."""
         own = dict(shared)
         for noise in noises:
@@ -132,7 +142,10 @@ class Member:
                 mean, square = 0.9 * mean + 0.1 * gradient, 0.95 * square + 0.05 * gradient**2
                 self.moments[name] = mean, square
                 size = np.sqrt(square / (1 - 0.95**self.steps)) + 1e-8
-                own[name] = own[name] * (1 - RATE * WEIGHT_DECAY) - RATE * mean / (1 - 0.9**self.steps) / size
+                own[name] = (
+                    own[name] * (1 - RATE * WEIGHT_DECAY)
+                    - RATE * mean / (1 - 0.9**self.steps) / size
+                )
         return {name: shared[name] - own[name] for name in own}
 
     def result(self, made: Arrays) -> Arrays:
@@ -140,7 +153,8 @@ class Member:
         votes: Arrays = {}
         for name, tensor in made.items():
             left = self.residual.get(name, np.zeros(1)) - self.sent.get(name, np.zeros(1))
-            left = left * (cut(np.ones(tensor.shape)) > 0) * DECAY + cut(tensor)  # what is over an end is forgotten
+            # what is over an end is forgotten
+            left = left * (cut(np.ones(tensor.shape)) > 0) * DECAY + cut(tensor)
             if self.bits:
                 votes[name] = self.sent[name] = on_lattice(strongest(left), self.bits == 2)
             else:
@@ -150,7 +164,9 @@ class Member:
         return votes
 
 
-def applied(weights: Arrays, votes: Sequence[Arrays], one_bit: bool, theirs: Mapping[str, Array]) -> Arrays:
+def applied(
+    weights: Arrays, votes: Sequence[Arrays], one_bit: bool, theirs: Mapping[str, Array]
+) -> Arrays:
     """x (1 - rate decay) - rate sign(the inverse DCT of the means); or x - rate (sum / sqrt(keepers
     members)).
 
@@ -162,7 +178,10 @@ def applied(weights: Arrays, votes: Sequence[Arrays], one_bit: bool, theirs: Map
         given = np.stack([vote[name] for vote in votes])
         keepers = np.maximum((given != 0).sum(0), 1)
         if one_bit:
-            kept, sums = tensor * (1 - RATE * WEIGHT_DECAY), joined(inverse(given.sum(0) / keepers), tensor)
+            kept, sums = (
+                tensor * (1 - RATE * WEIGHT_DECAY),
+                joined(inverse(given.sum(0) / keepers), tensor),
+            )
             near = (sums != 0) & (np.abs(sums) < NEAR_ZERO)
             assert near.mean() < 0.1, "most signs are decided"
             found[name] = kept - RATE * np.where(
@@ -183,11 +202,15 @@ def drawn(like: Mapping[str, Array], seed: int) -> Arrays:
     found = {}
     for name, tensor in like.items():
         signs = np.where(draws.random(tensor.shape) < 0.5, -1.0, 1.0)
-        found[name] = (signs * draws.uniform(0.5, 1.5, tensor.shape)).astype(np.float32).astype(np.float64)
+        found[name] = (
+            (signs * draws.uniform(0.5, 1.5, tensor.shape)).astype(np.float32).astype(np.float64)
+        )
     return found
 
 
-def trained(params: Mapping[str, Tensor], engine: Engine, noises: Sequence[Arrays], targets: Arrays) -> bytes:
+def trained(
+    params: Mapping[str, Tensor], engine: Engine, noises: Sequence[Arrays], targets: Arrays
+) -> bytes:
     """What a member sends, of the gradients that `Member.pseudo_gradient` has."""
     left = iter(noises)
 
@@ -201,7 +224,9 @@ def trained(params: Mapping[str, Tensor], engine: Engine, noises: Sequence[Array
     return engine.train(torch.zeros(STEPS, 2, dtype=torch.int64), backward, RATE, 0.0).payloads[0]
 
 
-@pytest.mark.parametrize(("lattice", "seed"), [(0, 0), (1, 1), (2, 1)], ids=["signs", "1 bit", "2 bits"])
+@pytest.mark.parametrize(
+    ("lattice", "seed"), [(0, 0), (1, 1), (2, 1)], ids=["signs", "1 bit", "2 bits"]
+)
 def test_weights_after_three_rounds_match_float64(lattice: int, seed: int) -> None:
     agreed: dict[str, Any] = {
         "tiers": 1,
@@ -211,26 +236,41 @@ def test_weights_after_three_rounds_match_float64(lattice: int, seed: int) -> No
         "weight_decay": WEIGHT_DECAY,
         "clip": None,
     }
-    inner: dict[str, Any] = {"bits": lattice, "inner_steps": STEPS, "outer_lr": OUTER, "divisor": "root"}
+    inner: dict[str, Any] = {
+        "bits": lattice,
+        "inner_steps": STEPS,
+        "outer_lr": OUTER,
+        "divisor": "root",
+    }
     schema = toy_inner(**agreed, **inner, **RAGGED) if lattice else toy_schema(**agreed, **RAGGED)
     replicas = [replica(schema, 0) for _ in range(2)]
-    start: Arrays = {name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()}
+    start: Arrays = {
+        name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()
+    }
     weights, members = start, [Member(lattice), Member(lattice)]
     for number in range(ROUNDS):
         payloads, votes = [], []
         for who, (params, engine) in enumerate(replicas):
             targets = drawn(start, 10_000 * seed + 100 + who)
-            noises = [drawn(start, 10_000 * seed + 1000 * (number + 1) + 10 * who + step) for step in range(STEPS)]
+            noises = [
+                drawn(start, 10_000 * seed + 1000 * (number + 1) + 10 * who + step)
+                for step in range(STEPS)
+            ]
             payloads.append(trained(params, engine, noises, targets))
-            votes.append(members[who].result(members[who].pseudo_gradient(weights, noises, targets)))
+            votes.append(
+                members[who].result(members[who].pseudo_gradient(weights, noises, targets))
+            )
         for _, engine in replicas:
-            engine.apply({0: [decode_level(payload, schema.results, 0) for payload in payloads]}, RATE)
+            engine.apply(
+                {0: [decode_level(payload, schema.results, 0) for payload in payloads]}, RATE
+            )
         found = {name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()}
         assert bits(replicas[0][0]) == bits(replicas[1][0])
         weights = applied(weights, votes, not lattice, found)
         for name, tensor in found.items():
             largest = max(np.abs(start[name]).max(), np.abs(weights[name]).max())
-            bound = (number + 1) * 4 * ULP * (largest + RATE)  # a product, a difference, and two factors in fp32
+            # a product, a difference, and two factors in fp32
+            bound = (number + 1) * 4 * ULP * (largest + RATE)
             assert np.abs(tensor - weights[name]).max() <= bound, (number, name)
     assert all((np.abs(weights[name] - start[name]) > RATE / 4).mean() > 0.05 for name in weights)
     assert sqrt(sum(((weights[name] - start[name]) ** 2).sum() for name in weights)) > 1

@@ -26,7 +26,9 @@ LEVEL = 1
 
 
 def result(results, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's entries, many of them unused, as encoding a sparse delta gives them."""
+    """Indices and values of a level's entries, many of them unused, as encoding a sparse delta
+    gives them.
+    """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
     kept = []
@@ -57,11 +59,14 @@ def test_round_trip(results, zeros: float) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Three blocks of 64 with 4 entries each: 24 bits for the indices of each, then the signs, lowest bit first.
+    """Three blocks of 64 with 4 entries each: 24 bits for the indices of each, then the signs,
+    lowest bit first.
 
     `test_index_coding` has the code of {2, 9, 63}. 17 has the low bits 1 and the high part 2.
     """
-    results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    results = toy_schema(
+        hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
+    ).results
     names = [blocks.segment.name for blocks in results.of_level(0)]
     assert [name.split(".")[-2] for name in names] == ["down_proj", "gate_proj", "up_proj"]
     indices = np.full(12, UNUSED, np.uint16)
@@ -81,7 +86,9 @@ def test_layout_on_the_wire() -> None:
 @pytest.mark.parametrize("size", [0, 1, -1, 7])
 def test_wrong_size(results, size: int) -> None:
     data = bytes(payload(results))
-    wrong = data[:size] if size == 0 else data[: len(data) + size] if size < 0 else data + bytes(size)
+    wrong = (
+        data[:size] if size == 0 else data[: len(data) + size] if size < 0 else data + bytes(size)
+    )
     with pytest.raises(BadPayload, match=f"level 1 takes {len(data)} bytes, not {len(wrong)}"):
         decode_level(wrong, results, LEVEL)
 
@@ -92,24 +99,36 @@ def test_unknown_level() -> None:
 
 
 def test_code_of_no_set_is_refused() -> None:
-    """A block of 64 keeps at most 4 in 24 bits, of which the last 12 have at most 4 ones; three blocks fill 9 bytes."""
-    results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    """A block of 64 keeps at most 4 in 24 bits, of which the last 12 have at most 4 ones; three
+    blocks fill 9 bytes.
+    """
+    results = toy_schema(
+        hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
+    ).results
     low_bits = sum((4 + entry) << 3 * entry for entry in range(4))  # of 60 to 63
     code = low_bits | 0b1111 << 12 + 7
     for block, name in enumerate(("down_proj", "gate_proj", "up_proj")):
         data = (code << 24 * block).to_bytes(9, "little") + bytes(2)
-        assert decode_level(data, results, 0).positions.tolist() == [64 * block + at for at in range(60, 64)]
+        assert decode_level(data, results, 0).positions.tolist() == [
+            64 * block + at for at in range(60, 64)
+        ]
         for wrong in (code ^ 1 << 12, (1 << 24) - 1, 1):
             data = (wrong << 24 * block).to_bytes(9, "little") + bytes(2)
-            with pytest.raises(BadPayload, match=f"{name}.weight, block 0: no set of at most 4 of 64 places"):
+            with pytest.raises(
+                BadPayload, match=f"{name}.weight, block 0: no set of at most 4 of 64 places"
+            ):
                 decode_level(data, results, 0)
 
 
 def test_bits_after_the_last_place_are_refused() -> None:
     """Three blocks of 64 with 3 entries take 19 bits each, 57 of the 64 in eight bytes."""
-    results = toy_schema(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    results = toy_schema(
+        topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
+    ).results
     for bit in range(57, 64):
-        data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+        data = bytearray(
+            encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32))
+        )
         data[bit // 8] |= 1 << bit % 8
         with pytest.raises(BadPayload, match="level 0: a bit after the last place is set"):
             decode_level(data, results, 0)
@@ -121,15 +140,22 @@ def test_the_block_of_a_refused_number_is_named() -> None:
         bits = bits_of(cut.size, cut.topk)
         last = first + (cut.count - 1) * bits
         data = (((1 << bits) - 1) << last).to_bytes(BIT.payload_bytes(LEVEL), "little")
-        with pytest.raises(BadPayload, match=f"level 1, {cut.segment.name}, block {cut.count - 1}: no set of at most"):
+        with pytest.raises(
+            BadPayload,
+            match=f"level 1, {cut.segment.name}, block {cut.count - 1}: no set of at most",
+        ):
             decode_level(data, BIT, LEVEL)
         first += cut.count * bits
     assert max(cut.count for cut in BIT.of_level(LEVEL)) > 1
 
 
 def test_stray_bits() -> None:
-    results = toy_schema(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
-    data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+    results = toy_schema(
+        topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
+    ).results
+    data = bytearray(
+        encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32))
+    )
     for bit, sentence in (
         (9, "after the last sign"),
         (15, "after the last sign"),
@@ -197,7 +223,10 @@ def test_flipped_bits_are_refused_or_other_votes(data, one_bit: bool) -> None:
         assert votes.startswith("level 1")
         return
     check_sound(votes, results)
-    assert votes.positions.tolist() != before.positions.tolist() or votes.values.tolist() != before.values.tolist()
+    assert (
+        votes.positions.tolist() != before.positions.tolist()
+        or votes.values.tolist() != before.values.tolist()
+    )
 
 
 @given(data=st.data(), one_bit=st.booleans())

@@ -33,7 +33,10 @@ def by_hand(row: list[int], bits: int) -> bytes:
     total = 0
     for first in range(0, len(row), together):
         own = [KINDS[bits].index(digit) for digit in row[first : first + together]]
-        total |= sum(code * len(KINDS[bits]) ** at for at, code in enumerate(own)) << first // together * width
+        total |= (
+            sum(code * len(KINDS[bits]) ** at for at, code in enumerate(own))
+            << first // together * width
+        )
     return total.to_bytes(digits.size_of(len(row), bits), "little")
 
 
@@ -59,7 +62,8 @@ def test_bytes_that_are_taken_come_back(bits: int, count: int, data: st.DataObje
     else:
         together, width = NUMBERS[bits]
         numbers = [
-            int.from_bytes(given_, "little") >> at * width & (1 << width) - 1 for at in range(-(-count // together))
+            int.from_bytes(given_, "little") >> at * width & (1 << width) - 1
+            for at in range(-(-count // together))
         ]
         beyond = int.from_bytes(given_, "little") >> len(numbers) * width
         spare = len(KINDS[bits]) ** (count - together * (len(numbers) - 1))
@@ -73,7 +77,9 @@ def test_what_is_beyond_the_last_digit_is_refused() -> None:
     for number in (5 << 7, 25 << 7, 1 << 14):
         _, wrong = digits.from_bytes(np.frombuffer(number.to_bytes(2, "little"), np.uint8), 4, 2)
         assert wrong is not None, number
-    assert digits.from_bytes(np.frombuffer((4 << 7).to_bytes(2, "little"), np.uint8), 4, 2)[0].tolist() == [0, 0, 0, -3]
+    assert digits.from_bytes(np.frombuffer((4 << 7).to_bytes(2, "little"), np.uint8), 4, 2)[
+        0
+    ].tolist() == [0, 0, 0, -3]
 
 
 def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +120,11 @@ def test_round_trip(name: str, level: int) -> None:
     assert len(data) == results.payload_bytes(level)
     votes, used = decode_level(data, results, level), indices != UNUSED
     assert votes.positions.tolist() == (entry_bases(layout) + indices)[used].tolist()
-    numbers = votes.values.numpy() if results.values is Values.SIGN else votes.multiples().numpy() * SMALLEST
+    numbers = (
+        votes.values.numpy()
+        if results.values is Values.SIGN
+        else votes.multiples().numpy() * SMALLEST
+    )
     assert numbers.tolist() == values[used].tolist()
 
 
@@ -122,7 +132,9 @@ def test_round_trip(name: str, level: int) -> None:
 def test_a_changed_payload_is_refused_or_says_something_else(name: str) -> None:
     results, draw = FORMATS[name], np.random.default_rng(1)
     indices, values = result(results, 2, 7)
-    data = encode_level(results, 2, indices, np.sign(values) if results.values is Values.SIGN else values)
+    data = encode_level(
+        results, 2, indices, np.sign(values) if results.values is Values.SIGN else values
+    )
     before = said(decode_level(data, results, 2))
     refused = 0
     for _ in range(100):
@@ -130,7 +142,9 @@ def test_a_changed_payload_is_refused_or_says_something_else(name: str) -> None:
         for bit in draw.integers(0, 8 * len(data), int(draw.integers(1, 4))):
             changed[bit // 8] ^= 1 << bit % 8
         try:
-            assert bytes(changed) == data or said(decode_level(bytes(changed), results, 2)) != before
+            assert (
+                bytes(changed) == data or said(decode_level(bytes(changed), results, 2)) != before
+            )
         except BadPayload:
             refused += 1
     assert 0 < refused < 100
@@ -149,7 +163,8 @@ def test_a_block_that_keeps_too_much_is_named() -> None:
             np.ones(sum(one.count * one.size for one in MOST.of_level(0)), np.int8), 2
         )
         with pytest.raises(
-            BadPayload, match=f"level 0, {cut.segment.name}, block 0: no set of at most 58 of 64 places"
+            BadPayload,
+            match=f"level 0, {cut.segment.name}, block 0: no set of at most 58 of 64 places",
         ):
             decode_level(bytes(data), MOST, 0)
     data[-MOST.digit_bytes(0)] = 0x7F
@@ -163,7 +178,9 @@ def test_blocks_are_digits_only_where_that_is_shorter() -> None:
             results = ResultFormat((), 1, Transform.NONE, values)
             apart = index_coding.bits_of(4096, kept) + values.bits * kept
             together = 4096 * 8 / 5 if values.bits == 1 else 4096 * 7 / 3
-            assert results.as_digits(4096, kept) == (values is not Values.FLOAT and together < apart)
+            assert results.as_digits(4096, kept) == (
+                values is not Values.FLOAT and together < apart
+            )
 
 
 @pytest.mark.parametrize("value_bits", [1, 2])
@@ -174,7 +191,9 @@ def test_unpacked_digits_on_torch_and_numpy_are_equal(value_bits: int, fault: st
     kinds = np.array([0, 1, -1, 3, -3], np.int8)[: 1 + (1 << value_bits)]
     longer = np.random.default_rng(value_bits).choice(kinds, count + 1)
     longer[count] = 1 if "rest" in fault else 0
-    octets = np.frombuffer(digits.to_bytes(longer, value_bits), np.uint8)[: digits.size_of(count, value_bits)].copy()
+    octets = np.frombuffer(digits.to_bytes(longer, value_bits), np.uint8)[
+        : digits.size_of(count, value_bits)
+    ].copy()
     if "code" in fault:
         octets[7:14] = 255
     found, first = digits.from_bytes(octets, count, value_bits)

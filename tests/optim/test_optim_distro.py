@@ -34,13 +34,20 @@ def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) 
         for seat, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
             if (step + seat) % 4 == 0:
                 continue
-            for level, data in encode(engine, gradients(schema, tier, 10 * step + seat), 1e-3, 1e-3).items():
+            for level, data in encode(
+                engine, gradients(schema, tier, 10 * step + seat), 1e-3, 1e-3
+            ).items():
                 if step % 5 != level:
                     accepted[level].append(data)
         for seat, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
-            order = accepted if seat % 2 else {level: data[::-1] for level, data in accepted.items()}
+            order = (
+                accepted if seat % 2 else {level: data[::-1] for level, data in accepted.items()}
+            )
             held = range(tier, schema.state.levels)
-            votes = {level: [decode_level(d, schema.results, level) for d in order[level]] for level in held}
+            votes = {
+                level: [decode_level(d, schema.results, level) for d in order[level]]
+                for level in held
+            }
             engine.apply(votes, 1e-3)
         for level in range(schema.state.levels):
             hashes = {
@@ -61,7 +68,9 @@ def test_apply_counts_only_a_levels_holders(sizes: dict[str, int]) -> None:
     senders = [(0, 1), (1, 2), (2, 3), (2, 4)]
     results: dict[int, list] = {level: [] for level in range(3)}
     for tier, seed in senders:
-        for level, data in encode(replica(schema, tier)[1], gradients(schema, tier, seed), lr).items():
+        for level, data in encode(
+            replica(schema, tier)[1], gradients(schema, tier, seed), lr
+        ).items():
             results[level].append(decode_level(data, schema.results, level))
     assert [len(results[level]) for level in range(3)] == [1, 2, 4]
     engine.apply(results, lr)
@@ -96,7 +105,11 @@ def test_state_follows_the_formulas(sizes: dict[str, int]) -> None:
         delta = (delta - tall.T @ sent @ wide) * own * 0.9 + lr * new
         coefficients = (tall @ delta @ wide.T).flatten(1)
         best = coefficients.abs().topk(4, dim=1).indices
-        sent = torch.zeros_like(coefficients).scatter_(1, best, coefficients.gather(1, best)).view(delta.shape)
+        sent = (
+            torch.zeros_like(coefficients)
+            .scatter_(1, best, coefficients.gather(1, best))
+            .view(delta.shape)
+        )
         found = next(residual for part, residual in feedback.residual() if part.blocks == cut)
         assert torch.allclose(found.double(), delta, atol=1e-5)
         base = level_layout(schema.results, 1).groups[part.group].base + part.first * cut.size
@@ -208,9 +221,15 @@ def test_weight_decay_happens_once_whatever_was_received() -> None:
     params, engine = replica(schema, 2)
     before = {name: tensor.clone() for name, tensor in params.items()}
     engine.apply({2: []}, 0.01)
-    assert all(torch.equal(params[name], before[name] * np.float32(1 - 0.01 * 0.1).item()) for name in params)
+    assert all(
+        torch.equal(params[name], before[name] * np.float32(1 - 0.01 * 0.1).item())
+        for name in params
+    )
     engine.apply({}, 0.0)
-    assert all(torch.equal(params[name], before[name] * np.float32(1 - 0.01 * 0.1).item()) for name in params)
+    assert all(
+        torch.equal(params[name], before[name] * np.float32(1 - 0.01 * 0.1).item())
+        for name in params
+    )
 
 
 @pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1])
@@ -229,7 +248,9 @@ def test_bad_learning_rate(lr: float) -> None:
 def test_apply_is_refused_for_other_levels_and_during_training() -> None:
     schema = toy_schema()
     params, engine = replica(schema, 1)
-    votes = decode_level(encode(replica(schema, 0)[1], gradients(schema, 0, 0), 0.1)[0], schema.results, 0)
+    votes = decode_level(
+        encode(replica(schema, 0)[1], gradients(schema, 0, 0), 0.1)[0], schema.results, 0
+    )
     before = bits(params)
     with pytest.raises(ValueError, match=r"\[0\], which are not held"):
         engine.apply({0: [votes]}, 0.1)

@@ -29,16 +29,26 @@ def random_votes(results, level: int, peers: int, seed: int, density: float = 0.
         chance = density * torch.where(torch.arange(total) % 7 == 0, 5.0, 0.5)
         positions = (torch.rand(total, generator=generator) < chance).nonzero().flatten()
         values = torch.randn(len(positions), generator=generator) * 10.0 ** (seed % 5 - 2)
-        votes.append(Votes(level, positions, values.sign().to(torch.int8) if results.values is Values.SIGN else values))
+        votes.append(
+            Votes(
+                level,
+                positions,
+                values.sign().to(torch.int8) if results.values is Values.SIGN else values,
+            )
+        )
     return votes
 
 
 def equal(left, right) -> bool:
-    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(left, right, strict=True))
+    return all(
+        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(left, right, strict=True)
+    )
 
 
 @pytest.mark.parametrize("one_bit", [True, False])
-@pytest.mark.parametrize(("peers", "density"), [(1, 0.02), (2, 0.1), (3, 0.02), (7, 0.1), (16, 0.2), (256, 0.01)])
+@pytest.mark.parametrize(
+    ("peers", "density"), [(1, 0.02), (2, 0.1), (3, 0.02), (7, 0.1), (16, 0.2), (256, 0.01)]
+)
 def test_equals_unbounded_integers(peers: int, density: float, one_bit: bool) -> None:
     results = toy_schema(quantize_1bit=one_bit).results
     for level in range(results.levels):
@@ -56,15 +66,24 @@ def test_equals_unbounded_integers_also_in_padded_blocks() -> None:
 
 @pytest.mark.parametrize(
     ("hidden", "chunk"),
-    [(64, 64), (60, 64), pytest.param(44, 43, id="uneven edges"), pytest.param(24, 1, id="no transform")],
+    [
+        (64, 64),
+        (60, 64),
+        pytest.param(44, 43, id="uneven edges"),
+        pytest.param(24, 1, id="no transform"),
+    ],
 )
 def test_equals_unbounded_integers_for_other_edges(hidden: int, chunk: int) -> None:
-    results = toy_schema(hidden_size=hidden, num_attention_heads=2, intermediate_size=172, tiers=2, chunk=chunk).results
+    results = toy_schema(
+        hidden_size=hidden, num_attention_heads=2, intermediate_size=172, tiers=2, chunk=chunk
+    ).results
     votes = random_votes(results, 0, 3, seed=chunk, density=0.01)
     assert equal(signs(votes, results, 0, CPU), oracle_signs(votes, results, 0))
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 64), (43, 64), (250, 255), (1, 512), (64, 1)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(64, 64), (1, 64), (43, 64), (250, 255), (1, 512), (64, 1)]
+)
 def test_worst_block_reaches_no_sum_that_float64_rounds(height: int, width: int) -> None:
     """Every coefficient voted for by all, with the signs that make the largest sum in the first
     corner.
@@ -77,7 +96,9 @@ def test_worst_block_reaches_no_sum_that_float64_rounds(height: int, width: int)
     assert abs(rows).max() <= 1 << 53
     if height > 1:
         half = 1 << 26
-        rows = np.vectorize(lambda t: (t + half >> 27) - (t % (1 << 28) == half), otypes=[object])(rows)
+        rows = np.vectorize(lambda t: (t + half >> 27) - (t % (1 << 28) == half), otypes=[object])(
+            rows
+        )
         rows = tall.T.dot(rows)
         assert abs(rows).max() <= 1 << 53
     mean = torch.from_numpy(corner.astype(np.float64)).view(1, height, width)
@@ -92,7 +113,11 @@ def test_order_threads_and_memory_layout_do_not_matter(one_bit: bool) -> None:
     assert any(part.any() for part in expected)
     assert equal(signs(votes[::-1], results, 2, CPU), expected)
     strided = [
-        Votes(2, torch.stack([v.positions, v.positions], 1)[:, 0], torch.stack([v.values, v.values], 1)[:, 1])
+        Votes(
+            2,
+            torch.stack([v.positions, v.positions], 1)[:, 0],
+            torch.stack([v.values, v.values], 1)[:, 1],
+        )
         for v in votes
     ]
     shuffled = [Votes(2, v.positions.flip(0), v.values.flip(0)) for v in votes]
@@ -149,13 +174,18 @@ def test_signs_match_the_float_transform_except_near_ties() -> None:
     for part, got in zip(layout.parts, signs(votes, results, 2, CPU), strict=True):
         group = layout.groups[part.group]
         low = group.base + part.first * group.block
-        dense = means[low : low + part.blocks.count * group.block].view(-1, group.height, group.width)
+        dense = means[low : low + part.blocks.count * group.block].view(
+            -1, group.height, group.width
+        )
         tall, wide = (torch.tensor(integer_basis(e)).double() for e in (group.height, group.width))
         tall, wide = (rows / rows.norm(dim=1, keepdim=True) for rows in (tall, wide))
         sums = tall.T @ (dense @ wide)
         differs = sums.sign() != got
         assert sums[differs].abs().max() < 2**-18 if differs.any() else True
-        differing, total = differing + int((differs & (sums.abs() > 1e-12)).sum()), total + sums.numel()
+        differing, total = (
+            differing + int((differs & (sums.abs() > 1e-12)).sum()),
+            total + sums.numel(),
+        )
     assert total > 100_000
     assert differing / total < 1e-5
 
@@ -170,7 +200,9 @@ def test_means_are_the_nearest_integers(one_bit: bool) -> None:
     expected = {}
     for group in layout.groups:
         for low in range(group.base, group.base + group.blocks * group.block, group.block):
-            expected |= {low + place: m for place, m in oracle_means(votes, low, low + group.block).items()}
+            expected |= {
+                low + place: m for place, m in oracle_means(votes, low, low + group.block).items()
+            }
     assert len(expected) > 500
     assert dict(zip(positions.tolist(), means.tolist(), strict=True)) == expected
 

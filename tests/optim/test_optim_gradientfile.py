@@ -63,7 +63,9 @@ def at(place: Path, data: bytes) -> Path:
 @given(
     about=st.builds(
         About,
-        run_id=st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=32),
+        run_id=st.text(
+            st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=32
+        ),
         epoch=st.integers(0, 2**16),
         round=st.integers(0, 2**16),
         step=st.integers(0, 2**32 - 1),
@@ -123,14 +125,18 @@ def test_equal_results_give_equal_files() -> None:
 # --- what a stranger wrote ------------------------------------------------------------------------
 
 
-def changed(file: GradientFile, facts: dict[str, str] | None = None, drop: str = "", tensor: str = "") -> bytes:
+def changed(
+    file: GradientFile, facts: dict[str, str] | None = None, drop: str = "", tensor: str = ""
+) -> bytes:
     """The file with other metadata, without one of its entries, or with another name for its first
     tensor.
     """
     data = file.to_bytes()
     length = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + length])
-    head["__metadata__"] = {k: v for k, v in (head["__metadata__"] | (facts or {})).items() if k != drop}
+    head["__metadata__"] = {
+        k: v for k, v in (head["__metadata__"] | (facts or {})).items() if k != drop
+    }
     if tensor:
         head[tensor] = head.pop("level.1")
     text = json.dumps(head).encode()
@@ -200,7 +206,9 @@ def test_what_is_no_file_is_a_sentence(tmp_path: Path) -> None:
             read_gradient_file(tmp_path / name)
 
 
-def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_beyond_the_limit_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gradientfile, "MAX_PAYLOAD_BYTES", 100)
     with pytest.raises(BadGradientFile, match="is larger than 100 bytes"):
         read_gradient_file(at(tmp_path, made(SIGNS).to_bytes()))
@@ -212,7 +220,9 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest
 def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:
     """What the run makes of this one result: the change of a tier-0 replica of zeros."""
     params = {name: torch.zeros(shape) for name, shape in dense_shapes(file.schema).items()}
-    Engine(file.schema, 0, params).apply({level: [votes] for level, votes in file.votes().items()}, lr)
+    Engine(file.schema, 0, params).apply(
+        {level: [votes] for level, votes in file.votes().items()}, lr
+    )
     return params
 
 

@@ -47,7 +47,11 @@ def pull(schema: Schema, tier: int, params: dict[str, Tensor]) -> Callable[[Tens
 
 
 def plain(
-    schema: Schema, tier: int, params: dict[str, Tensor], rounds: list[tuple[list[Tensor], float]], inner: str
+    schema: Schema,
+    tier: int,
+    params: dict[str, Tensor],
+    rounds: list[tuple[list[Tensor], float]],
+    inner: str,
 ) -> list[dict[str, Tensor]]:
     """start - end of every round, by torch's own AdamW or by Muon, from the same weights."""
     optimizer: torch.optim.Optimizer = (
@@ -84,7 +88,10 @@ def test_pseudo_gradient_is_the_change_of_the_inner_optimizer(inner: str) -> Non
         assert found.factor == 1.0
         made.append(found.tensors)
     assert found.loss == pytest.approx((0 + 2) / 2)
-    rounds = [([SEQUENCES[:3], SEQUENCES[3:5], SEQUENCES[5:]], 0.01), ([SEQUENCES[:1], SEQUENCES[1:2]], 0.02)]
+    rounds = [
+        ([SEQUENCES[:3], SEQUENCES[3:5], SEQUENCES[5:]], 0.01),
+        ([SEQUENCES[:1], SEQUENCES[1:2]], 0.02),
+    ]
     expected = plain(schema, 1, tensors(schema, 1, 0), rounds, inner)
     assert [bits(dict(one)) for one in made] == [bits(one) for one in expected]
 
@@ -100,7 +107,9 @@ def test_lookahead_applies_the_travelling_result(rates: dict[str, Any]) -> None:
         each.train(SEQUENCES, pull(schema, 1, own), 0.02, 0.01)
     shared = bits(late)
     sent = at_once._result.sent()
-    at_once.apply({level: [decode_level(data, schema.results, level)] for level, data in sent.items()}, 0.03)
+    at_once.apply(
+        {level: [decode_level(data, schema.results, level)] for level, data in sent.items()}, 0.03
+    )
     found = ahead.train(SEQUENCES + 1, pull(schema, 1, late), 0.02, 0.03, travelling=True)
     expected = at_once.train(SEQUENCES + 1, pull(schema, 1, others), 0.02, 0.03)
     assert found.payloads == expected.payloads
@@ -224,7 +233,9 @@ def test_what_was_not_sent_is_sent_later(width: int, sizes: dict[str, int]) -> N
     for step in range(3):
         moved = {name: tensor * 1e-3 for name, tensor in gradients(schema, 1, step).items()}
         data = compressed(engine, moved)[1]
-        new = torch.from_numpy(cut_blocks(view(moved, cut.segment).numpy(), cut)).double().flatten(1)
+        new = (
+            torch.from_numpy(cut_blocks(view(moved, cut.segment).numpy(), cut)).double().flatten(1)
+        )
         residual = residual * 0.9 + new
         best = residual.abs().topk(4, dim=1).indices.sort(dim=1).values
         sent = quantise(residual.gather(1, best).float(), width).double()
@@ -249,7 +260,10 @@ def test_what_is_too_small_for_the_lattice_waits() -> None:
     schema = toy_inner()
     _, engine = replica(schema, 0)
     tiny = {name: torch.full_like(t, SMALLEST / 4) for name, t in gradients(schema, 0, 0).items()}
-    found = [len(decode_level(compressed(engine, tiny)[0], schema.results, 0).positions) for _ in range(6)]
+    found = [
+        len(decode_level(compressed(engine, tiny)[0], schema.results, 0).positions)
+        for _ in range(6)
+    ]
     assert found[:4] == [0, 0, 0, 0]
     assert found[4] > 0  # a quarter each with a decay of .95: 5 rounds make a whole
 
@@ -283,15 +297,24 @@ def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[s
             if (step + seat) % 4 == 0:
                 continue
             share = SEQUENCES[seat : seat + 3] + 10 * step
-            for level, data in engine.train(share, pull(schema, tier, params), 1e-3, 1e-3).payloads.items():
+            for level, data in engine.train(
+                share, pull(schema, tier, params), 1e-3, 1e-3
+            ).payloads.items():
                 if step % 5 != level:
                     accepted[level].append(data)
         for seat, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
-            order = accepted if seat % 2 else {level: data[::-1] for level, data in accepted.items()}
-            engine.apply({k: [decode_level(d, schema.results, k) for d in order[k]] for k in range(tier, 3)}, 1e-3)
+            order = (
+                accepted if seat % 2 else {level: data[::-1] for level, data in accepted.items()}
+            )
+            engine.apply(
+                {k: [decode_level(d, schema.results, k) for d in order[k]] for k in range(tier, 3)},
+                1e-3,
+            )
         for level in range(3):
             hashes = {
-                level_hash(p, schema.state, level) for t, (p, _) in zip(tiers, members, strict=True) if t <= level
+                level_hash(p, schema.state, level)
+                for t, (p, _) in zip(tiers, members, strict=True)
+                if t <= level
             }
             assert len(hashes) == 1
     assert bits(members[0][0]) != start
@@ -305,7 +328,10 @@ def test_a_replica_continues_from_its_state_bit_by_bit(inner: str, done: int) ->
 
     def round_of(own: dict[str, Tensor], each: Engine, step: int) -> dict[int, bytes]:
         made = each.train(SEQUENCES[:3] + step, pull(schema, 1, own), 1e-2, 1e-2).payloads
-        each.apply({level: [decode_level(data, schema.results, level)] for level, data in made.items()}, 1e-2)
+        each.apply(
+            {level: [decode_level(data, schema.results, level)] for level, data in made.items()},
+            1e-2,
+        )
         return made
 
     for step in range(done):
@@ -326,10 +352,14 @@ def test_a_replica_continues_from_its_state_bit_by_bit(inner: str, done: int) ->
 
 SPOILT = {
     "lacks a moment": lambda state: state.pop("private.exp_avg/model.norm.weight"),
-    "has another's": lambda state: state.update({"private.momentum/model.norm.weight": torch.zeros(24)}),
+    "has another's": lambda state: state.update(
+        {"private.momentum/model.norm.weight": torch.zeros(24)}
+    ),
     "shape": lambda state: state.update({"private.exp_avg/model.norm.weight": torch.zeros(3)}),
     "type": lambda state: state.update({"private.step/model.norm.weight": torch.tensor(3)}),
-    "not finite": lambda state: state.update({"private.step/model.norm.weight": torch.tensor(np.inf)}),
+    "not finite": lambda state: state.update(
+        {"private.step/model.norm.weight": torch.tensor(np.inf)}
+    ),
     "of the result": lambda state: state.pop("result.residual.1.0"),
     "of nothing": lambda state: state.update({"other.x": torch.zeros(1)}),
 }
@@ -391,14 +421,18 @@ def test_whole_results_take_a_byte_per_number() -> None:
     _, engine = replica(schema, 2)
     holed = gradients(schema, 2, 7)
     holed["model.norm.weight"][0] = 0.0
-    other = decode_level(engine._result.compress(PseudoGradient(holed, 1.0, 0.0))[2], schema.results, 2)
+    other = decode_level(
+        engine._result.compress(PseudoGradient(holed, 1.0, 0.0))[2], schema.results, 2
+    )
     assert len(other.positions) == len(first.positions) - 1
     again = decode_level(payloads[2], schema.results, 2)
     assert torch.equal(again.positions, first.positions)
 
 
 @pytest.mark.parametrize("clip", [2.0, None])
-def test_steps_that_run_ahead_go_as_far_as_others(monkeypatch: pytest.MonkeyPatch, clip: float | None) -> None:
+def test_steps_that_run_ahead_go_as_far_as_others(
+    monkeypatch: pytest.MonkeyPatch, clip: float | None
+) -> None:
     schema = toy_inner(inner_steps=3, clip=clip)
     moved, losses = [], []
     for ahead in (False, True):
@@ -414,9 +448,17 @@ def test_steps_that_run_ahead_go_as_far_as_others(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("number", "loss"),
-    [(float("nan"), 0.0), (float("inf"), 0.0), (3e30, 0.0), (1.0, float("nan")), (1.0, float("inf"))],
+    [
+        (float("nan"), 0.0),
+        (float("inf"), 0.0),
+        (3e30, 0.0),
+        (1.0, float("nan")),
+        (1.0, float("inf")),
+    ],
 )
-def test_a_share_that_ran_ahead_is_refused_whole(monkeypatch: pytest.MonkeyPatch, number: float, loss: float) -> None:
+def test_a_share_that_ran_ahead_is_refused_whole(
+    monkeypatch: pytest.MonkeyPatch, number: float, loss: float
+) -> None:
     """What no step has waited for is judged at the end, and weights and moments are as they
     were.
     """

@@ -37,21 +37,28 @@ values_of_a_block = st.lists(
 
 
 def error_of(block: list[float], sent: list[float]) -> Fraction:
-    return sum((Fraction(value) - Fraction(near)) ** 2 for value, near in zip(block, sent, strict=True))
+    return sum(
+        (Fraction(value) - Fraction(near)) ** 2 for value, near in zip(block, sent, strict=True)
+    )
 
 
 def best_error(block: list[float], bits: int) -> Fraction:
     """The least squared error of all exponents there are, in fractions."""
     multiples = (1, 3) if bits == 2 else (1,)
     return min(
-        sum(min((Fraction(value) - m * Fraction(2) ** exponent) ** 2 for m in multiples) for value in block)
+        sum(
+            min((Fraction(value) - m * Fraction(2) ** exponent) ** 2 for m in multiples)
+            for value in block
+        )
         for exponent in range(LEAST, MOST + 1)
     )
 
 
 @given(values_of_a_block, st.sampled_from([1, 2]), st.data())
 def test_no_other_exponent_is_nearer(block: list[float], bits: int, data: st.DataObject) -> None:
-    signs = data.draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=len(block), max_size=len(block)))
+    signs = data.draw(
+        st.lists(st.sampled_from([-1.0, 1.0]), min_size=len(block), max_size=len(block))
+    )
     row = torch.tensor([[value * sign for value, sign in zip(block, signs, strict=True)] + [0.0]])
     (sent,) = quantise(row, bits).tolist()
     assert sent[-1] == 0
@@ -73,7 +80,12 @@ def test_of_two_that_are_as_good_the_lower_exponent_is_taken() -> None:
 def test_value_beyond_the_lattice_becomes_its_largest() -> None:
     rows = torch.tensor([[1e30, -1e30], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]])
     largest = 3 * 2.0**MOST
-    assert quantise(rows, 2).tolist() == [[largest, -largest], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]]
+    assert quantise(rows, 2).tolist() == [
+        [largest, -largest],
+        [SMALLEST, 0.0],
+        [0.0, 0.0],
+        [0.25, -0.75],
+    ]
 
 
 def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
@@ -83,7 +95,9 @@ def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
 # --- the bytes ------------------------------------------------------------------------------------
 
 
-def result(results: ResultFormat, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
+def result(
+    results: ResultFormat, seed: int = 0, zeros: float = 0.97
+) -> tuple[np.ndarray, np.ndarray]:
     """Indices and lattice values of a level's entries, many of them unused; blocks of very
     different sizes.
     """
@@ -131,7 +145,10 @@ def test_round_trip(bits: int, zeros: float) -> None:
     votes = decode_level(memoryview(data), results, LEVEL)
     used = indices != UNUSED
     assert used.any() == (zeros < 1)
-    assert votes.positions.tolist() == (entry_bases(level_layout(results, LEVEL)) + indices)[used].tolist()
+    assert (
+        votes.positions.tolist()
+        == (entry_bases(level_layout(results, LEVEL)) + indices)[used].tolist()
+    )
     assert votes.kind == votes.multiples().dtype == torch.int64
     assert (votes.multiples().double() * SMALLEST).tolist() == values[used].tolist()
     assert encoded_again(votes, results) == data
@@ -158,7 +175,14 @@ def test_layout_on_the_wire() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [(1.25, 1.25), (0.5, 0.25), (1.5, 3.0), (2.0**-41, 2.0**-41), (2.0**5, 2.0**5), (np.inf, np.inf)],
+    [
+        (1.25, 1.25),
+        (0.5, 0.25),
+        (1.5, 3.0),
+        (2.0**-41, 2.0**-41),
+        (2.0**5, 2.0**5),
+        (np.inf, np.inf),
+    ],
     ids=str,
 )
 def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> None:
@@ -214,8 +238,12 @@ def test_an_exponent_of_a_block_without_votes() -> None:
 
 def test_a_bit_after_the_last_exponent() -> None:
     """Three blocks take 18 bits."""
-    results = toy_inner(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
-    data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+    results = toy_inner(
+        topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
+    ).results
+    data = bytearray(
+        encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32))
+    )
     data[results.place_bytes(0) + 2] |= 1 << 2
     with pytest.raises(BadPayload, match="level 0: a bit after the last exponent is set"):
         decode_level(data, results, 0)
@@ -223,10 +251,17 @@ def test_a_bit_after_the_last_exponent() -> None:
 
 @pytest.mark.parametrize("plane", ["sign", "size"])
 def test_stray_bits(plane: str) -> None:
-    results = toy_inner(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
-    data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+    results = toy_inner(
+        topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
+    ).results
+    data = bytearray(
+        encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32))
+    )
     place = results.place_bytes(0) + 3 + (2 if plane == "size" else 0)
-    for bit, sentence in ((9, f"after the last {plane}"), (4, f"entry 4: the {plane} of an unused")):
+    for bit, sentence in (
+        (9, f"after the last {plane}"),
+        (4, f"entry 4: the {plane} of an unused"),
+    ):
         broken = bytearray(data)
         broken[place + bit // 8] |= 1 << bit % 8
         with pytest.raises(BadPayload, match=sentence):

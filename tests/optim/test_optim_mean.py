@@ -44,13 +44,19 @@ def oracle(votes: Sequence[Votes], divisor: DivisorName, rate: float) -> dict[in
             "root": math.sqrt(len(values) * len(votes)),
         }[divisor]
         quotient = float(Fraction(sum(values)) / Fraction(by))  # to the nearest double
-        found[position] = np.float32(float(Fraction(quotient) * Fraction(rate) * Fraction(2) ** LEAST))
+        found[position] = np.float32(
+            float(Fraction(quotient) * Fraction(rate) * Fraction(2) ** LEAST)
+        )
     return found
 
 
 def votes_of(rows: Sequence[dict[int, int]], level: int = 0) -> list[Votes]:
     return [
-        Votes(level, torch.tensor(list(row), dtype=torch.int64), torch.tensor(list(row.values()), dtype=torch.int64))
+        Votes(
+            level,
+            torch.tensor(list(row), dtype=torch.int64),
+            torch.tensor(list(row.values()), dtype=torch.int64),
+        )
         for row in rows
     ]
 
@@ -65,7 +71,12 @@ peers = st.lists(st.dictionaries(st.integers(0, 5), multiple), min_size=1, max_s
 rates = st.one_of(st.sampled_from([1.0, 0.7, 64.0]), st.floats(1e-6, 64.0))
 
 
-@given(peers, st.sampled_from(get_args(DivisorName)), rates, st.one_of(st.just(LARGEST), st.integers(0, LARGEST)))
+@given(
+    peers,
+    st.sampled_from(get_args(DivisorName)),
+    rates,
+    st.one_of(st.just(LARGEST), st.integers(0, LARGEST)),
+)
 def test_equals_fractions_and_is_as_near_as_fp32_can_be(
     rows: list[dict[int, int]], divisor: DivisorName, rate: float, most: int
 ) -> None:
@@ -80,7 +91,9 @@ def test_equals_fractions_and_is_as_near_as_fp32_can_be(
             kept = [row[position] for row in rows if position in row]
             by = len(kept) if divisor == "keepers" else len(rows)
             true = Fraction(sum(kept), by) * Fraction(rate) * Fraction(2) ** LEAST
-            assert abs(Fraction(step) - true) <= abs(true) * Fraction(1, 2**24) * (1 + Fraction(1, 2**20))
+            assert abs(Fraction(step) - true) <= abs(true) * Fraction(1, 2**24) * (
+                1 + Fraction(1, 2**20)
+            )
 
 
 @pytest.mark.parametrize("divisor", get_args(DivisorName))
@@ -97,14 +110,17 @@ def test_the_largest_sums_are_exact(divisor: DivisorName) -> None:
     assert steps[0].item() == 256 * LARGEST / by * 2.0**LEAST
 
 
-def random_votes(schema: Schema, level: int, count: int, seed: int, density: float = 0.2) -> list[Votes]:
+def random_votes(
+    schema: Schema, level: int, count: int, seed: int, density: float = 0.2
+) -> list[Votes]:
     generator = torch.Generator().manual_seed(seed)
     total = sum(group.blocks * group.block for group in level_layout(schema.results, level).groups)
     found = []
     for _ in range(count):
         positions = (torch.rand(total, generator=generator) < density).nonzero().flatten()
         signs, sizes, shifts = (
-            torch.randint(0, most, (len(positions),), generator=generator) for most in (2, 2, MOST - LEAST + 1)
+            torch.randint(0, most, (len(positions),), generator=generator)
+            for most in (2, 2, MOST - LEAST + 1)
         )
         values = (2 * signs - 1) * (2 * sizes + 1) << shifts
         found.append(Votes(level, positions, values))
@@ -113,7 +129,9 @@ def random_votes(schema: Schema, level: int, count: int, seed: int, density: flo
 
 @pytest.mark.parametrize("divisor", get_args(DivisorName))
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
-def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int], divisor: DivisorName) -> None:
+def test_the_apply_is_the_formula_on_every_held_level(
+    sizes: dict[str, int], divisor: DivisorName
+) -> None:
     schema = toy_inner(divisor=divisor, outer_lr=0.7, **sizes)
     params = tensors(schema, 1, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
@@ -125,7 +143,10 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int], div
         for part in layout.parts:
             group = layout.groups[part.group]
             low = group.base + part.first * group.block
-            flat = np.array([expected.get(low + i, 0) for i in range(part.blocks.count * group.block)], np.float32)
+            flat = np.array(
+                [expected.get(low + i, 0) for i in range(part.blocks.count * group.block)],
+                np.float32,
+            )
             step = joined(flat.reshape(-1, group.height, group.width), part.blocks)
             old = view(before, part.segment).numpy()
             assert np.array_equal(view(params, part.segment).numpy(), old - step)
@@ -153,7 +174,10 @@ def test_order_threads_and_memory_layout_do_not_matter() -> None:
     torch.set_num_threads(2)
     assert applied(votes) == expected
     assert applied(shuffled[3:] + shuffled[:3]) == expected
-    assert applied([Votes(2, gaps(v.positions), gaps(v.values)) for v in votes], strided=True) == expected
+    assert (
+        applied([Votes(2, gaps(v.positions), gaps(v.values)) for v in votes], strided=True)
+        == expected
+    )
 
 
 def test_numbers_and_levels_without_votes_keep_their_bits() -> None:
@@ -181,7 +205,10 @@ def test_impossible_votes_are_refused_and_change_nothing() -> None:
         ({1: good * 257}, "256 peers"),
         ({1: good, 2: good}, "level 2"),
         ({0: votes_of([{0: 1}])}, r"\[0\], which are not held"),
-        ({1: good, 2: [Votes(2, good[0].positions, torch.ones(1, dtype=torch.int8))]}, "another kind"),
+        (
+            {1: good, 2: [Votes(2, good[0].positions, torch.ones(1, dtype=torch.int8))]},
+            "another kind",
+        ),
     ):
         with pytest.raises(ValueError, match=sentence):
             engine.apply(results, 0.1)
@@ -194,7 +221,10 @@ def test_only_the_groups_own_parameters_change() -> None:
     params = tensors(schema, 2, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
     layout = level_layout(schema.results, 2)
-    places = [layout.groups[part.group].base + part.first * layout.groups[part.group].block for part in layout.parts]
+    places = [
+        layout.groups[part.group].base + part.first * layout.groups[part.group].block
+        for part in layout.parts
+    ]
     MeanApply(schema.results, 2, params, SparseLoCo()).apply(
         {2: votes_of([dict.fromkeys(places, 1 << -LEAST)], 2)}, 1.0
     )
@@ -205,7 +235,9 @@ def test_only_the_groups_own_parameters_change() -> None:
 
 
 @pytest.mark.parametrize(("inner", "most"), [("adamw", 2.0), ("muon", 0.5)])
-def test_one_member_moves_nothing_further_than_the_rate_allows(inner: InnerOptimizerName, most: float) -> None:
+def test_one_member_moves_nothing_further_than_the_rate_allows(
+    inner: InnerOptimizerName, most: float
+) -> None:
     """The largest value that a result can say, alone on its coefficient."""
     schema, settings = toy_inner(), SparseLoCo(inner_steps=8, inner_optimizer=inner)
     params = tensors(schema, 0, 0)
@@ -227,8 +259,12 @@ def test_infinite_rate_leaves_the_lattice_as_the_bound() -> None:
     schema = toy_inner()
     params = tensors(schema, 2, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
-    MeanApply(schema.results, 2, params, SparseLoCo()).apply({2: votes_of([{0: LARGEST}], 2)}, 1e300)
-    assert max((before[name] - params[name]).abs().max().item() for name in params) == pytest.approx(3 << MOST)
+    MeanApply(schema.results, 2, params, SparseLoCo()).apply(
+        {2: votes_of([{0: LARGEST}], 2)}, 1e300
+    )
+    assert max(
+        (before[name] - params[name]).abs().max().item() for name in params
+    ) == pytest.approx(3 << MOST)
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan")])

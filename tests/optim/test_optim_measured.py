@@ -19,7 +19,8 @@ from aftermath.optim.schema import Schema
 from optim.optim_oracle import toy_inner, toy_schema
 from optim.optim_replica import SEQUENCES, bits, gradients, replica
 
-WHOLE = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 64}  # blocks of 8 without padding
+# blocks of 8 without padding
+WHOLE = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 64}
 SCHEMAS = [
     toy_schema(**WHOLE),
     toy_schema(quantize_1bit=False, weight_decay=0.1),
@@ -43,13 +44,18 @@ def train(schema: Schema, tier: int, engine: Engine, step: int, measured: bool) 
 def test_no_bit_is_another(schema: Schema, tier: int) -> None:
     plain, asked = replica(schema, tier), replica(schema, tier)
     for step in range(4):
-        one, other = train(schema, tier, plain[1], step, False), train(schema, tier, asked[1], step, True)
+        one, other = (
+            train(schema, tier, plain[1], step, False),
+            train(schema, tier, asked[1], step, True),
+        )
         assert one.payloads == other.payloads
         assert one.measured is None
         assert other.measured is not None
         assert list(other.measured) == list(range(tier, 3))
         for params, engine in (plain, asked):
-            votes = {level: [decode_level(d, schema.results, level)] for level, d in one.payloads.items()}
+            votes = {
+                level: [decode_level(d, schema.results, level)] for level, d in one.payloads.items()
+            }
             engine.apply(votes, 0.1)
             assert params
     assert bits(plain[0]) == bits(asked[0])
@@ -57,7 +63,9 @@ def test_no_bit_is_another(schema: Schema, tier: int) -> None:
 
 
 def norm(schema: Schema, level: int, params: Mapping[str, Tensor]) -> float:
-    return math.sqrt(sum(float(view(params, s).double().square().sum()) for s in schema.state.of_level(level)))
+    return math.sqrt(
+        sum(float(view(params, s).double().square().sum()) for s in schema.state.of_level(level))
+    )
 
 
 def test_they_are_the_norms_and_the_share_that_was_sent() -> None:
@@ -68,7 +76,9 @@ def test_they_are_the_norms_and_the_share_that_was_sent() -> None:
     _, engine = replica(schema, 0)
     trained = train(schema, 0, engine, 7, True)
     learnt = {name: 0.1 * tensor for name, tensor in gradients(schema, 0, 7).items()}
-    votes = {level: decode_level(data, schema.results, level) for level, data in trained.payloads.items()}
+    votes = {
+        level: decode_level(data, schema.results, level) for level, data in trained.payloads.items()
+    }
     sent = dict(dense(schema, votes, 0.1))
     left = {name: tensor - sent[name] for name, tensor in learnt.items()}
     assert trained.measured is not None
@@ -83,7 +93,9 @@ def test_of_a_lattice_what_rounding_leaves_is_not_carried() -> None:
     schema = toy_inner(decay=1.0, inner_steps=1)
     _, engine = replica(schema, 0)
     trained = train(schema, 0, engine, 7, True)
-    residual = {name: t for name, t in engine.state().items() if name.startswith("result.residual.")}
+    residual = {
+        name: t for name, t in engine.state().items() if name.startswith("result.residual.")
+    }
     assert trained.measured is not None
     for level, found in trained.measured.items():
         own = [t for name, t in residual.items() if name.startswith(f"result.residual.{level}.")]
@@ -106,4 +118,6 @@ def test_nothing_learnt_is_nothing_carried(schema: Schema) -> None:
 
     trained = engine.train(SEQUENCES, backward, 0.0, 0.0, True)
     assert trained.measured is not None
-    assert [(m.gradient_norm, m.residual_norm, m.carried) for m in trained.measured.values()] == [(0.0, 0.0, 0.0)] * 2
+    assert [(m.gradient_norm, m.residual_norm, m.carried) for m in trained.measured.values()] == [
+        (0.0, 0.0, 0.0)
+    ] * 2

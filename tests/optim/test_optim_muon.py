@@ -21,7 +21,9 @@ def tensors(seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in NAMES.items()}
 
 
-def stepped(params: dict[str, Tensor], grads: list[dict[str, Tensor]], lr: float, settings: MuonSettings) -> None:
+def stepped(
+    params: dict[str, Tensor], grads: list[dict[str, Tensor]], lr: float, settings: MuonSettings
+) -> None:
     optimizer = Muon(params, lr, settings)
     for gradient in grads:
         for name, tensor in params.items():
@@ -53,7 +55,9 @@ def test_the_rest_moves_as_by_adamw():
     stepped(params, grads, 0.02, settings)
     for name in ("model.embed_tokens.weight", "model.norm.weight"):
         other = tensors()[name].requires_grad_()
-        adamw = torch.optim.AdamW([other], lr=0.01, betas=settings.betas, eps=settings.epsilon, weight_decay=0.1)
+        adamw = torch.optim.AdamW(
+            [other], lr=0.01, betas=settings.betas, eps=settings.epsilon, weight_decay=0.1
+        )
         for gradient in grads:
             other.grad = gradient[name]
             adamw.step()
@@ -63,7 +67,8 @@ def test_the_rest_moves_as_by_adamw():
 def test_every_matrix_of_a_stack_moves_as_by_itself() -> None:
     stack, gradients = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 8, 4)
     params = {"experts.gate": stack.clone()}
-    assert hidden_matrices(params | {"conv.weight": torch.ones(3, 1, 4)}) == ["experts.gate"]  # filters are no maps
+    # filters are no maps
+    assert hidden_matrices(params | {"conv.weight": torch.ones(3, 1, 4)}) == ["experts.gate"]
     stepped(params, [{"experts.gate": gradients}], 0.1, MuonSettings())
     for place in itertools.product(range(2), range(3)):
         alone = {"w": stack[place].clone()}
@@ -105,15 +110,22 @@ def test_it_learns_a_tiny_language_model_faster_than_adamw():
     def batch(generator: torch.Generator) -> Tensor:
         """Every token is the one before plus a step that the sequence keeps."""
         start = torch.randint(32, (16, 1), generator=generator)
-        return (start + steps[torch.randint(4, (16, 1), generator=generator)] * torch.arange(32)) % 32
+        return (
+            start + steps[torch.randint(4, (16, 1), generator=generator)] * torch.arange(32)
+        ) % 32
 
     def trained(muon: bool) -> float:
         generator = torch.Generator().manual_seed(0)
         shapes = config.parameter_shapes().items()
-        weights = {n: torch.ones(s) if len(s) == 1 else torch.randn(s, generator=generator) * 0.05 for n, s in shapes}
+        weights = {
+            n: torch.ones(s) if len(s) == 1 else torch.randn(s, generator=generator) * 0.05
+            for n, s in shapes
+        }
         model = Llama.of(config, 0, weights)
         params = dict(model.named_parameters())
-        optimizer: torch.optim.Optimizer = Muon(params, 0.02) if muon else torch.optim.AdamW(params.values(), lr=2e-3)
+        optimizer: torch.optim.Optimizer = (
+            Muon(params, 0.02) if muon else torch.optim.AdamW(params.values(), lr=2e-3)
+        )
         for _ in range(60):
             optimizer.zero_grad()
             model.loss(batch(generator)).backward()
@@ -132,7 +144,10 @@ def test_without_parameters_there_is_nothing_to_learn():
 
 def test_steps_of_many_tensors_together_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products in bf16 move a step by one percent."""
-    shapes = {"model.layers.0.self_attn.q_proj.weight": (32, 32), "model.layers.0.mlp.up_proj.weight": (64, 32)}
+    shapes = {
+        "model.layers.0.self_attn.q_proj.weight": (32, 32),
+        "model.layers.0.mlp.up_proj.weight": (64, 32),
+    }
     shapes |= {"model.layers.1.self_attn.q_proj.weight": (32, 32), "model.norm.weight": (32,)}
     found = []
     for together in (False, True):

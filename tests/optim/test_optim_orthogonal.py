@@ -71,7 +71,8 @@ def test_any_size_that_fp32_holds_is_right(exponent):
 @pytest.mark.parametrize(("steps", "smallest", "within"), [(5, 1e-3, 0.16), (11, 1e-6, 0.005)])
 def test_it_is_as_near_as_it_says_from_the_bound_on(steps, smallest, within):
     small = torch.logspace(math.log10(smallest), -0.5, 400, dtype=torch.float64)
-    given = torch.diag_embed(torch.stack([(1 - small**2).sqrt(), small], dim=1))  # [400, 2, 2] of Frobenius norm 1
+    # [400, 2, 2] of Frobenius norm 1
+    given = torch.diag_embed(torch.stack([(1 - small**2).sqrt(), small], dim=1))
     values = torch.linalg.svdvals(polar_express(given, steps=steps, smallest=smallest))
     assert 0.9 * within < (values - 1).abs().max() < within
 
@@ -80,7 +81,8 @@ def test_nothing_stays_nothing():
     assert torch.equal(polar_express(torch.zeros(8, 4)), torch.zeros(8, 4))
 
 
-@example(steps=9, exponent=-0.7977203364979895)  # an interval so narrow that the exchange once never ended
+# an interval so narrow that the exchange once never ended
+@example(steps=9, exponent=-0.7977203364979895)
 @given(steps=st.integers(1, 12), exponent=st.floats(-7, -0.01))
 def test_every_polynomial_maps_its_interval_into_the_next(steps, exponent):
     """Points of [smallest, 1] stay positive and below 2 all the way, and the last interval is the

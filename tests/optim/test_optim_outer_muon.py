@@ -68,11 +68,19 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> 
 
 def test_every_matrix_of_a_stack_is_made_orthogonal_by_itself() -> None:
     pytest.importorskip("transformers")
-    settings = SparseLoCo(inner_steps=1, topk=4, topk_embeddings=4, chunk=8, orthogonal_lr=ORTHOGONAL, divisor="all")
+    settings = SparseLoCo(
+        inner_steps=1, topk=4, topk_embeddings=4, chunk=8, orthogonal_lr=ORTHOGONAL, divisor="all"
+    )
     schema = build_schema(MODELS["auto-experts"], 1, settings)
     shapes = {segment.name: segment.shape for segment in schema.state.segments}
-    params = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in shapes.items()}
-    before, votes = {name: tensor.clone() for name, tensor in params.items()}, random_votes(schema, 0, 3, seed=2)
+    params = {
+        name: torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        for name, shape in shapes.items()
+    }
+    before, votes = (
+        {name: tensor.clone() for name, tensor in params.items()},
+        random_votes(schema, 0, 3, seed=2),
+    )
     Engine(schema, 0, params).apply({0: votes}, LR)
     parts = {part.segment.name: part for part in level_layout(schema.results, 0).parts}
     for name in ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
@@ -126,7 +134,9 @@ def test_every_tier_gives_the_levels_it_holds_the_same_bits() -> None:
     replicas = [tensors(schema, tier, 0) for tier in range(3)]
     engines = [Engine(schema, tier, params) for tier, params in enumerate(replicas)]
     for seed in range(3):
-        votes = {level: random_votes(schema, level, 4, seed=10 * seed + level) for level in range(3)}
+        votes = {
+            level: random_votes(schema, level, 4, seed=10 * seed + level) for level in range(3)
+        }
         for tier, engine in enumerate(engines):
             engine.apply({level: votes[level] for level in range(tier, 3)}, LR)
     for segment in (segment for level in range(3) for segment in schema.state.of_level(level)):

@@ -27,7 +27,9 @@ SMALLEST = 0.005
 def _matrix(shape: tuple[int, int], seed: int, condition: float = 30.0) -> Tensor:
     """With singular values from 1 down to 1 / condition."""
     generator = torch.Generator().manual_seed(seed)
-    u, _, v = torch.linalg.svd(torch.randn(shape, generator=generator, dtype=torch.float64), full_matrices=False)
+    u, _, v = torch.linalg.svd(
+        torch.randn(shape, generator=generator, dtype=torch.float64), full_matrices=False
+    )
     values = torch.logspace(0, -math.log10(condition), min(shape), dtype=torch.float64)
     return (u * values @ v).float()
 
@@ -40,7 +42,9 @@ def test_the_polynomials_are_the_polar_express_rounded() -> None:
 def test_polynomials_keep_singular_values_within_units() -> None:
     """X's and P's largest in their units stay below the bound of a length, with room for noise."""
     high = 1.0
-    for (a, b, c), squares, factors in zip(POLYNOMIALS, polar._SQUARES, polar._FACTORS, strict=True):
+    for (a, b, c), squares, factors in zip(
+        POLYNOMIALS, polar._SQUARES, polar._FACTORS, strict=True
+    ):
         x = np.linspace(0, high, 200_001)
         factor = a + b * x**2 + c * x**4
         assert high**2 * squares < 4095
@@ -58,7 +62,9 @@ def test_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
     values = torch.linalg.svdvals(found)
     assert 0.87 < values.min() <= values.max() < 1.13
     assert torch.linalg.matrix_norm(found - u @ v, 2) < 0.14
-    assert torch.allclose(found.double(), polar_express(matrix.double(), steps=11, smallest=1e-6), atol=0.13)
+    assert torch.allclose(
+        found.double(), polar_express(matrix.double(), steps=11, smallest=1e-6), atol=0.13
+    )
 
 
 @pytest.mark.parametrize("shape", [(320, 896), (512, 512)])
@@ -81,7 +87,9 @@ def test_numbers_of_one_size_are_within_the_bounds(shape: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("shape", [(64, 64), (256, 256), (384, 384), (704, 256), (128, 2048)])
 @pytest.mark.parametrize("noise", [0, 0.01])
-def test_what_a_member_makes_up_of_few_numbers_moves_no_further(shape: tuple[int, int], noise: float) -> None:
+def test_what_a_member_makes_up_of_few_numbers_moves_no_further(
+    shape: tuple[int, int], noise: float
+) -> None:
     """Matrices of ones, and of some directions of +1 and -1, would all round the same way."""
     generator = torch.Generator().manual_seed(7)
     for count in range(4):
@@ -89,7 +97,9 @@ def test_what_a_member_makes_up_of_few_numbers_moves_no_further(shape: tuple[int
         v = torch.randn(count + 1, shape[1], generator=generator).sign()
         strengths = torch.exp(-4 * torch.rand(count + 1, generator=generator))
         made_up = (u * strengths) @ v if count else torch.ones(shape)
-        found = torch.linalg.svdvals(exact_polar(made_up + noise * torch.randn(shape, generator=generator)))
+        found = torch.linalg.svdvals(
+            exact_polar(made_up + noise * torch.randn(shape, generator=generator))
+        )
         assert 0.85 < found.max() < 1.13
 
 
@@ -126,10 +136,15 @@ def _offsets(like: NDArray[np.float32], name: str, columns: str) -> NDArray[np.f
 
     def drawn(name: str, count: int) -> list[int]:
         stream = hashlib.shake_128(f"aftermath polar {name}".encode()).digest(3 * count)
-        return [stream[3 * i] + 256 * stream[3 * i + 1] + 65536 * stream[3 * i + 2] for i in range(count)]
+        return [
+            stream[3 * i] + 256 * stream[3 * i + 1] + 65536 * stream[3 * i + 2]
+            for i in range(count)
+        ]
 
     rows, wide = drawn(f"{name} row", like.shape[0]), drawn(columns, like.shape[1])
-    return np.array([[(r * c // 65536 % 65536) / 65536 - 0.5 for c in wide] for r in rows], np.float32)
+    return np.array(
+        [[(r * c // 65536 % 65536) / 65536 - 0.5 for c in wide] for r in rows], np.float32
+    )
 
 
 def _start(matrix: Tensor) -> NDArray[np.object_]:
@@ -188,15 +203,27 @@ def test_many_at_once_are_each_as_by_itself() -> None:
     """The batch also has a matrix that leaves the bounds, and one of zeros."""
     matrices = torch.stack([_matrix((20, 50), seed) * 10.0**seed for seed in range(4)])
     matrices[1], matrices[2, 1:, 1:] = 0, 0
-    assert torch.equal(exact_polar(matrices), torch.stack([exact_polar(matrix) for matrix in matrices]))
+    assert torch.equal(
+        exact_polar(matrices), torch.stack([exact_polar(matrix) for matrix in matrices])
+    )
 
 
-@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40), st.integers(-149, 120), st.integers(0, 40))
-def test_no_sum_leaves_what_fp32_holds(seed: int, rows: int, columns: int, exponent: int, spread: int) -> None:
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(-149, 120),
+    st.integers(0, 40),
+)
+def test_no_sum_leaves_what_fp32_holds(
+    seed: int, rows: int, columns: int, exponent: int, spread: int
+) -> None:
     """For any finite matrix, the largest part of any sum is that of the magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     powers = torch.randint(-spread, 1, (rows, columns), generator=generator)
-    matrix = torch.randn(rows, columns, generator=generator) * torch.exp2(powers.float()) * 2.0**exponent
+    matrix = (
+        torch.randn(rows, columns, generator=generator) * torch.exp2(powers.float()) * 2.0**exponent
+    )
     largest = 0.0
     plain = torch.Tensor.__matmul__
 
@@ -216,7 +243,9 @@ def test_no_sum_leaves_what_fp32_holds(seed: int, rows: int, columns: int, expon
 
 
 @pytest.mark.parametrize("units", [6000, 200_000])
-def test_out_of_bounds_is_detected_in_every_sum_order(units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_bounds_is_detected_in_every_sum_order(
+    units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With units too fine for fp32: the matrix stays as its last good step left it, whatever order
     sums run in.
     """
@@ -252,7 +281,9 @@ def test_polar_singular_values_of_low_rank_input(
 ) -> None:
     """See `exact_polar`: no direction of the noise is long, but many together are."""
     generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(shape[0], rank, generator=generator) @ torch.randn(rank, shape[1], generator=generator)
+    matrix = torch.randn(shape[0], rank, generator=generator) @ torch.randn(
+        rank, shape[1], generator=generator
+    )
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     u, v, found = u[:, :rank], v[:rank], exact_polar(matrix).double()
     own = u.T @ found @ v.T

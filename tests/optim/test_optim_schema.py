@@ -38,10 +38,18 @@ DISTRO: dict[str, Any] = {
 
 def schema(hf: dict[str, Any] | None = None, tiers: int = 3, **changes: Any) -> Schema:
     chosen = DISTRO | changes
-    return build_schema(HF | (hf or {}), tiers, Distro(**{"topk_embeddings": chosen["topk"]} | chosen))
+    return build_schema(
+        HF | (hf or {}), tiers, Distro(**{"topk_embeddings": chosen["topk"]} | chosen)
+    )
 
 
-@given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 255), st.integers(1, 70000), st.integers(1, 4))
+@given(
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(1, 255),
+    st.integers(1, 70000),
+    st.integers(1, 4),
+)
 def test_segments_have_fewest_blocks_and_least_padding(
     prefix: int, hidden: int, chunk: int, topk: int, tiers: int
 ) -> None:
@@ -57,7 +65,8 @@ def test_segments_have_fewest_blocks_and_least_padding(
 
 
 def test_blocks_of_odd_sizes_are_padded() -> None:
-    wide = schema({"intermediate_size": 11008, "vocab_size": 257}, tiers=4)  # strips of 1376 = 32 * 43, and doubles
+    # strips of 1376 = 32 * 43, and doubles
+    wide = schema({"intermediate_size": 11008, "vocab_size": 257}, tiers=4)
     cut = {
         (b.segment.level, b.segment.shape): (b.edges, b.grid)
         for b in wide.results.blocks
@@ -77,7 +86,12 @@ def test_an_awkward_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> 
     """12 layers of 768: a result of 32,000 words takes 0.39 MB, and so does one of 32,003, which is
     prime.
     """
-    hf = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+    hf = {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+    }
     sizes = [
         built.results.result_bytes()
         for words in (32_000, vocabulary)
@@ -95,7 +109,8 @@ def test_the_embedding_and_the_head_may_keep_more_than_the_rest() -> None:
         for one in (True, False)
     )
     assert (kept, rest) == ({64}, {8})
-    assert more.results.entries(2) - plain.results.entries(2) == 2 * 5 * 2 * (64 - 8)  # two tensors of 320 x 128
+    # two tensors of 320 x 128
+    assert more.results.entries(2) - plain.results.entries(2) == 2 * 5 * 2 * (64 - 8)
     assert [more.results.payload_bytes(level) for level in (0, 1)] == [
         plain.results.payload_bytes(level) for level in (0, 1)
     ]
@@ -108,12 +123,14 @@ def test_payload_sizes_are_exact() -> None:
     # Level 0 of a layer: gate and up strips of 256 x 128 (8 blocks each), down 128 x 256 (8
     # blocks); 2 layers, 8 kept.
     assert built.entries(0) == 2 * 3 * 8 * 8
-    # 48 blocks take 88 bits each for their indices (Elias-Fano). C(4096, 8) and fewer are 2^80.7 sets.
+    # 48 blocks take 88 bits each for their indices (Elias-Fano). C(4096, 8) and fewer are 2^80.7
+    # sets.
     assert built.place_bytes(0) == 48 * 88 // 8
     assert (built.value_bytes(0), built.payload_bytes(0)) == (48, 576)
     assert schema(quantize_1bit=False).results.value_bytes(0) == 4 * 384
     odd = schema({"num_hidden_layers": 1}, topk=3).results
-    assert (odd.entries(1), odd.value_bytes(1)) == (36, 5)  # 36 sign bits round up once for the level
+    # 36 sign bits round up once for the level
+    assert (odd.entries(1), odd.value_bytes(1)) == (36, 5)
 
 
 def test_json_is_canonical_and_comes_back() -> None:
@@ -138,8 +155,12 @@ def _leaves(node: Any) -> list[Any]:
 def test_hash_is_equal_from_every_tier_and_redundant_keys() -> None:
     base = schema().hash()
     for tier in range(3):
-        assert build_schema(LlamaConfig.from_hf(HF).to_hf(tier), 3, schema().optimizer).hash() == base
-    assert schema({"rope_theta": 10000, "torch_dtype": "bfloat16", "eos_token_id": 3}).hash() == base
+        assert (
+            build_schema(LlamaConfig.from_hf(HF).to_hf(tier), 3, schema().optimizer).hash() == base
+        )
+    assert (
+        schema({"rope_theta": 10000, "torch_dtype": "bfloat16", "eos_token_id": 3}).hash() == base
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +225,10 @@ def test_an_oversized_schema_is_refused_before_parsing() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"decay": -0.5}, "compression_decay must be a finite[^\n]*\nSet it in .model.LLM.optimizer.Distro."),
+        (
+            {"decay": -0.5},
+            "compression_decay must be a finite[^\n]*\nSet it in .model.LLM.optimizer.Distro.",
+        ),
         ({"topk": 0}, "compression_topk must be from 1"),
         ({"topk_embeddings": 0}, "compression_topk_embeddings must be from 1"),
         ({"chunk": 70000}, "compression_chunk must be from 1"),
@@ -305,8 +329,8 @@ def test_inner_steps_out_of_range_are_sentences(change: dict[str, Any], says: st
 
 
 def test_payload_sizes_on_the_lattice_are_exact() -> None:
-    """Level 0 has 6 strips of 8 blocks: 288 bits of indices each; 6 bits a block and the bits of all
-    32 entries.
+    """Level 0 has 6 strips of 8 blocks: 288 bits of indices each; 6 bits a block and the bits of
+    all 32 entries.
     """
     assert inner().results.payload_bytes(0) == 48 * 288 // 8 + 36 + 2 * (48 * 32 // 8)
     assert inner(bits=1).results.payload_bytes(0) == 48 * 288 // 8 + 36 + 48 * 32 // 8

@@ -22,9 +22,13 @@ SCHEMA = toy_schema(weight_decay=0.1, topk_embeddings=9, **RAGGED)
 
 def train(params: dict[str, Tensor], engine: Engine, tier: int, step: int) -> dict[int, bytes]:
     """A round alone, with gradients that depend on the weights."""
-    grads = {name: tensor + 0.1 * params[name] for name, tensor in gradients(SCHEMA, tier, step).items()}
+    grads = {
+        name: tensor + 0.1 * params[name] for name, tensor in gradients(SCHEMA, tier, step).items()
+    }
     made = encode(engine, grads, 1e-3, 1e-3)
-    engine.apply({level: [decode_level(data, SCHEMA.results, level)] for level, data in made.items()}, 1e-3)
+    engine.apply(
+        {level: [decode_level(data, SCHEMA.results, level)] for level, data in made.items()}, 1e-3
+    )
     return made
 
 
@@ -128,7 +132,9 @@ SPOILT += [_not_a_number, _swapped, _twice, _zero, _unused_first, _unused_with_a
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_what_does_not_fit_is_refused_and_changes_nothing(spoil: Callable[[dict[str, Tensor]], None]) -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    spoil: Callable[[dict[str, Tensor]], None],
+) -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
     before, wrong = engine.state(), engine.state()
@@ -165,7 +171,9 @@ def _of_two_bits(values: Tensor, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("spoil", [_off, _of_another_block, _beyond, _of_two_bits])
-def test_values_that_no_encoder_sends_are_refused(spoil: Callable[[Tensor, int], None], bits: int) -> None:
+def test_values_that_no_encoder_sends_are_refused(
+    spoil: Callable[[Tensor, int], None], bits: int
+) -> None:
     results = SparseLoCo(topk=4, topk_embeddings=4, chunk=8, bits=bits).results(SCHEMA.state)
     params = tensors(SCHEMA, 0, 0)
     feedback = ErrorFeedback(results, 0, params, 0.9)

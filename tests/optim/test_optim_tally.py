@@ -13,14 +13,19 @@ from aftermath.optim.tally import tally, tally_multiples
 from aftermath.optim.votes import Votes
 
 
-@given(st.integers(1, 400), st.lists(st.tuples(st.integers(0, 399), st.integers(-(2**44), 2**44)), max_size=60))
+@given(
+    st.integers(1, 400),
+    st.lists(st.tuples(st.integers(0, 399), st.integers(-(2**44), 2**44)), max_size=60),
+)
 def test_sums_and_counts_are_those_of_a_dictionary(span: int, votes: list[tuple[int, int]]) -> None:
     """From one vote for hundreds of places to many for each."""
     kept = defaultdict(list)
     for place, integer in votes:
         kept[place % span].append(integer)
     positions = torch.tensor([place % span for place, _ in votes], dtype=torch.int64)
-    found, sums, counts = tally(positions, torch.tensor([integer for _, integer in votes], dtype=torch.int64))
+    found, sums, counts = tally(
+        positions, torch.tensor([integer for _, integer in votes], dtype=torch.int64)
+    )
     assert found.tolist() == sorted(kept)
     assert sums.tolist() == [sum(kept[place]) for place in found.tolist()]
     assert counts.tolist() == [len(kept[place]) for place in found.tolist()]
@@ -34,15 +39,22 @@ def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
     """
     span = draw(st.integers(1, 60))
     sets = [
-        torch.tensor(draw(st.permutations(sorted(draw(st.sets(st.integers(0, span - 1)))))), dtype=torch.int64)
+        torch.tensor(
+            draw(st.permutations(sorted(draw(st.sets(st.integers(0, span - 1)))))),
+            dtype=torch.int64,
+        )
         for _ in range(2)
     ]
     found = []
     for _ in range(draw(st.integers(1, 5))):
         positions = draw(st.sampled_from(sets))
         count = len(positions)
-        units = torch.tensor(draw(st.lists(st.sampled_from([-3, -1, 1, 3]), min_size=count, max_size=count)))
-        shifts = torch.tensor(draw(st.lists(st.integers(0, MOST - LEAST), min_size=count, max_size=count)))
+        units = torch.tensor(
+            draw(st.lists(st.sampled_from([-3, -1, 1, 3]), min_size=count, max_size=count))
+        )
+        shifts = torch.tensor(
+            draw(st.lists(st.integers(0, MOST - LEAST), min_size=count, max_size=count))
+        )
         if draw(st.booleans()):
             found.append(Votes(0, positions, units.to(torch.int8), shifts.to(torch.uint8)))
         else:
@@ -51,7 +63,9 @@ def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
 
 
 @given(_lattice_votes(), st.integers(1, LARGEST))
-def test_votes_on_the_lattice_are_counted_as_their_whole_numbers(votes: list[Votes], most: int) -> None:
+def test_votes_on_the_lattice_are_counted_as_their_whole_numbers(
+    votes: list[Votes], most: int
+) -> None:
     """Few or many, with shared positions or not, in either form; and what is counted is left as it
     was.
     """

@@ -31,17 +31,35 @@ def test_a_constant_block_has_only_the_first_coefficient() -> None:
 @pytest.mark.parametrize(
     ("shape", "chunk"),
     [
-        *[((4, 6), (2, 3)), ((5, 7), (2, 3)), ((4, 7), (2, 3)), ((2, 3), (5, 4)), ((7,), (3,)), ((6,), (3,))],
-        *[((3, 4, 6), (1, 2, 3)), ((3, 5, 7), (1, 2, 3)), ((2, 2, 3, 4), (1, 1, 2, 3)), ((5, 1, 4), (1, 1, 4))],
+        *[
+            ((4, 6), (2, 3)),
+            ((5, 7), (2, 3)),
+            ((4, 7), (2, 3)),
+            ((2, 3), (5, 4)),
+            ((7,), (3,)),
+            ((6,), (3,)),
+        ],
+        *[
+            ((3, 4, 6), (1, 2, 3)),
+            ((3, 5, 7), (1, 2, 3)),
+            ((2, 2, 3, 4), (1, 1, 2, 3)),
+            ((5, 1, 4), (1, 1, 4)),
+        ],
     ],
 )
-def test_cells_pair_numbers_and_places_in_strided_tensors(shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
+def test_cells_pair_numbers_and_places_in_strided_tensors(
+    shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> None:
     cut = Blocks(Segment("w", 0, None, 0, shape[0], shape), chunk, 1)
     tensor = torch.arange(1.0, 101.0).view(10, 10)[: shape[0], 3 : 3 + shape[-1]]
     if len(shape) == 1:
         tensor = torch.arange(1.0, 101.0)[::7][: shape[0]]
-    if len(shape) > 2:  # a strided stack; only the leading dimensions are joined, so those lie close
-        tensor = torch.arange(1.0, 1 + math.prod(shape[:-1]) * 9).view(*shape[:-1], 9)[..., : shape[-1]]
+    if (
+        len(shape) > 2
+    ):  # a strided stack; only the leading dimensions are joined, so those lie close
+        tensor = torch.arange(1.0, 1 + math.prod(shape[:-1]) * 9).view(*shape[:-1], 9)[
+            ..., : shape[-1]
+        ]
     blocks = torch.zeros(cut.count, *(1, *chunk)[-2:])
     for numbers, places in cells(tensor, blocks, cut):
         places.copy_(numbers)
@@ -63,12 +81,22 @@ def test_strongest_prefers_lower_indices_among_equals() -> None:
 
 
 def test_strongest_never_keeps_zeros() -> None:
-    rows = torch.tensor([[0.0, -0.0, 5.0, 0.0], [0.0] * 4, [1e-40, -1.0, 1e-40, 2.0], [-1.0, 3.0, -2.0, 4.0]])
+    rows = torch.tensor(
+        [[0.0, -0.0, 5.0, 0.0], [0.0] * 4, [1e-40, -1.0, 1e-40, 2.0], [-1.0, 3.0, -2.0, 4.0]]
+    )
     for topk in (3, 4):
         indices, values = strongest(rows, topk)
         pad = topk - 1
-        assert indices[:3].tolist() == [[2] + [UNUSED] * pad, [UNUSED] * topk, [1, 3] + [UNUSED] * (pad - 1)]
-        assert values[:3].tolist() == [[5.0] + [0.0] * pad, [0.0] * topk, [-1.0, 2.0] + [0.0] * (pad - 1)]
+        assert indices[:3].tolist() == [
+            [2] + [UNUSED] * pad,
+            [UNUSED] * topk,
+            [1, 3] + [UNUSED] * (pad - 1),
+        ]
+        assert values[:3].tolist() == [
+            [5.0] + [0.0] * pad,
+            [0.0] * topk,
+            [-1.0, 2.0] + [0.0] * (pad - 1),
+        ]
         assert indices[3].tolist() == [0, 1, 2, 3][-topk:]
         assert values[3].tolist() == [-1.0, 3.0, -2.0, 4.0][-topk:]
 
@@ -76,8 +104,12 @@ def test_strongest_never_keeps_zeros() -> None:
 @pytest.mark.parametrize("levels", [3, 50])
 def test_strongest_equals_a_stable_sort(levels: int) -> None:
     """Coarse values make ties at the border common."""
-    rows = torch.randint(-levels, levels + 1, (64, 100), generator=torch.Generator().manual_seed(levels)).float()
+    rows = torch.randint(
+        -levels, levels + 1, (64, 100), generator=torch.Generator().manual_seed(levels)
+    ).float()
     indices, values = strongest(rows, 8)
-    expected = rows.abs().sort(dim=1, descending=True, stable=True).indices[:, :8].sort(dim=1).values
+    expected = (
+        rows.abs().sort(dim=1, descending=True, stable=True).indices[:, :8].sort(dim=1).values
+    )
     assert torch.equal(indices, expected)
     assert torch.equal(values, rows.gather(1, expected))

@@ -42,7 +42,9 @@ def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[byt
         draws = torch.Generator().manual_seed(member)
         own = ErrorFeedback(schema.results, 0, tensors(schema, 0, 0), 0.9)
         given = {
-            name: tensor * (torch.rand(tensor.shape, generator=draws) >= holes) * 10.0 ** (3 - 2 * member)
+            name: tensor
+            * (torch.rand(tensor.shape, generator=draws) >= holes)
+            * 10.0 ** (3 - 2 * member)
             for name, tensor in gradients(schema, 0, member).items()
         }
         for level, data in own.compress(PseudoGradient(given, 0.01, 0.0)).items():
@@ -57,10 +59,14 @@ def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[byt
 def test_digits_and_places_give_the_same_step(name: str, holes: float) -> None:
     schema = SCHEMAS[name]
     sent = results_of(schema, 3, holes)
-    votes = {level: [decode_level(data, schema.results, level) for data in of] for level, of in sent.items()}
+    votes = {
+        level: [decode_level(data, schema.results, level) for data in of]
+        for level, of in sent.items()
+    }
     assert all(isinstance(vote, WholeVotes) for of in votes.values() for vote in of)
     placed = {
-        level: [Votes(level, vote.positions, vote.values, vote.shifts) for vote in of] for level, of in votes.items()
+        level: [Votes(level, vote.positions, vote.values, vote.shifts) for vote in of]
+        for level, of in votes.items()
     }
     applied = []
     for taken, counted in ((votes, 1), (placed, 0)):
@@ -73,18 +79,30 @@ def test_digits_and_places_give_the_same_step(name: str, holes: float) -> None:
     assert (applied[0] == bits(tensors(schema, 0, 0))) == (holes == 1.0)
 
 
-@given(st.sampled_from(sorted(SCHEMAS)), st.integers(0, 2**32), st.integers(1, LARGEST), st.sampled_from([1, 3, 97]))
-def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed: int, most: int, at_once: int) -> None:
+@given(
+    st.sampled_from(sorted(SCHEMAS)),
+    st.integers(0, 2**32),
+    st.integers(1, LARGEST),
+    st.sampled_from([1, 3, 97]),
+)
+def test_steps_are_whatever_order_and_batch_they_are_counted_in(
+    name: str, seed: int, most: int, at_once: int
+) -> None:
     schema, level = SCHEMAS[name], 0
     layout = level_layout(schema.results, level)
     draws = np.random.default_rng(seed)
     votes: list[WholeVotes] = []
     for _ in range(4):
         digits = [
-            torch.from_numpy(draws.choice(np.array([0, 1, -1, 3, -3], np.int8), (group.blocks, group.block)))
+            torch.from_numpy(
+                draws.choice(np.array([0, 1, -1, 3, -3], np.int8), (group.blocks, group.block))
+            )
             for group in layout.groups
         ]
-        moved = [torch.from_numpy(draws.integers(0, 44, (group.blocks, 1), np.uint8)) for group in layout.groups]
+        moved = [
+            torch.from_numpy(draws.integers(0, 44, (group.blocks, 1), np.uint8))
+            for group in layout.groups
+        ]
         votes.append(WholeVotes(level, digits, moved, layout))
     divisors, cpu = [0.0, 1.0, 1.5, 2.0, 7.0], torch.device("cpu")
     found = whole.means(votes, layout, most, divisors, SMALLEST, cpu)
@@ -92,7 +110,10 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed:
         again = whole.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
     for number, (one, other) in enumerate(zip(found, again, strict=True)):
         assert torch.equal(one, other)
-        whole_numbers = [(vote.digits[number].long() << vote.moved[number].long()).clamp(-most, most) for vote in votes]
+        whole_numbers = [
+            (vote.digits[number].long() << vote.moved[number].long()).clamp(-most, most)
+            for vote in votes
+        ]
         kept = sum((numbers != 0).long() for numbers in whole_numbers)
         by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[kept]
         expected = (sum(whole_numbers).double() / by * SMALLEST).float()
@@ -103,14 +124,20 @@ def test_device_without_float64_counts_elsewhere() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)
     votes = [decode_level(data, schema.results, 0) for data in results_of(schema, 2, 0.3)[0]]
-    assert all(own.device.type == "meta" for own in whole.means(votes, layout, 9, [0, 1, 2], 1.0, torch.device("meta")))
+    assert all(
+        own.device.type == "meta"
+        for own in whole.means(votes, layout, 9, [0, 1, 2], 1.0, torch.device("meta"))
+    )
 
 
 def test_values_that_are_on_no_lattice_are_not_sent() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)
     chosen = [
-        (torch.arange(group.block).expand(group.blocks, -1), torch.full((group.blocks, group.block), 0.5))
+        (
+            torch.arange(group.block).expand(group.blocks, -1),
+            torch.full((group.blocks, group.block), 0.5),
+        )
         for group in layout.groups
     ]
     good = encode_groups(schema.results, 0, chosen)
@@ -162,7 +189,10 @@ def test_bits_after_the_last_digit_or_exponent_are_seen(name: str) -> None:
     schema = SCHEMAS[name]
     layout, bits_of_values = level_layout(schema.results, 0), schema.results.values.bits
     (data, *_) = results_of(schema, 1, 0.3)[0]
-    ends_well = lambda own: packed._ends_with_zeros(own, layout.blocks, layout.numbers, bits_of_values)  # noqa: E731
+
+    def ends_well(own: bytes) -> bool:
+        return packed._ends_with_zeros(own, layout.blocks, layout.numbers, bits_of_values)
+
     assert ends_well(data)
     spare = 6 * layout.blocks % 8
     at = packed.digits_at(layout.blocks) - 1

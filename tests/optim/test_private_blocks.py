@@ -32,12 +32,16 @@ from optim.private_states import OPTIMIZERS, trained
 def test_a_checker_knows_from_the_schema_which_blocks_there_are(name: str, tier: int) -> None:
     schema, engine = trained(OPTIMIZERS[name], tier)
     state = engine.remembered()
-    assert outline_of(schema, tier) == outline({name: tensor.nbytes for name, tensor in state.items()})
+    assert outline_of(schema, tier) == outline(
+        {name: tensor.nbytes for name, tensor in state.items()}
+    )
     assert outline_of(schema, tier).count == len(tree_of(state))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_root_is_equal_for_any_number_of_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_is_equal_for_any_number_of_threads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(private_blocks, "BLOCK", 256)
     monkeypatch.setattr(private_blocks, "_PIECE", 1024)
     _, engine = trained(OPTIMIZERS[name], 0)
@@ -66,7 +70,9 @@ def test_a_root_changes_with_every_tensor_and_every_round(name: str) -> None:
         changed: dict[str, Any] = {**state, key: tensor.clone()}
         changed[key].view(-1)[-1] += 1
         assert tree_of(changed).root != root, key
-    assert tree_of(trained(OPTIMIZERS[name], 1)[1].remembered()).root == root, "the same training has the same"
+    assert tree_of(trained(OPTIMIZERS[name], 1)[1].remembered()).root == root, (
+        "the same training has the same"
+    )
     assert tree_of(trained(OPTIMIZERS[name], 1, rounds=2)[1].remembered()).root != root
 
 
@@ -109,7 +115,9 @@ def test_what_was_sent_is_not_held_twice() -> None:
         own = result._residuals[int(level)][int(group)]
         if kind == "residual":
             assert tensor.data_ptr() == own.data_ptr()
-    assert all(engine.state()[name].data_ptr() != t.data_ptr() for name, t in engine.remembered().items())
+    assert all(
+        engine.state()[name].data_ptr() != t.data_ptr() for name, t in engine.remembered().items()
+    )
 
 
 @pytest.mark.parametrize("size", [8, 256, 264, 1000, 4096])

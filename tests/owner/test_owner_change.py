@@ -1,4 +1,6 @@
-"""Changing the config of a run that has trained: what it knows of its model is not forgotten unasked."""
+"""Changing the config of a run that has trained: what it knows of its model is not forgotten
+unasked.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,17 @@ FILE = RULES.replace("DATA", "data")
 
 
 def _shape(config: RunConfig) -> Shape:
-    return Shape(agreed_schema(CONFIG.to_hf(), config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)))
+    return Shape(
+        agreed_schema(
+            CONFIG.to_hf(), config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)
+        )
+    )
 
 
 def _paused(checkpoint: str) -> Scenario:
-    """A run of this file, paused after three steps; its members have named `checkpoint` if that is not empty."""
+    """A run of this file, paused after three steps; its members have named `checkpoint` if that is
+    not empty.
+    """
     run = Scenario(World()).start(rounds_per_epoch=STEP)
     config = parse_as(FILE.replace("MODEL", "start"), "run.toml", RunConfig)
     run.owner("set_paused", True).ok()
@@ -53,7 +61,11 @@ def _paused(checkpoint: str) -> Scenario:
     else:
         run.world.advance(31)
         run.tick().ok()
-    assert (run.run.halted, run.run.model_source, run.run.trained_steps) == (True, ModelSource.PEERS, STEP)
+    assert (run.run.halted, run.run.model_source, run.run.trained_steps) == (
+        True,
+        ModelSource.PEERS,
+        STEP,
+    )
     return run
 
 
@@ -66,11 +78,19 @@ def _change(run: Scenario, text: str, *, switch_to_hub: bool = False) -> int:
 
 
 def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() -> None:
-    """With the flag the run begins from the file's; with the same one in the file there is nothing to keep."""
+    """With the flag the run begins from the file's; with the same one in the file there is nothing
+    to keep.
+    """
     first, named = FILE.replace("MODEL", "start"), FILE.replace("MODEL", "RUN-step3")
-    for text, switch, after in ((first, False, "RUN-step3"), (named, False, "RUN-step3"), (first, True, "start")):
+    for text, switch, after in (
+        (first, False, "RUN-step3"),
+        (named, False, "RUN-step3"),
+        (first, True, "start"),
+    ):
         run = _paused("RUN-step3")
-        config = parse_as(text.replace("warmup_time = 30", "warmup_time = 40"), "run.toml", RunConfig)
+        config = parse_as(
+            text.replace("warmup_time = 30", "warmup_time = 40"), "run.toml", RunConfig
+        )
         change = Change({}, config, _shape(config), None, switch, None)
         kept = change.kept_checkpoint(run.model)
         assert (kept.repo if kept else "") == ("RUN-step3" if text == first and not switch else "")
@@ -83,23 +103,35 @@ def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() ->
 def test_another_schema_does_not_take_the_newest_model_from_the_members() -> None:
     run = _paused("")
     other = FILE.replace("MODEL", "start").replace("compression_topk = 4", "compression_topk = 5")
-    with pytest.raises(CannotChange, match="would begin from the checkpoint of step 0, and forget 3 steps") as refused:
+    with pytest.raises(
+        CannotChange, match="would begin from the checkpoint of step 0, and forget 3 steps"
+    ) as refused:
         _change(run, other)
     assert refused.value.fix.endswith("to begin from step 0")
-    same = _change(run, FILE.replace("MODEL", "start").replace("warmup_time = 30", "warmup_time = 40"))
+    same = _change(
+        run, FILE.replace("MODEL", "start").replace("warmup_time = 30", "warmup_time = 40")
+    )
     assert _change(run, other, switch_to_hub=True) == same + 2  # the flag, and another spec
 
 
 def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:
     run = _paused("RUN-step3")
-    assert _change(run, FILE.replace("MODEL", "RUN-step3").replace("compression_topk = 4", "compression_topk = 5"))
+    assert _change(
+        run,
+        FILE.replace("MODEL", "RUN-step3").replace("compression_topk = 4", "compression_topk = 5"),
+    )
 
 
 def test_another_schema_is_told_to_begin_from_the_checkpoint() -> None:
     """As the program then has it, and no other change of a file does."""
-    for old, new, source in (("compression_topk = 4", "compression_topk = 5", "checkpoint"), ("= 30", "= 40", "peers")):
+    for old, new, source in (
+        ("compression_topk = 4", "compression_topk = 5", "checkpoint"),
+        ("= 30", "= 40", "peers"),
+    ):
         run = _paused("RUN-step3")
-        config = parse_as(FILE.replace("MODEL", "RUN-step3").replace(old, new), "run.toml", RunConfig)
+        config = parse_as(
+            FILE.replace("MODEL", "RUN-step3").replace(old, new), "run.toml", RunConfig
+        )
         change = Change({}, config, _shape(config), None, False, None)
         told = {one.key: (one.old, one.new) for one in differences(change, run.run, run.model)}
         assert told.get("run.model_source", ("", "peers"))[1] == source
@@ -114,10 +146,16 @@ def test_run_does_not_continue_after_its_last_step() -> None:
     ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
     last = run.run.config.total_steps
     longer = parse_as(
-        re.sub(r"total_steps = \d+", "total_steps = 400", FILE.replace("MODEL", "RUN-step3")), "", RunConfig
+        re.sub(r"total_steps = \d+", "total_steps = 400", FILE.replace("MODEL", "RUN-step3")),
+        "",
+        RunConfig,
     )
     assert Change({}, None, None, last, False, None).instructions(ix, run.run, run.model)
     assert Change({}, longer, _shape(longer), 400, False, None).instructions(ix, run.run, run.model)
     for config, step, end in ((None, last + 1, last), (longer, 401, 400)):
-        with pytest.raises(CannotChange, match=f"--restart-from-step {step} is after the last of {end} steps"):
-            Change({}, config, config and _shape(config), step, False, None).instructions(ix, run.run, run.model)
+        with pytest.raises(
+            CannotChange, match=f"--restart-from-step {step} is after the last of {end} steps"
+        ):
+            Change({}, config, config and _shape(config), step, False, None).instructions(
+                ix, run.run, run.model
+            )

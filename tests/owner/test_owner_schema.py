@@ -36,7 +36,10 @@ def refusal(config: RunConfig) -> Mistaken:
 
 def test_missing_model_in_files_toml_names_run_files(copied: Path) -> None:
     told = refusal(load_config(copied))
-    assert told.fix == "Make it first, as my run.files.toml says: aftermath-solana run-files 'my run.toml'"
+    assert (
+        told.fix
+        == "Make it first, as my run.files.toml says: aftermath-solana run-files 'my run.toml'"
+    )
     assert told.found[0].sentence.endswith("runs/demo/model (no config.json)")
     assert told.found[0].line > 1
 
@@ -69,7 +72,9 @@ def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
     recipe_file(copied).write_text("[model]\npreset = 'demo'\n")
     with pytest.raises(DataError) as told:
         source_of(config, 257)
-    assert told.value.fix.startswith("Make token files of text with: aftermath-solana data tokenize")
+    assert told.value.fix.startswith(
+        "Make token files of text with: aftermath-solana data tokenize"
+    )
     shutil.copy(recipe_file(DEMO), recipe_file(copied))
     Path("runs/demo/tokens").mkdir(parents=True)  # which would be left as it is
     with pytest.raises(DataError, match="holds no token files") as told:

@@ -37,9 +37,13 @@ from rules import builders
         (2048, 16, 1, False),
     ],
 )
-def test_results_that_would_be_a_burden_are_told(width: int, topk: int, steps: int, large: bool) -> None:
+def test_results_that_would_be_a_burden_are_told(
+    width: int, topk: int, steps: int, large: bool
+) -> None:
     config = CONFIG | {"hidden_size": width, "intermediate_size": 3 * width, "vocab_size": 512}
-    shape = Shape(build_schema(config, 1, SparseLoCo(topk=topk, topk_embeddings=topk, inner_steps=steps)))
+    shape = Shape(
+        build_schema(config, 1, SparseLoCo(topk=topk, topk_embeddings=topk, inner_steps=steps))
+    )
     said = warning_about_size(shape)
     assert bool(said) == large
     if large:
@@ -60,7 +64,9 @@ def test_results_that_would_be_a_burden_are_told(width: int, topk: int, steps: i
     ],
 )
 def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, says: str) -> None:
-    said = warning_about_schedule(LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps)
+    said = warning_about_schedule(
+        LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps
+    )
     assert says in said
     assert bool(said) == bool(says)
 
@@ -82,7 +88,9 @@ def test_idle_when_reopened_finds_steps_at_a_rate_of_zero(
     assert idle_when_reopened(schedule, trained, total) == idle
 
 
-@pytest.mark.parametrize(("rate", "warned"), [(0.02, False), (0.1, False), (0.11, True), (2.0, True)])
+@pytest.mark.parametrize(
+    ("rate", "warned"), [(0.02, False), (0.1, False), (0.11, True), (2.0, True)]
+)
 def test_unlikely_learning_rate_is_warned_of(rate: float, warned: bool) -> None:
     said = warning_about_rate(LrSchedule(ScheduleKind.CONSTANT, rate, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0))
     assert said.startswith(f"base_lr = {rate:g}: ") == warned
@@ -96,8 +104,12 @@ def test_rounds_shorter_than_transactions_are_warned_of(seconds: int, warned: bo
     assert not warned or said.startswith(f"max_round_train_time = {seconds}: ")
 
 
-@pytest.mark.parametrize(("steps", "batch", "members", "share"), [(4, 12, 3, 0), (4, 11, 3, 3), (1, 3, 3, 0)])
-def test_a_share_of_fewer_sequences_than_inner_steps_is_told(steps: int, batch: int, members: int, share: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "batch", "members", "share"), [(4, 12, 3, 0), (4, 11, 3, 3), (1, 3, 3, 0)]
+)
+def test_a_share_of_fewer_sequences_than_inner_steps_is_told(
+    steps: int, batch: int, members: int, share: int
+) -> None:
     shape = Shape(build_schema(CONFIG, 1, SparseLoCo(inner_steps=steps)))
     rules = Config(30, 30, 1, 30, 1, 0, 4096, 0, 20, 100, 64, members, 1, 1, 1, batch, batch, 0, 10)
     assert rules.init_min_clients == members
@@ -111,5 +123,9 @@ def test_warning_functions_all_have_a_code(monkeypatch: pytest.MonkeyPatch) -> N
     for name in each:
         monkeypatch.setattr(warnings, name, lambda *given: "trouble")
     anything: Any = mock.MagicMock()
-    assert {code for code, _ in warnings.coded(anything, anything, anything)} == WARNINGS.keys() - {"data-here"}
-    assert warnings.warnings_of(anything, anything, anything, "data") == ["data"] + ["trouble"] * len(each)
+    assert {code for code, _ in warnings.coded(anything, anything, anything)} == WARNINGS.keys() - {
+        "data-here"
+    }
+    assert warnings.warnings_of(anything, anything, anything, "data") == ["data"] + [
+        "trouble"
+    ] * len(each)

@@ -22,7 +22,9 @@ TRIES = 2
 
 
 async def main(folder: Path) -> None:
-    transport = await open_iroh(bytes([1]) * 32, relay="disabled", discovery="local", discovery_dir=folder)
+    transport = await open_iroh(
+        bytes([1]) * 32, relay="disabled", discovery="local", discovery_dir=folder
+    )
     host = await Rogue.open(2)
     caller = await Rogue.open(3)
     took = []

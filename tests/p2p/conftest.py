@@ -35,7 +35,9 @@ async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[IrohTr
 
 
 @pytest.fixture
-def mesh(opened: Callable[..., Awaitable[IrohTransport]]) -> Callable[..., Awaitable[list[IrohTransport]]]:
+def mesh(
+    opened: Callable[..., Awaitable[IrohTransport]],
+) -> Callable[..., Awaitable[list[IrohTransport]]]:
     """Opens a transport per seed and connects all of them."""
 
     async def build(*seeds: int) -> list[IrohTransport]:
@@ -65,7 +67,9 @@ def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask no second holder before the first is given up, so that a slow machine changes no
     count.
     """
-    monkeypatch.setattr(peer_stats.PeerMeasurements, "hedge", lambda self, holder: peer_stats.LONGEST_PATIENCE_S)
+    monkeypatch.setattr(
+        peer_stats.PeerMeasurements, "hedge", lambda self, holder: peer_stats.LONGEST_PATIENCE_S
+    )
 
 
 @pytest.fixture

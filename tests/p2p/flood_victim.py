@@ -59,7 +59,11 @@ async def main(directory: str, seed: int, members: list[int]) -> None:
     """Serve until standard input ends."""
     links.PROBE_S = 0.75  # a flooder that was killed is found out after three seconds, not eight
     transport = await open_iroh(
-        secret(seed), bind_host="127.0.0.1", relay="disabled", discovery="local", discovery_dir=Path(directory)
+        secret(seed),
+        bind_host="127.0.0.1",
+        relay="disabled",
+        discovery="local",
+        discovery_dir=Path(directory),
     )
     transport.handle("echo", echo)
     transport.handle("large", large)

@@ -84,7 +84,9 @@ async def ungreeted(one: Flooder) -> None:
 
     async def pour(connection: iroh.Connection, both_ways: bool) -> None:
         with contextlib.suppress(iroh.IrohError):
-            stream = (await connection.open_bi()).send() if both_ways else await connection.open_uni()
+            stream = (
+                (await connection.open_bi()).send() if both_ways else await connection.open_uni()
+            )
             while True:
                 await stream.write_all(bytes(1 << 16))
 
@@ -94,7 +96,9 @@ async def ungreeted(one: Flooder) -> None:
                 connection = await one.connect()
                 greeting = await connection.open_bi()
                 await greeting.send().write_all(b"\0\0")
-                await asyncio.gather(*(pour(connection, both) for both in (True, False) for _ in range(100)))
+                await asyncio.gather(
+                    *(pour(connection, both) for both in (True, False) for _ in range(100))
+                )
         await asyncio.sleep(0.05)
 
 
@@ -126,7 +130,9 @@ async def requests(one: Flooder) -> None:
 
     async def ask(connection: iroh.Connection) -> None:
         stream = await connection.open_bi()
-        await stream.send().write_all(frame_of(CallRequest("echo", ECHOED, 100, 10_000)) + bytes(ECHOED))
+        await stream.send().write_all(
+            frame_of(CallRequest("echo", ECHOED, 100, 10_000)) + bytes(ECHOED)
+        )
         await stream.send().finish()
         await stream.recv().read_to_end(1000)
 

@@ -13,7 +13,15 @@ import iroh
 
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, ReplyStatus, frame_of, read_request
+from aftermath.p2p.wire import (
+    ALPN,
+    BlobRequest,
+    CallRequest,
+    Reply,
+    ReplyStatus,
+    frame_of,
+    read_request,
+)
 
 ECHOED = 8
 """Bytes of what a flooded member is asked to say again."""
@@ -113,7 +121,9 @@ class Rogue:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError, iroh.IrohError):
-            async with asyncio.timeout(CLOSE_S):  # iroh waits for what was dialled and never answered
+            async with asyncio.timeout(
+                CLOSE_S
+            ):  # iroh waits for what was dialled and never answered
                 await self.endpoint.close()
 
 
@@ -124,8 +134,12 @@ def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = 
 
     async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)
-        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data) if stated is None else stated)))
-        await stream.send().write_all(data[request.offset : request.offset + request.length][:stop_after])
+        await stream.send().write_all(
+            frame_of(Reply(ReplyStatus.OK, len(data) if stated is None else stated))
+        )
+        await stream.send().write_all(
+            data[request.offset : request.offset + request.length][:stop_after]
+        )
         await stream.send().finish()
 
     return answer

@@ -18,7 +18,9 @@ import pytest
 from aftermath.base.files import cache_directory
 
 BINARY = Path(
-    os.environ.get("AFTERMATH_RELAY") or shutil.which("iroh-relay") or cache_directory("bin") / "iroh-relay"
+    os.environ.get("AFTERMATH_RELAY")
+    or shutil.which("iroh-relay")
+    or cache_directory("bin") / "iroh-relay"
 ).absolute()
 """Looked for before a test has another home."""
 
@@ -31,9 +33,13 @@ def real_relay(place: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place.mkdir(parents=True, exist_ok=True)
-    (place / "relay.toml").write_text(f'http_bind_addr = "127.0.0.1:{port}"\nenable_metrics = false\n')
+    (place / "relay.toml").write_text(
+        f'http_bind_addr = "127.0.0.1:{port}"\nenable_metrics = false\n'
+    )
     with (place / "relay.log").open("wb") as log:
-        process = subprocess.Popen([BINARY, "--dev", "-c", place / "relay.toml"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [BINARY, "--dev", "-c", place / "relay.toml"], stdout=log, stderr=log
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + 30

@@ -24,7 +24,11 @@ from p2p.nodes import content, identity, secret
 async def main(directory: str, seed: int, members: list[int], size: int, block_at: int) -> None:
     """Serve until killed."""
     transport = await open_iroh(
-        secret(seed), bind_host="127.0.0.1", relay="disabled", discovery="local", discovery_dir=Path(directory)
+        secret(seed),
+        bind_host="127.0.0.1",
+        relay="disabled",
+        discovery="local",
+        discovery_dir=Path(directory),
     )
     data = content(size)
     served = 0
@@ -51,4 +55,6 @@ async def main(directory: str, seed: int, members: list[int], size: int, block_a
 
 if __name__ == "__main__":
     folder, own, others, blob_size, stop = sys.argv[1:]
-    asyncio.run(main(folder, int(own), [int(one) for one in others.split(",")], int(blob_size), int(stop)))
+    asyncio.run(
+        main(folder, int(own), [int(one) for one in others.split(",")], int(blob_size), int(stop))
+    )

@@ -21,13 +21,21 @@ def free_port() -> int:
     ("host", "fixed", "interface"),
     [(None, True, "0.0.0.0"), ("127.0.0.1", True, "127.0.0.1"), ("127.0.0.1", False, "127.0.0.1")],
 )
-async def test_it_listens_where_it_was_told(tmp_path: Path, host: str | None, fixed: bool, interface: str) -> None:
+async def test_it_listens_where_it_was_told(
+    tmp_path: Path, host: str | None, fixed: bool, interface: str
+) -> None:
     port = free_port() if fixed else 0
     node = await open_iroh(
-        secret(1), bind_host=host, bind_port=port, relay="disabled", discovery="local", discovery_dir=tmp_path / "run"
+        secret(1),
+        bind_host=host,
+        bind_port=port,
+        relay="disabled",
+        discovery="local",
+        discovery_dir=tmp_path / "run",
     )
     try:
-        (bound,) = [one for one in node._endpoint.bound_sockets() if not one.startswith("[")]  # IPv6 is of no option
+        # IPv6 is of no option
+        (bound,) = [one for one in node._endpoint.bound_sockets() if not one.startswith("[")]
         address, _, actual = bound.rpartition(":")
         assert address == interface
         assert int(actual) == port if fixed else int(actual) > 0

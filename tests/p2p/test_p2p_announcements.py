@@ -57,7 +57,9 @@ async def test_a_late_or_returning_peer_gets_the_last_64(mesh, opened):
     for number in range(70):
         await first.announce(b"missed %d" % number)
     second.set_members([first.node_id])
-    assert [one.data for one in await take(reader, 64)] == [b"missed %d" % number for number in range(6, 70)]
+    assert [one.data for one in await take(reader, 64)] == [
+        b"missed %d" % number for number in range(6, 70)
+    ]
     second.set_members([])
     await until(lambda: not first.reachable())
     second.set_members([first.node_id])
@@ -91,7 +93,9 @@ async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkey
         await first.announce(number.to_bytes(4, "big") + bytes(MAX_ANNOUNCEMENT - 4))
         if number % 50 == 49:
             received = await take(reader, 50)
-            assert [int.from_bytes(one.data[:4], "big") for one in received] == list(range(number - 49, number + 1))
+            assert [int.from_bytes(one.data[:4], "big") for one in received] == list(
+                range(number - 49, number + 1)
+            )
     assert first.stats().dropped > 0
     assert second.stats().dropped == 0
 

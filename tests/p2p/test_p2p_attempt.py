@@ -48,7 +48,10 @@ def test_pulls_in_any_order_fill_blob_and_record_givers(monkeypatch, size, seed)
         filled.release(pull)
     assert sum(end - start for _, start, end in filled.origin) == size
     assert len(filled.origin) <= begun
-    assert all(filled.buffer[start:end] == holder[:1] * (end - start) for holder, start, end in filled.origin)
+    assert all(
+        filled.buffer[start:end] == holder[:1] * (end - start)
+        for holder, start, end in filled.origin
+    )
     assert filled.complete
     assert not filled.todo
 

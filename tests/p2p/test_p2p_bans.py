@@ -41,7 +41,9 @@ def test_a_long_good_time_is_forgiven() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 4000)), max_size=60))
-def test_nobody_else_is_kept_out_and_little_is_remembered(offences: list[tuple[int, float]]) -> None:
+def test_nobody_else_is_kept_out_and_little_is_remembered(
+    offences: list[tuple[int, float]],
+) -> None:
     clock = Hands()
     bars = Bans(clock)
     for who, later in offences:

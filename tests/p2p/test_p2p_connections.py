@@ -31,14 +31,18 @@ async def test_both_sides_dialling_at_once_end_with_one_connection(opened, monke
 
     def settled() -> bool:
         counts = [node.stats() for node in nodes]
-        return all(one.connects - one.disconnects == 1 for one in counts) and all(n.reachable() for n in nodes)
+        return all(one.connects - one.disconnects == 1 for one in counts) and all(
+            n.reachable() for n in nodes
+        )
 
     await until(settled)
     nodes[0].handle("who", lambda peer, _: _echo(peer))
     async with asyncio.timeout(30):
         while True:  # a connection may still be replaced by one that was on its way
             with contextlib.suppress(PeerUnreachable):
-                assert await nodes[1].request(nodes[0].node_id, "who", b"", 32, 5) == nodes[1].node_id
+                assert (
+                    await nodes[1].request(nodes[0].node_id, "who", b"", 32, 5) == nodes[1].node_id
+                )
                 break
     await until(settled)
 
@@ -80,7 +84,9 @@ async def test_an_id_that_is_no_key_does_not_stop_the_others(opened):
     node = await opened(1)
     other = await opened(2)
     not_a_point = next(
-        bytes([i]) + bytes(30) + b"\x7f" for i in range(256) if not _is_key(bytes([i]) + bytes(30) + b"\x7f")
+        bytes([i]) + bytes(30) + b"\x7f"
+        for i in range(256)
+        if not _is_key(bytes([i]) + bytes(30) + b"\x7f")
     )
     join([node, other], not_a_point)
     await until(lambda: other.node_id in node.reachable())
@@ -128,7 +134,9 @@ async def test_a_changed_key_needs_a_changed_member_list(mesh, opened):
 async def test_an_occupied_port_is_named_with_its_fix(opened):
     node = await opened(1)
     port = int(node._endpoint.bound_sockets()[0].rpartition(":")[2])
-    with pytest.raises(BindFailed, match=rf"(?s)UDP port {port} is already in use.*--bind-p2p-port"):
+    with pytest.raises(
+        BindFailed, match=rf"(?s)UDP port {port} is already in use.*--bind-p2p-port"
+    ):
         await opened(2, bind_port=port)
 
 

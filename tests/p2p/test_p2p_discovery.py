@@ -131,7 +131,9 @@ def test_the_default_directory_is_per_user_and_per_run():
     assert odd != local_discovery_dir("../../etd", **RUN)
 
 
-@pytest.mark.parametrize("other", [{"cluster": "other"}, {"program": "other"}, {"identity": "1" * 16}])
+@pytest.mark.parametrize(
+    "other", [{"cluster": "other"}, {"program": "other"}, {"identity": "1" * 16}]
+)
 def test_local_discovery_dir_differs_between_runs(other):
     assert local_discovery_dir("my-run", **RUN) != local_discovery_dir("my-run", **(RUN | other))
 

@@ -44,7 +44,9 @@ async def test_it_arrives_once_and_exactly(no_help, mesh, size, holders):
     data = content(size)
     digests = {node.publish(data) for node in nodes[:holders]}
     (digest,) = digests
-    assert await nodes[3].fetch(digest, size, [node.node_id for node in nodes[:holders]], 30) == data
+    assert (
+        await nodes[3].fetch(digest, size, [node.node_id for node in nodes[:holders]], 30) == data
+    )
     stats = nodes[3].stats()
     assert size <= stats.received["blob"] <= size + attempt.RANGE
     assert stats.retries == stats.rejected == 0
@@ -109,7 +111,9 @@ async def test_a_source_that_fails_is_left_for_another_holder(quick, mesh, fault
 
     first.publish_source(blake3(data).digest(), SMALL, read)
     second.publish(data)
-    assert await third.fetch(blake3(data).digest(), SMALL, [first.node_id, second.node_id], 20) == data
+    assert (
+        await third.fetch(blake3(data).digest(), SMALL, [first.node_id, second.node_id], 20) == data
+    )
 
 
 @pytest.mark.parametrize("stated", [SMALL - 1, SMALL + 1, 1 << 60, 0])
@@ -169,14 +173,18 @@ async def test_one_liar_among_many_holders_is_found_out(mesh, rogue):
 async def test_a_blob_that_ends_early_is_resumed_elsewhere(no_help, honest_and_rogue):
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(blob_of(data, stop_after=100_000), data)
-    assert await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id, honest.node_id], 10) == data
+    assert (
+        await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id, honest.node_id], 10) == data
+    )
     stats = node.stats()
     assert stats.received["blob"] == SMALL, "no byte that arrived is sent again"
     assert honest.stats().sent["blob"] == SMALL - 100_000
     assert stats.retries == 1
 
 
-async def test_a_fault_of_ours_costs_the_holder_that_brought_it_about(honest_and_rogue, monkeypatch, caplog):
+async def test_a_fault_of_ours_costs_the_holder_that_brought_it_about(
+    honest_and_rogue, monkeypatch, caplog
+):
     """Whatever nobody has thought of: the blob comes from another, and it is said once."""
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(blob_of(data), data)
@@ -212,7 +220,9 @@ async def test_a_stalled_holder_is_replaced_where_it_stopped(honest_and_rogue, m
     data = content(SMALL)
     node, honest, cheat = await honest_and_rogue(stalling(data, after), data)
     began = time.monotonic()
-    assert await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id, honest.node_id], 20) == data
+    assert (
+        await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id, honest.node_id], 20) == data
+    )
     assert time.monotonic() - began < 5
     assert honest.stats().sent["blob"] == SMALL - after
 
@@ -222,7 +232,9 @@ async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue,
     monkeypatch.setattr(attempt, "RANGE", LARGE // 2)
     data = content(LARGE)
     node, honest, cheat = await honest_and_rogue(stalling(data, 1 << 20), data)
-    assert await node.fetch(blake3(data).digest(), LARGE, [cheat.node_id, honest.node_id], 30) == data
+    assert (
+        await node.fetch(blake3(data).digest(), LARGE, [cheat.node_id, honest.node_id], 30) == data
+    )
     assert node.stats().received["blob"] == LARGE
 
 

@@ -26,7 +26,17 @@ from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, PeerUnreachable
 from aftermath.p2p.wire import ALPN
-from p2p.nodes import ECHOED, LARGE_ANSWER, LARGE_BLOB, QUIC_SENDS, QUIC_STREAMS, QUIC_WINDOW, Rogue, identity, until
+from p2p.nodes import (
+    ECHOED,
+    LARGE_ANSWER,
+    LARGE_BLOB,
+    QUIC_SENDS,
+    QUIC_STREAMS,
+    QUIC_WINDOW,
+    Rogue,
+    identity,
+    until,
+)
 
 VICTIM = 1
 HONEST = 2
@@ -78,7 +88,9 @@ class Victim:
         for number in range(1, TRIES + 1):
             with contextlib.suppress(PeerUnreachable):
                 body = os.urandom(ECHOED)
-                assert await self.honest.request(identity(VICTIM), "echo", body, ECHOED, TRY_S) == body
+                assert (
+                    await self.honest.request(identity(VICTIM), "echo", body, ECHOED, TRY_S) == body
+                )
                 return number
         raise AssertionError(f"no answer after {TRIES} tries")
 
@@ -123,7 +135,13 @@ class Victim:
     @contextlib.asynccontextmanager
     async def flooded(self, how: str, seeds: tuple[int, ...]) -> AsyncIterator[None]:
         """While these members flood it, from another address."""
-        command = [Path(__file__).with_name("flooder.py"), self.place, VICTIM, how, ",".join(map(str, seeds))]
+        command = [
+            Path(__file__).with_name("flooder.py"),
+            self.place,
+            VICTIM,
+            how,
+            ",".join(map(str, seeds)),
+        ]
         flooder = await _started(command)
         try:
             assert await _line(flooder) == "flooding"
@@ -144,7 +162,9 @@ class Victim:
 
 async def _started(command: list[object]) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(sys.executable, *map(str, command), stdin=pipe, stdout=pipe)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *map(str, command), stdin=pipe, stdout=pipe
+    )
 
 
 async def _line(process: asyncio.subprocess.Process) -> str:
@@ -207,13 +227,18 @@ UNSTEADY = ("unread_blobs",)
     ("how", "seeds"),
     [
         pytest.param(
-            how, SEVERAL, id=f"{how}-several", marks=pytest.mark.nightly if how in UNSTEADY else pytest.mark.slow
+            how,
+            SEVERAL,
+            id=f"{how}-several",
+            marks=pytest.mark.nightly if how in UNSTEADY else pytest.mark.slow,
         )
         for how in MEMORY
     ]
     + [pytest.param(how, ONE, id=f"{how}-one", marks=pytest.mark.nightly) for how in ALONE],
 )
-async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, how: str, seeds: tuple[int, ...]) -> None:
+async def test_a_flood_is_bounded_and_the_others_are_answered(
+    victim: Victim, how: str, seeds: tuple[int, ...]
+) -> None:
     before = await victim.taken()
     peaks = []
     asked = 0
@@ -230,7 +255,14 @@ async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, ho
                 now = await victim.taken()
                 peak = max(peak, now["memory"])
             seconds = time.monotonic() - began
-        _check_cost(how, len(seeds), {name: now[name] - start[name] for name in now}, asks, seconds, victim.cost)
+        _check_cost(
+            how,
+            len(seeds),
+            {name: now[name] - start[name] for name in now},
+            asks,
+            seconds,
+            victim.cost,
+        )
         peaks.append(peak)
         asked += asks
         await victim.all_freed(before)
@@ -239,19 +271,27 @@ async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, ho
     assert max(peaks) <= most, "the second flood takes no more than the first may"
 
 
-def _check_cost(how: str, peers: int, did: Figures, asks: int, seconds: float, cost: dict[str, float]) -> None:
+def _check_cost(
+    how: str, peers: int, did: Figures, asks: int, seconds: float, cost: dict[str, float]
+) -> None:
     """That no more was done than the peers' quotas allow, and at what honest messages cost."""
     streams = _most(peers, limits.ASKED_BURST, limits.ASKED_RATE, seconds)
     looked_at = _most(1, accept_limits.LOOKED_AT_BURST, accept_limits.LOOKED_AT_RATE, seconds)
     assert did["heard"] <= _most(peers, limits.TOLD_BURST, limits.TOLD_RATE, seconds)
     assert did["answered"] - asks <= streams
-    assert did["looked_at"] <= looked_at + _most(1, accept_limits.LEFT_BURST, accept_limits.LEFT_RATE, seconds)
+    assert did["looked_at"] <= looked_at + _most(
+        1, accept_limits.LEFT_BURST, accept_limits.LEFT_RATE, seconds
+    )
     if how == "requests":
         streams = did["answered"] - asks
     elif how not in ("half_open", "resets", "unread_blobs", "unread_answers"):
         streams = 0
     own = did["cpu"] - seconds * cost["second"] - asks * (cost["request"] + cost["look"])
-    done = streams * cost["request"] + did["heard"] * cost["announcement"] + did["looked_at"] * cost["connection"]
+    done = (
+        streams * cost["request"]
+        + did["heard"] * cost["announcement"]
+        + did["looked_at"] * cost["connection"]
+    )
     assert own <= COSTLIER * done + NOISE * seconds
 
 
@@ -275,12 +315,20 @@ async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
 
     node.publish_source(bytes(32), LARGE_BLOB, read)
     node.set_members([identity(seed) for seed in ONE])
-    command = [Path(__file__).with_name("flooder.py"), node._endpoint.bound_sockets()[0], VICTIM, "frozen", ONE[0]]
+    command = [
+        Path(__file__).with_name("flooder.py"),
+        node._endpoint.bound_sockets()[0],
+        VICTIM,
+        "frozen",
+        ONE[0],
+    ]
     flooder = await _started(command)
     try:
         await until(lambda: psutil.Process(flooder.pid).status() == psutil.STATUS_STOPPED, 30)
         stands_still.set()
-        await until(lambda: node.stats().sent["blob"] > QUIC_SENDS - requests.STREAMS * blobs.SMALL_PIECE)
+        await until(
+            lambda: node.stats().sent["blob"] > QUIC_SENDS - requests.STREAMS * blobs.SMALL_PIECE
+        )
         assert node.reachable()
         await until(lambda: not node.reachable(), 30)
         assert node.stats().sent["blob"] <= QUIC_SENDS
@@ -291,7 +339,9 @@ async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["connections", "ungreeted"])
-async def test_a_newcomer_gets_in_while_others_flood_with_connections(victim: Victim, how: str) -> None:
+async def test_a_newcomer_gets_in_while_others_flood_with_connections(
+    victim: Victim, how: str
+) -> None:
     newcomer = await Rogue.open(NEWCOMER)
     async with victim.flooded(how, SEVERAL):
         await asyncio.sleep(FLOOD_S)

@@ -20,7 +20,16 @@ from aftermath.p2p.announce import Announcer
 from aftermath.p2p.link import Link, close_reason
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Code, Reply, ReplyStatus, frame_of, read_message
+from aftermath.p2p.wire import (
+    ALPN,
+    BlobRequest,
+    CallRequest,
+    Code,
+    Reply,
+    ReplyStatus,
+    frame_of,
+    read_message,
+)
 from p2p.nodes import identity, join, until
 
 
@@ -123,7 +132,9 @@ async def test_what_is_poured_into_streams_that_wait_is_bounded(opened, rogue, m
     before = psutil.Process().memory_info().rss
     pouring = [asyncio.create_task(_pour(connection, b"x" * (1 << 16))) for _ in range(100)]
     await until(lambda: node.stats().violations == 1 and not node.reachable(), 60)
-    assert psutil.Process().memory_info().rss - before < 400 << 20, "of both sides, which are this one process"
+    assert psutil.Process().memory_info().rss - before < 400 << 20, (
+        "of both sides, which are this one process"
+    )
     await asyncio.gather(*pouring)
 
 
@@ -222,11 +233,20 @@ def test_last_port_is_admitted_within_connection_rate():
 def test_relay_limits_are_per_member_key():
     keys = [iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 1, 2, 3, 4)]
     members = {bytes(key.to_bytes()) for key in keys[:3]}
-    relayed = [accept_limits.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members) for key in keys]
+    relayed = [
+        accept_limits.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members)
+        for key in keys
+    ]
     assert relayed[0] == relayed[1] != relayed[2]
     assert accept_limits.RELAYED not in relayed[:3]
     assert relayed[3:] == [accept_limits.RELAYED] * 2
-    places = ["[2001:db8::1]:1", "[2001:db8::2:1]:2", "[2001:db8:0:1::1]:1", "[::ffff:192.0.2.7]:1", "192.0.2.7:1"]
+    places = [
+        "[2001:db8::1]:1",
+        "[2001:db8::2:1]:2",
+        "[2001:db8:0:1::1]:1",
+        "[::ffff:192.0.2.7]:1",
+        "192.0.2.7:1",
+    ]
     direct = [accept_limits.place_of(iroh.IncomingAddr.IP(place), members) for place in places]
     assert direct[0] == direct[1] == "2001:db8::/64" != direct[2]
     assert direct[3] != direct[2]
@@ -282,6 +302,8 @@ async def test_failed_handshake_makes_no_backtrace(tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("abandoned.py")), str(tmp_path / "run")]
     environment = {**os.environ, "RUST_BACKTRACE": "1"}
     environment.pop("RUST_LIB_BACKTRACE", None)
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdout=asyncio.subprocess.PIPE
+    )
     told, _ = await asyncio.wait_for(process.communicate(), 60)
     assert float(told) < 20

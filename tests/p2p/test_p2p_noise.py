@@ -24,7 +24,9 @@ def signed(seed: int, body: bytes) -> bytes:
     return bytes(key.pubkey()) + bytes(key.sign_message(statement(head, body))) + head + body
 
 
-@pytest.mark.parametrize("body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP], ids=["bare", "in a map", "in a list"])
+@pytest.mark.parametrize(
+    "body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP], ids=["bare", "in a map", "in a list"]
+)
 async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, body: bytes) -> None:
     """The announcer is barred, and ignored when it comes back with another key."""
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
@@ -37,7 +39,12 @@ async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, bod
     listening = asyncio.ensure_future(Listening(ports, desk.role, readiness, results).listen())
     join([ours, honest, *cheats])
     await until(lambda: len(ours.reachable()) == 5)
-    bodies = (body, msgspec.msgpack.encode([body, bytes(64)]), cheats[2].node_id + bytes(64) + body, signed(6, body))
+    bodies = (
+        body,
+        msgspec.msgpack.encode([body, bytes(64)]),
+        cheats[2].node_id + bytes(64) + body,
+        signed(6, body),
+    )
     for cheat, data in zip(cheats, bodies, strict=True):
         await cheat.announce(data)
     await until(lambda: ours.reachable() == {honest.node_id} and ours.stats().violations == 4)

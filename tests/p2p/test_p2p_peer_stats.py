@@ -76,9 +76,15 @@ def test_several_failures_exclude_a_holder_while_others_are_left(measured, now):
 def test_patience_follows_the_round_trip_within_limits(measured):
     assert (measured.hedge(A), measured.patience(A)) == (peer_stats.HEDGE_S, peer_stats.PATIENCE_S)
     measured.peer(A).rtt = 0.3
-    assert (measured.hedge(A), measured.patience(A)) == (peer_stats.PATIENCE_S, 0.3 * peer_stats.PATIENCE_ROUND_TRIPS)
+    assert (measured.hedge(A), measured.patience(A)) == (
+        peer_stats.PATIENCE_S,
+        0.3 * peer_stats.PATIENCE_ROUND_TRIPS,
+    )
     measured.peer(A).rtt = 1000.0
-    assert (measured.hedge(A), measured.patience(A)) == (peer_stats.PATIENCE_S, peer_stats.LONGEST_PATIENCE_S)
+    assert (measured.hedge(A), measured.patience(A)) == (
+        peer_stats.PATIENCE_S,
+        peer_stats.LONGEST_PATIENCE_S,
+    )
 
 
 def test_another_process_of_a_peer_starts_afresh_but_for_lies(measured, now):

@@ -20,7 +20,16 @@ from aftermath.optim.private_blocks import BlockSpan, StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.replica import stateshare
-from aftermath.replica.stateshare import TOPIC, FalseBlock, KeptState, StateShare, ask_block, kept_of, proven, question
+from aftermath.replica.stateshare import (
+    TOPIC,
+    FalseBlock,
+    KeptState,
+    StateShare,
+    ask_block,
+    kept_of,
+    proven,
+    question,
+)
 from aftermath.rules.commitment import NOTHING
 from optim.private_states import OPTIMIZERS, trained
 from p2p.nodes import until
@@ -35,7 +44,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_blocks, "_PIECE", 4 * 2048)
 
 
-def state_of(name: str = "distro", tier: int = 0, rounds: int = 1) -> tuple[StateOutline, Engine, KeptState]:
+def state_of(
+    name: str = "distro", tier: int = 0, rounds: int = 1
+) -> tuple[StateOutline, Engine, KeptState]:
     schema, engine = trained(OPTIMIZERS[name], tier, rounds)
     return outline_of(schema, tier), engine, kept_of(engine, engine.tree())
 
@@ -46,7 +57,10 @@ async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, na
     parts, engine, kept = state_of(name)
     StateShare(member).offer(kept)
     root = kept.tree.root
-    blocks = [await ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count)]
+    blocks = [
+        await ask_block(checker, member.node_id, root, parts, index, 10)
+        for index in range(parts.count)
+    ]
     assert parts.count > 15
     whole = b"".join(blocks)
     found = {}
@@ -130,7 +144,9 @@ async def test_a_member_that_is_gone_or_keeps_nothing_is_told_apart(mesh: Mesh) 
         await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 0.5)
 
 
-async def test_uncopied_large_state_is_served_until_it_changes(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uncopied_large_state_is_served_until_it_changes(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stateshare, "COPIES", 1000)
     member, checker = await mesh(1, 2)
     parts, engine, kept = state_of()
@@ -139,8 +155,12 @@ async def test_uncopied_large_state_is_served_until_it_changes(mesh: Mesh, monke
     StateShare(member).offer(kept)
     root = kept.tree.root
     first = engine.state()
-    asked = (ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count))
-    assert b"".join(await asyncio.gather(*asked)) == b"".join(first[n].numpy().tobytes() for n, _ in parts.sizes)
+    asked = (
+        ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count)
+    )
+    assert b"".join(await asyncio.gather(*asked)) == b"".join(
+        first[n].numpy().tobytes() for n, _ in parts.sizes
+    )
     changed = parts.count - 1
     tensor: Tensor = own[parts.place(changed).name]
     with torch.no_grad():
@@ -172,7 +192,9 @@ async def test_block_requests_read_one_block_at_a_time(
     assert most == 1
 
 
-async def test_all_copies_together_are_bounded(opened: Callable[..., Awaitable[IrohTransport]]) -> None:
+async def test_all_copies_together_are_bounded(
+    opened: Callable[..., Awaitable[IrohTransport]],
+) -> None:
     node = await opened(1)
     share = StateShare(node)
     states = [state_of(rounds=rounds)[2] for rounds in range(1, 5)]
@@ -200,6 +222,8 @@ async def test_an_index_beyond_the_last_block_is_refused(mesh: Mesh) -> None:
     StateShare(member).offer(kept)
     for index in (parts.count, (1 << 32) - 1):
         with pytest.raises(RequestRefused):
-            await checker.request(member.node_id, TOPIC, question(kept.tree.root, index), 1 << 20, 10)
+            await checker.request(
+                member.node_id, TOPIC, question(kept.tree.root, index), 1 << 20, 10
+            )
     with pytest.raises(IndexError):
         await ask_block(checker, member.node_id, kept.tree.root, parts, parts.count, 10)

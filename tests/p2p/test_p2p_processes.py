@@ -49,7 +49,9 @@ async def line(child: asyncio.subprocess.Process) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_holder_killed_in_the_middle_is_resumed_from_another(opened, spawn, how, monkeypatch):
+async def test_a_holder_killed_in_the_middle_is_resumed_from_another(
+    opened, spawn, how, monkeypatch
+):
     monkeypatch.setattr(links, "PROBE_S", 0.5)
     node = await opened(1)
     victim_seed, other_seed = sorted((2, 3), key=identity)

@@ -22,7 +22,16 @@ from aftermath.p2p.accept_limits import (
 from aftermath.p2p.limits import SharedLimit
 from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, ReplyStatus, frame, frame_of, read_message
+from aftermath.p2p.wire import (
+    ALPN,
+    BlobRequest,
+    CallRequest,
+    Reply,
+    ReplyStatus,
+    frame,
+    frame_of,
+    read_message,
+)
 from p2p.nodes import QUIC_STREAMS, QUIC_WINDOW, content, join, until
 
 
@@ -97,7 +106,9 @@ async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeyp
     assert connection.close_reason() is None, "these repeats wait, and that is all"
     reader = node.announcements()
     with contextlib.suppress(iroh.IrohError):
-        await stream.write_all(b"".join(frame(b"the same" if repeats else b"%d" % number) for number in range(1000)))
+        await stream.write_all(
+            b"".join(frame(b"the same" if repeats else b"%d" % number) for number in range(1000))
+        )
     await asyncio.wait_for(connection.closed(), 10)
     await until(lambda: node.stats().violations == 1 and honest.node_id in node.reachable())
     assert node._links._bars.left(cheat.node_id) > 0
@@ -133,7 +144,10 @@ async def test_peer_connecting_beyond_its_quota_is_barred(opened, rogue, monkeyp
 async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
     node = await opened(1)
     other = await opened(2)
-    inside = [node._links._arrivals.door.enter(f"192.0.2.{number}") for number in range(MAX_HANDSHAKES // 2)]
+    inside = [
+        node._links._arrivals.door.enter(f"192.0.2.{number}")
+        for number in range(MAX_HANDSHAKES // 2)
+    ]
     assert node._links._arrivals.door.busy
     node.set_members([other.node_id])
     node._links._contacts[other.node_id].keeper.cancel()  # it has to come by itself
@@ -181,8 +195,12 @@ def test_full_slots_evict_oldest_of_busiest_address() -> None:
         assert enter(f"crowd {number % 4}")
     assert not any(enter(f"crowd {number}") for number in range(4))
     others = MAX_HANDSHAKES - 4
-    assert [bool(enter(f"one {number}")) for number in range(MAX_HANDSHAKES)] == [True] * others + [False] * 4
-    assert [begun.where for begun in gave_way] == [f"crowd {number % 4}" for number in range(others)]
+    assert [bool(enter(f"one {number}")) for number in range(MAX_HANDSHAKES)] == [True] * others + [
+        False
+    ] * 4
+    assert [begun.where for begun in gave_way] == [
+        f"crowd {number % 4}" for number in range(others)
+    ]
     now = accept_limits.GIVE_WAY_S
     assert not enter("one 7")
     assert enter("another")

@@ -33,7 +33,15 @@ class OnlyRelay:
 
 
 @pytest.mark.parametrize(
-    "given", ["auto", "disabled", "n0", "https://relay.example.org", "http://[::1]:3340/", "https://10.0.0.1:443"]
+    "given",
+    [
+        "auto",
+        "disabled",
+        "n0",
+        "https://relay.example.org",
+        "http://[::1]:3340/",
+        "https://10.0.0.1:443",
+    ],
 )
 def test_a_word_or_a_url_names_a_relay(given: str) -> None:
     assert relay_named(given) == given
@@ -69,7 +77,11 @@ async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> No
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     nodes = [
         await open_iroh(
-            secret(seed), bind_host="127.0.0.1", relay=url, discovery="local", discovery_dir=tmp_path / "peers"
+            secret(seed),
+            bind_host="127.0.0.1",
+            relay=url,
+            discovery="local",
+            discovery_dir=tmp_path / "peers",
         )
         for seed in (1, 2)
     ]
@@ -77,7 +89,10 @@ async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> No
         join(nodes)
         await until(lambda: any(request.startswith(b"GET /relay") for request in asked))
         await until(lambda: all(len(node.reachable()) == 1 for node in nodes))
-        assert all(one in (None, f"{url}/") for one in (whereabouts(node._endpoint).relay for node in nodes))
+        assert all(
+            one in (None, f"{url}/")
+            for one in (whereabouts(node._endpoint).relay for node in nodes)
+        )
     finally:
         await asyncio.gather(*(node.close() for node in nodes))
         server.close()
@@ -111,4 +126,6 @@ async def test_members_that_have_a_relay_alone_exchange_blobs_over_it(tmp_path: 
 
 async def test_a_url_that_iroh_does_not_take_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no URL of a relay"):
-        await open_iroh(secret(1), relay="https://", discovery="local", discovery_dir=tmp_path / "peers")
+        await open_iroh(
+            secret(1), relay="https://", discovery="local", discovery_dir=tmp_path / "peers"
+        )

@@ -6,7 +6,13 @@ import time
 
 import pytest
 
-from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused, short
+from aftermath.p2p.transport import (
+    MAX_REQUEST,
+    PeerUnreachable,
+    RequestFailed,
+    RequestRefused,
+    short,
+)
 from aftermath.p2p.wire import Reply, ReplyStatus, frame_of
 
 
@@ -26,7 +32,9 @@ async def test_many_at_once_are_all_answered(mesh):
     first, second = await mesh(1, 2)
     first.handle("double", double)
     bodies = [b"%d" % number for number in range(200)]
-    replies = await asyncio.gather(*(second.request(first.node_id, "double", body, 100, 20) for body in bodies))
+    replies = await asyncio.gather(
+        *(second.request(first.node_id, "double", body, 100, 20) for body in bodies)
+    )
     assert replies == [second.node_id + body + body for body in bodies]
 
 
@@ -57,7 +65,9 @@ async def test_a_refusal_is_an_ordinary_answer(mesh, caplog):
         raise RequestRefused("what we lack is our business")
 
     first.handle("scarce", none_now)
-    with pytest.raises(RequestRefused, match=f"{short(first.node_id)} refused the request: 'scarce'") as caught:
+    with pytest.raises(
+        RequestRefused, match=f"{short(first.node_id)} refused the request: 'scarce'"
+    ) as caught:
         await second.request(first.node_id, "scarce", b"", 10, 5)
     assert "our business" not in str(caught.value)
     assert second.stats().peers[first.node_id].failures == 0
@@ -124,7 +134,9 @@ async def test_a_peer_that_never_answers_is_named(opened, rogue):
         await node.request(mute.node_id, "any", b"", 100, 0.3)
 
 
-@pytest.mark.parametrize("junk", [b"\x00\x00\x00\x04junk", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"])
+@pytest.mark.parametrize(
+    "junk", [b"\x00\x00\x00\x04junk", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"]
+)
 async def test_a_malformed_request_closes_the_connection(opened, rogue, junk):
     node = await opened(1)
     cheat = await rogue(2)

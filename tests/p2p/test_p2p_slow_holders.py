@@ -41,7 +41,9 @@ class Trio:
         """Publish `data` at the honest holders and fetch it, the rogue being named first; True if
         it arrives.
         """
-        return await self.node.fetch(self.publish(data), len(data), self.holders, deadline_s) == data
+        return (
+            await self.node.fetch(self.publish(data), len(data), self.holders, deadline_s) == data
+        )
 
 
 @pytest.fixture
@@ -73,7 +75,9 @@ def trickling(data: bytes, piece: int, seconds: float) -> Answer:
     async def answer(request, stream) -> None:
         await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         for start in range(request.offset, request.offset + request.length, piece):
-            await stream.send().write_all(data[start : min(start + piece, request.offset + request.length)])
+            await stream.send().write_all(
+                data[start : min(start + piece, request.offset + request.length)]
+            )
             await asyncio.sleep(seconds)
         await stream.send().finish()
 
@@ -85,14 +89,18 @@ async def test_a_mute_holder_is_waited_for_once_and_then_asked_last(endless_pati
     for seed in range(12):
         assert await three.fetch(content(MIB, seed), 60)
     assert 1 <= len(three.cheat.asked) <= 6, "on a slow machine the others may seem silent too"
-    assert three.node.stats().peers[three.cheat.node_id].failures == 0, "nobody waited until it was given up"
+    assert three.node.stats().peers[three.cheat.node_id].failures == 0, (
+        "nobody waited until it was given up"
+    )
     assert three.node.stats().rejected == 0
 
 
 async def test_fetches_at_once_all_get_past_a_mute_holder(endless_patience, trio):
     three = await trio(mute)
     assert all(await asyncio.gather(*(three.fetch(content(MIB, seed), 200) for seed in range(12))))
-    assert three.node.stats().peers[three.cheat.node_id].failures == 0, "nobody waited until it was given up"
+    assert three.node.stats().peers[three.cheat.node_id].failures == 0, (
+        "nobody waited until it was given up"
+    )
 
 
 async def test_rotated_orders_spread_the_load(mesh):
@@ -127,7 +135,10 @@ async def test_failed_holder_is_asked_once_others_lack_blob(rogue, mesh):
     for _ in range(peer_stats.FAILURES_TO_EXCLUDE):
         node._pace.failed(holding.node_id)
     data = content(1000)
-    assert await node.fetch(holding.publish(data), len(data), [holding.node_id, lacks.node_id], 10) == data
+    assert (
+        await node.fetch(holding.publish(data), len(data), [holding.node_id, lacks.node_id], 10)
+        == data
+    )
     assert len(lacks.asked) == 1, "it is not asked again and again before the one that has it"
 
 
@@ -139,7 +150,9 @@ async def test_a_peer_that_was_started_again_is_asked_in_its_turn(opened, mesh):
         node._pace.failed(dying.node_id)
     back = await opened(3)
     join([node, other, back])
-    await until(lambda: len(node.reachable()) == len(other.reachable()) == len(back.reachable()) == 2)
+    await until(
+        lambda: len(node.reachable()) == len(other.reachable()) == len(back.reachable()) == 2
+    )
     data = content(MIB)
     other.publish(data)
     assert await node.fetch(back.publish(data), len(data), holders, 10) == data
@@ -175,7 +188,9 @@ async def test_silent_range_is_taken_over_early(endless_patience, trio):
     data = content(10 * MIB)
     three = await trio(stalling(data, MIB))
     assert await three.fetch(data, 200)
-    assert three.node.stats().peers[three.cheat.node_id].failures == 0, "nobody waited until it was given up"
+    assert three.node.stats().peers[three.cheat.node_id].failures == 0, (
+        "nobody waited until it was given up"
+    )
     assert three.cheat.asked
 
 

@@ -56,7 +56,9 @@ def test_more_than_a_run_has_are_refused():
 
 
 def test_static_peer_addresses_are_grouped_and_resolved():
-    found = addresses_of(parse_static_peers(f"{KEY}@10.0.0.1:4800,{KEY}@10.0.0.2:4801,{'cd' * 32}@localhost:5"))
+    found = addresses_of(
+        parse_static_peers(f"{KEY}@10.0.0.1:4800,{KEY}@10.0.0.2:4801,{'cd' * 32}@localhost:5")
+    )
     assert found[bytes.fromhex(KEY)] == ("10.0.0.1:4800", "10.0.0.2:4801")
     assert set(found[b"\xcd" * 32]) & {"127.0.0.1:5", "[::1]:5"}
 
@@ -68,10 +70,14 @@ def test_a_name_that_nobody_knows_is_said():
 
 def test_named_address_precedes_the_directory_address(tmp_path: Path):
     other = LocalDirectory(tmp_path / "peers", identity(1))
-    directory = StaticPeers({identity(1): ("10.0.0.1:4800",), identity(3): ("10.0.0.3:4800",)}, other)
+    directory = StaticPeers(
+        {identity(1): ("10.0.0.1:4800",), identity(3): ("10.0.0.3:4800",)}, other
+    )
     directory.prepare()
     directory.write(Whereabouts(("127.0.0.1:9",), "https://relay.example.org"))
-    assert directory.read(identity(1)) == Whereabouts(("10.0.0.1:4800", "127.0.0.1:9"), "https://relay.example.org")
+    assert directory.read(identity(1)) == Whereabouts(
+        ("10.0.0.1:4800", "127.0.0.1:9"), "https://relay.example.org"
+    )
     assert directory.read(identity(2)) is None
     assert directory.read(identity(3)) == Whereabouts(("10.0.0.3:4800",))
     directory.remove()
@@ -82,7 +88,9 @@ async def test_peers_connect_if_one_names_the_other(tmp_path: Path):
     common = {"bind_host": "127.0.0.1", "relay": "disabled", "discovery": "local"}
     first = await open_iroh(secret(1), discovery_dir=tmp_path / "one", **common)
     address = next(one for one in first._endpoint.bound_sockets() if one.startswith("127."))
-    second = await open_iroh(secret(2), discovery_dir=tmp_path / "two", named={identity(1): (address,)}, **common)
+    second = await open_iroh(
+        secret(2), discovery_dir=tmp_path / "two", named={identity(1): (address,)}, **common
+    )
     try:
         join([first, second])
         await until(lambda: identity(1) in second.reachable() and identity(2) in first.reachable())

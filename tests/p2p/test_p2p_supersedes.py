@@ -60,7 +60,9 @@ async def test_redialling_peer_is_served_on_new_connection(
     assert node.reachable() == {peer.node_id}
 
 
-async def test_two_processes_with_one_key_are_told_to_both(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_two_processes_with_one_key_are_told_to_both(
+    opened: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     node = await opened(1)
     first = await opened(2)
     node.set_members([first.node_id])
@@ -68,8 +70,14 @@ async def test_two_processes_with_one_key_are_told_to_both(opened: Any, caplog: 
     await until(lambda: node.reachable() == {first.node_id})
     second = await opened(2)
     second.set_members([node.node_id])
-    await until(lambda: caplog.text.count("another process takes part with this member's key") == 2, 30.0)
-    assert not any("another process" in message for message in caplog.messages if short(first.node_id) in message)
+    await until(
+        lambda: caplog.text.count("another process takes part with this member's key") == 2, 30.0
+    )
+    assert not any(
+        "another process" in message
+        for message in caplog.messages
+        if short(first.node_id) in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,13 @@ async def test_two_processes_with_one_key_are_told_to_both(opened: Any, caplog: 
     ],
 )
 async def test_other_process_warning_needs_two_peers_or_only_one(
-    opened: Any, rogue: Any, caplog: pytest.LogCaptureFixture, connected: int, saying: int, told: str, advice: str
+    opened: Any,
+    rogue: Any,
+    caplog: pytest.LogCaptureFixture,
+    connected: int,
+    saying: int,
+    told: str,
+    advice: str,
 ) -> None:
     """Any peer can give this reason when it closes a connection."""
     node = await opened(1)
@@ -93,7 +107,9 @@ async def test_other_process_warning_needs_two_peers_or_only_one(
     await until(lambda: len(node.reachable()) == connected - saying)
     said = [message for message in caplog.messages if "another process" in message]
     names = sorted(peer.node_id for peer in peers[:saying])
-    assert [message.partition(":")[0] for message in said] == [told.format(*map(short, names))] * bool(told)
+    assert [message.partition(":")[0] for message in said] == [
+        told.format(*map(short, names))
+    ] * bool(told)
     assert all(advice in message for message in said)
     assert saying > 1 or "Stop one" not in caplog.text
 

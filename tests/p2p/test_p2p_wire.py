@@ -103,11 +103,15 @@ def test_an_unknown_binding_is_left_alone():
 
 
 async def test_causes_are_one_line_without_machine_paths():
-    endpoint = await iroh.Endpoint.bind(iroh.EndpointOptions(preset=iroh.preset_minimal(), bind_addr="127.0.0.1:0"))
+    endpoint = await iroh.Endpoint.bind(
+        iroh.EndpointOptions(preset=iroh.preset_minimal(), bind_addr="127.0.0.1:0")
+    )
     try:
         address = endpoint.bound_sockets()[0]
         with pytest.raises(iroh.IrohError) as caught:
-            await iroh.Endpoint.bind(iroh.EndpointOptions(preset=iroh.preset_minimal(), bind_addr=address))
+            await iroh.Endpoint.bind(
+                iroh.EndpointOptions(preset=iroh.preset_minimal(), bind_addr=address)
+            )
         assert cause(caught.value) == "Address already in use (os error 98)"
     finally:
         await endpoint.close()

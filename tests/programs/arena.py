@@ -1,8 +1,9 @@
-"""The program and the oracle side by side: whatever is sent must have the same effect, or the same refusal, in both.
+"""The program and the oracle side by side: whatever is sent must have the same effect, or the same
+refusal, in both.
 
-Decided: one LiteSVM serves all stories; a story begins by putting back the accounts of a run that was just opened, and
-the clock, so that it goes the same way every time. Instructions are put together here, since anything slower would take
-most of the time.
+Decided: one LiteSVM serves all stories; a story begins by putting back the accounts of a run that
+was just opened, and the clock, so that it goes the same way every time. Instructions are put
+together here, since anything slower would take most of the time.
 """
 
 import struct
@@ -71,11 +72,18 @@ def _membership(run: Scenario, index: int) -> Pubkey:
 @cache
 def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[AccountMeta]]:
     """Discriminator and accounts of an instruction, by a member or (None) by the owner."""
-    spec, keys = instruction_of(PROGRAM, name), run.accounts | ({} if index is None else {"user": wallet(index)})
+    spec, keys = (
+        instruction_of(PROGRAM, name),
+        run.accounts | ({} if index is None else {"user": wallet(index)}),
+    )
     if name == "kick":
         keys |= {"membership": keys["run"], "sponsor": keys["authority"]}  # each time another one
     if index is not None:
-        keys |= {"membership": _membership(run, index), "evicted": _membership(run, index), "sponsor": wallet(index)}
+        keys |= {
+            "membership": _membership(run, index),
+            "evicted": _membership(run, index),
+            "sponsor": wallet(index),
+        }
     metas = []
     for entry in spec["accounts"]:
         key = keys.get(entry["name"]) or Pubkey.from_string(entry["address"])
@@ -150,7 +158,9 @@ class Arena:
     def join(self, index: int, tier: int = 0, weight: int = 60, *, stateless: bool = False) -> bool:
         params = {"p2p": evidence.p2p(index), "tier": tier, "weight": weight, "schema_hash": SCHEMA}
         params |= {"client_version": "", "stateless": stateless}
-        return self._send("join_run", index, self._encoded("join_run", params), (tier, weight, stateless))
+        return self._send(
+            "join_run", index, self._encoded("join_run", params), (tier, weight, stateless)
+        )
 
     def leave(self, index: int, at: RoundId) -> bool:
         return self._send("leave_run", index, _PLACE.pack(*at), (at,))
@@ -163,7 +173,13 @@ class Arena:
 
     def witness(self, index: int, seat: int, at: RoundId, held: Mapping[int, int]) -> bool:
         mask = bitmap.to_bytes(bitmap.from_seats(held))
-        data = bytes([seat]) + _PLACE.pack(*at) + mask + _fingerprints(held) + struct.pack("<IIII", 1, 1, 1, 1)
+        data = (
+            bytes([seat])
+            + _PLACE.pack(*at)
+            + mask
+            + _fingerprints(held)
+            + struct.pack("<IIII", 1, 1, 1, 1)
+        )
         return self._send("witness", index, data, (seat, at, held))
 
     def verify(self, index: int, seat: int, at: RoundId, target: int, mismatch: bool) -> bool:
@@ -180,9 +196,14 @@ class Arena:
         return self._send("health_check", index, bitmap.to_bytes(dropped), (dropped,))
 
     def prove(self, index: int, seat: int, *, same: bool = False) -> bool:
-        """Shows two results of the current round that its own key signed for a seat, or one of them twice."""
+        """Shows two results of the current round that its own key signed for a seat, or one of them
+        twice.
+        """
         place, results = self.place, (1, 1 if same else 2)
-        said = [evidence.commitment(self.scenario.run_id, place, seat, index, result) for result in results]
+        said = [
+            evidence.commitment(self.scenario.run_id, place, seat, index, result)
+            for result in results
+        ]
         before = [evidence.IX.check_signatures([evidence.sign(one, index) for one in said])]
         return self._send("prove_equivocation", index, b"", (seat, same), before)
 
@@ -194,9 +215,15 @@ class Arena:
         return self._send("set_paused", None, bytes([paused]), (paused,))
 
     def update(
-        self, config: Config | None = None, progress: tuple[int, int, int] | None = None, *, use_durable: bool = False
+        self,
+        config: Config | None = None,
+        progress: tuple[int, int, int] | None = None,
+        *,
+        use_durable: bool = False,
     ) -> bool:
-        params: dict[str, Any] = dict.fromkeys(("metadata", "config", "model", "schema", "progress"))
+        params: dict[str, Any] = dict.fromkeys(
+            ("metadata", "config", "model", "schema", "progress")
+        )
         if config is not None:
             params["config"] = asdict(config)
         if progress is not None:
@@ -216,7 +243,9 @@ class Arena:
 
     def withdraw(self, index: int) -> bool:
         order = [entry["name"] for entry in instruction_of(PROGRAM, "withdraw")["accounts"]]
-        return self._send("withdraw", index, b"", (), replaced={order.index("sponsor"): self._sponsor(index)})
+        return self._send(
+            "withdraw", index, b"", (), replaced={order.index("sponsor"): self._sponsor(index)}
+        )
 
     def kick(self, index: int, barred: bool) -> bool:
         keys = {"membership": _membership(self.scenario, index), "sponsor": self._sponsor(index)}
@@ -244,7 +273,10 @@ class Arena:
     ) -> bool:
         discriminator, metas = _fixed(self.scenario, name, index)
         if replaced:
-            metas = [AccountMeta(replaced[i], False, True) if i in replaced else meta for i, meta in enumerate(metas)]
+            metas = [
+                AccountMeta(replaced[i], False, True) if i in replaced else meta
+                for i, meta in enumerate(metas)
+            ]
         outcome = self.world.send(*before, Instruction(PROGRAM, discriminator + data, metas))
         Arena.sent += 1
         refusal = None
@@ -252,7 +284,9 @@ class Arena:
             getattr(self.oracle, name)(*(() if index is None else (index,)), *arguments)
         except No as no:
             refusal = str(no)
-        assert outcome.error == refusal, f"{name}: the program says {outcome.error}, the oracle {refusal}"
+        assert outcome.error == refusal, (
+            f"{name}: the program says {outcome.error}, the oracle {refusal}"
+        )
         if refusal is None:
             self.compare(name)
         return refusal is None
@@ -261,7 +295,9 @@ class Arena:
 
     def compare(self, after: str) -> None:
         """All that the oracle knows is what the chain says."""
-        run = layout.coordinator_account("Run").read(self.world.data(self.scenario.accounts["run"]))[0]
+        run = layout.coordinator_account("Run").read(
+            self.world.data(self.scenario.accounts["run"])
+        )[0]
         self._dice(run)
         for what, ours, theirs in (
             ("run", self._run(), self._run_of(run)),
@@ -270,7 +306,9 @@ class Arena:
             ("backlog", self.oracle.intervals(), list(self.scenario.backlog)),
             ("memberships", self.oracle.memberships, self._memberships_of()),
         ):
-            assert ours == theirs, f"after {after} the oracle's {what} is not the chain's:\n{ours}\n{theirs}"
+            assert ours == theirs, (
+                f"after {after} the oracle's {what} is not the chain's:\n{ours}\n{theirs}"
+            )
 
     def _dice(self, run: Any) -> None:
         """Tells the oracle the seed of a round that began."""
@@ -283,24 +321,56 @@ class Arena:
     def _run(self) -> tuple[Any, ...]:
         us, known = self.oracle, self.oracle.known
         lap = us.laps[-1] if us.laps else None
-        now: tuple[Any, ...] = (us.state, us.since, us.epoch, us.step, us.data_index, us.epoch_since, us.start_step)
+        now: tuple[Any, ...] = (
+            us.state,
+            us.since,
+            us.epoch,
+            us.step,
+            us.data_index,
+            us.epoch_since,
+            us.start_step,
+        )
         now += (us.pausing, us.cold, us.reason, us.draining, us.finishers, len(us.backlog), 0)
         now += (us.seed_slot, us.began, us.next_roster, us.known_levels if us.state.active else 0)
-        model = (known.source, known.hashes, known.attested, known.step, known.data_index, known.lost)
+        model = (
+            known.source,
+            known.hashes,
+            known.attested,
+            known.step,
+            known.data_index,
+            known.lost,
+        )
         if lap is None:
             return now, model
         attested = lap.voters if lap.attested is None else lap.attested
         votes = max(len(lap.votes), lap.ready.bit_count())
         redo = tuple((one.start, one.len) for one in lap.batch if one.start < lap.data_index)
         header: tuple[Any, ...] = (lap.height, lap.step, lap.size, redo, lap.data_index)
-        header += (lap.roster, len(lap.members), lap.elected, votes, lap.established + lap.trained_alone, attested)
+        header += (
+            lap.roster,
+            len(lap.members),
+            lap.elected,
+            votes,
+            lap.established + lap.trained_alone,
+            attested,
+        )
         before = us.laps[-2].attested if len(us.laps) > 1 else None
         return now, model, header, before
 
     def _run_of(self, run: Any) -> tuple[Any, ...]:
-        times = ("state", "state_started_at", "epoch", "step", "data_index", "epoch_started_at", "start_step")
+        times = (
+            "state",
+            "state_started_at",
+            "epoch",
+            "step",
+            "data_index",
+            "epoch_started_at",
+            "start_step",
+        )
         now = tuple(int(run[name]) for name in times)
-        now += tuple(int(run[name]) for name in ("pending_pause", "cold_start", "exit_reason", "draining"))
+        now += tuple(
+            int(run[name]) for name in ("pending_pause", "cold_start", "exit_reason", "draining")
+        )
         now += (_mask(run["finishers"]), int(run["backlog"]), int(run["lost_sequences"]))
         now += (int(run["seed_slot"]), _mask(run["began"]), _mask(run["next_roster"]))
         now += (int(run["levels_established"]) if self.oracle.state.active else 0,)
@@ -320,7 +390,12 @@ class Arena:
             redo,
             int(lap["data_index"]),
         )
-        header += (_mask(lap["roster"]), int(lap["clients"]), int(lap["elected"]), int(lap["attestations"]))
+        header += (
+            _mask(lap["roster"]),
+            int(lap["clients"]),
+            int(lap["elected"]),
+            int(lap["attestations"]),
+        )
         header += (int(lap["established"]),)
         before = _mask(run["rounds"][head - 1]["attested"]) if len(self.oracle.laps) > 1 else None
         return now, model, (*header, _mask(lap["attested"])), before
@@ -340,11 +415,26 @@ class Arena:
             "wallet",
         ]
         us = self.oracle
-        return [(*(getattr(seat, name) for name in names), *us.words(number)) for number, seat in enumerate(us.members)]
+        return [
+            (*(getattr(seat, name) for name in names), *us.words(number))
+            for number, seat in enumerate(us.members)
+        ]
 
     def _members_of(self) -> list[tuple[int, ...]]:
-        names = ("tier", "declared", "weight", "state", "pending", "exited_height", "last_epoch", "points", "slashed")
-        members = layout.coordinator_account("Members").read(self.world.data(self.scenario.accounts["members"]))[0]
+        names = (
+            "tier",
+            "declared",
+            "weight",
+            "state",
+            "pending",
+            "exited_height",
+            "last_epoch",
+            "points",
+            "slashed",
+        )
+        members = layout.coordinator_account("Members").read(
+            self.world.data(self.scenario.accounts["members"])
+        )[0]
         seats = members["seats"][: len(self.oracle.members) + 1]
         assert not seats[-1]["used"]
         said = [_mask(members[name]) for name in ("established", "judges", "proven")]
@@ -360,7 +450,9 @@ class Arena:
         """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
         shown = 0
         if self.oracle.counts(number):
-            shown = sum(bitmap.contains(plane, number) << bit for bit, plane in enumerate(planes)) - 64
+            shown = (
+                sum(bitmap.contains(plane, number) << bit for bit, plane in enumerate(planes)) - 64
+            )
         return *(bitmap.contains(one, number) for one in said), shown
 
     def _memberships_of(self) -> dict[int, Held]:
@@ -371,7 +463,9 @@ class Arena:
             if account is None or not account.data:
                 continue
             held = found[index] = _held(index, bytes(account.data))
-            assert account.lamports == rent + held.bond + held.forfeited, f"wallet {index}: {account.lamports}"
+            assert account.lamports == rent + held.bond + held.forfeited, (
+                f"wallet {index}: {account.lamports}"
+            )
         return found
 
     def _model(self) -> tuple[Any, ...]:
@@ -381,11 +475,17 @@ class Arena:
         return named.hashes, named.step, named.data_index, named.turn, earlier
 
     def _model_of(self) -> tuple[Any, ...]:
-        model = layout.coordinator_account("Model").read(self.world.data(self.scenario.accounts["model"]))[0]
+        model = layout.coordinator_account("Model").read(
+            self.world.data(self.scenario.accounts["model"])
+        )[0]
         hashes = tuple(one.tobytes() for one in model["checkpoint_hashes"][:LEVELS])
         rest = ("checkpoint_step", "checkpoint_data_index", "checkpoint_turn")
         earlier = [
-            (tuple(one.tobytes() for one in past["hashes"][:LEVELS]), int(past["step"]), int(past["data_index"]))
+            (
+                tuple(one.tobytes() for one in past["hashes"][:LEVELS]),
+                int(past["step"]),
+                int(past["data_index"]),
+            )
             for past in model["earlier"]
         ]
         return hashes, *(int(model[name]) for name in rest), earlier
@@ -397,7 +497,9 @@ def _held(index: int, data: bytes) -> Held:
     one = layout.coordinator_account("Membership").read(data)[0]
     bond, forfeited = int(one["bond"]), int(one["forfeited"])
     counted = int(one["epoch"]), int(one["epoch_delivered"]), int(one["epoch_due"])
-    points, slashed, delivered, due = (int(one[name]) for name in ("points", "slashed", "delivered", "due"))
+    points, slashed, delivered, due = (
+        int(one[name]) for name in ("points", "slashed", "delivered", "due")
+    )
     own = one["sponsor"].tobytes() == bytes(wallet(index))
     return Held(
         bond, forfeited, points, slashed, delivered, due, counted, int(one["ejections"]), own,
@@ -407,7 +509,9 @@ def _held(index: int, data: bytes) -> Held:
 
 @cache
 def _rent() -> int:
-    return _world().svm.minimum_balance_for_rent_exemption(layout.coordinator_account("Membership").size)
+    return _world().svm.minimum_balance_for_rent_exemption(
+        layout.coordinator_account("Membership").size
+    )
 
 
 _WALLETS = {bytes(wallet(index)): index for index in range(WALLETS)}

@@ -36,7 +36,9 @@ def p2p(index: int) -> bytes:
     return bytes(Keypair.from_seed(secret(index)).pubkey())
 
 
-def commitment(run_id: str, place: RoundId, seat: int, index: int = LIAR, result: int = 1) -> Commitment:
+def commitment(
+    run_id: str, place: RoundId, seat: int, index: int = LIAR, result: int = 1
+) -> Commitment:
     """What a member announces of the round at a place; `result` tells its results apart."""
     return Commitment(
         sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, seat=seat,

@@ -1,7 +1,9 @@
-"""Both programs in LiteSVM under a virtual clock: instructions built from the IDL, refusals by name.
+"""Both programs in LiteSVM under a virtual clock: instructions built from the IDL, refusals by
+name.
 
-Owns the encoding of instructions (Borsh, straight from the canonical IDL, so that neither anchorpy nor our own client
-is trusted here) and the translation of failures into names. What a run does is in `scenario.py`.
+Owns the encoding of instructions (Borsh, straight from the canonical IDL, so that neither anchorpy
+nor our own client is trusted here) and the translation of failures into names. What a run does is
+in `scenario.py`.
 """
 
 import hashlib
@@ -48,7 +50,12 @@ RICH = 10**11  # lamports
 NOTHING = Account(0, b"", Pubkey.default())
 _INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bool": "<?"}
 # framework errors that the tests name (Anchor 2's own numbers)
-_FRAMEWORK = {2000: "ConstraintMut", 2002: "ConstraintSigner", 2006: "ConstraintSeeds", 2012: "ConstraintAddress"}
+_FRAMEWORK = {
+    2000: "ConstraintMut",
+    2002: "ConstraintSigner",
+    2006: "ConstraintSeeds",
+    2012: "ConstraintAddress",
+}
 
 
 @lru_cache(8 * KEPT)
@@ -82,18 +89,26 @@ def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
         if kind == "pubkey":
             return bytes(value)
         return struct.pack(_INTEGERS[kind], value)
-    if isinstance(value, bytes) and (kind.get("vec") == "u8" or kind.get("array") == ["u8", len(value)]):
+    if isinstance(value, bytes) and (
+        kind.get("vec") == "u8" or kind.get("array") == ["u8", len(value)]
+    ):
         return value if "array" in kind else struct.pack("<I", len(value)) + value
     if "option" in kind:
         return b"\0" if value is None else b"\1" + encode(kind["option"], value, program)
     if "vec" in kind:
-        return struct.pack("<I", len(value)) + b"".join(encode(kind["vec"], item, program) for item in value)
+        return struct.pack("<I", len(value)) + b"".join(
+            encode(kind["vec"], item, program) for item in value
+        )
     if "array" in kind:
         item, length = kind["array"]
         assert len(value) == length, f"{len(value)} items where {length} are expected"
         return b"".join(encode(item, one, program) for one in value)
-    defined = next(entry for entry in idl(program)["types"] if entry["name"] == kind["defined"]["name"])
-    return b"".join(encode(field["type"], value[field["name"]], program) for field in defined["type"]["fields"])
+    defined = next(
+        entry for entry in idl(program)["types"] if entry["name"] == kind["defined"]["name"]
+    )
+    return b"".join(
+        encode(field["type"], value[field["name"]], program) for field in defined["type"]["fields"]
+    )
 
 
 @cache
@@ -110,8 +125,12 @@ def membership_address(run: Pubkey, created: int, wallet: Pubkey) -> Pubkey:
 
 
 @lru_cache(4096)
-def authorization_address(grantor: Pubkey, grantee: Pubkey, scope: bytes = b"CoordinatorJoinRun") -> Pubkey:
-    return Pubkey.find_program_address([b"authorization", bytes(grantor), bytes(grantee), scope], AUTHORIZER)[0]
+def authorization_address(
+    grantor: Pubkey, grantee: Pubkey, scope: bytes = b"CoordinatorJoinRun"
+) -> Pubkey:
+    return Pubkey.find_program_address(
+        [b"authorization", bytes(grantor), bytes(grantee), scope], AUTHORIZER
+    )[0]
 
 
 def build(
@@ -121,7 +140,9 @@ def build(
     args: Sequence[Any] = (),
     flags: Mapping[str, tuple[bool, bool]] | None = None,
 ) -> Instruction:
-    """An instruction with the IDL's account order; `flags` forges (signer, writable) of single accounts."""
+    """An instruction with the IDL's account order; `flags` forges (signer, writable) of single
+    accounts.
+    """
     spec = instruction_of(program, name)
     data = bytes(spec["discriminator"])
     for argument, value in zip(spec["args"], args, strict=True):
@@ -129,14 +150,18 @@ def build(
     metas = []
     for entry in spec["accounts"]:
         key = accounts.get(entry["name"]) or Pubkey.from_string(entry["address"])
-        signer, writable = (flags or {}).get(entry["name"], (entry.get("signer", False), entry.get("writable", False)))
+        signer, writable = (flags or {}).get(
+            entry["name"], (entry.get("signer", False), entry.get("writable", False))
+        )
         metas.append(AccountMeta(key, signer, writable))
     return Instruction(program, data, metas)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a transaction did: `error` is None, a program's error name, or the runtime's word for it."""
+    """What a transaction did: `error` is None, a program's error name, or the runtime's word for
+    it.
+    """
 
     error: str | None
     units: int
@@ -169,14 +194,17 @@ class Snapshot:
 
 
 class Machine:
-    """A LiteSVM with both programs that later worlds use again: making one takes thirty times what a reset takes."""
+    """A LiteSVM with both programs that later worlds use again: making one takes thirty times what
+    a reset takes.
+    """
 
     idle: ClassVar[list["Machine"]] = []
     """Machines that no world uses."""
 
     def __init__(self) -> None:
         self.svm = LiteSVM().with_sigverify(False)  # signing takes longer than most instructions
-        self.svm.set_rent(Rent(6960, 1.0, 50))  # the rent of SIMD-0194, which the programs' runtime library assumes
+        # the rent of SIMD-0194, which the programs' runtime library assumes
+        self.svm.set_rent(Rent(6960, 1.0, 50))
         self.svm.add_program_from_file(PROGRAM, COORDINATOR_SO)
         self.svm.add_program_from_file(AUTHORIZER, AUTHORIZER_SO)
         self.sent = 0
@@ -190,7 +218,9 @@ class Machine:
             return cls()
         machine = cls.idle.pop()
         for key, account in machine.original.items():
-            if not account.executable:  # no transaction changes a program, and loading one takes long
+            if (
+                not account.executable
+            ):  # no transaction changes a program, and loading one takes long
                 machine.svm.set_account(key, account)
         machine.original.clear()
         return machine
@@ -224,7 +254,9 @@ class World:
         passed = range(self.slot - 1, max(0, self.slot - 1 - KEPT), -1)
         self.svm.set_slot_hashes([(slot, slot_hash(slot)) for slot in passed])
 
-    def send(self, *instructions: Instruction, signers: Sequence[Keypair] = (), units: int = 1_400_000) -> Outcome:
+    def send(
+        self, *instructions: Instruction, signers: Sequence[Keypair] = (), units: int = 1_400_000
+    ) -> Outcome:
         transaction = self._transaction([set_compute_unit_limit(units), *instructions], signers)
         self.machine.touch(transaction.message.account_keys)
         result = self.svm.send_transaction(transaction)
@@ -237,8 +269,12 @@ class World:
         returned = bytes(meta.return_data().data)
         return Outcome(error, meta.compute_units_consumed() - 150, returned, list(meta.logs()))
 
-    def _transaction(self, instructions: Sequence[Instruction], signers: Sequence[Keypair]) -> Transaction:
-        message = Message.new_with_blockhash(instructions, self.payer_key, self.svm.latest_blockhash())
+    def _transaction(
+        self, instructions: Sequence[Instruction], signers: Sequence[Keypair]
+    ) -> Transaction:
+        message = Message.new_with_blockhash(
+            instructions, self.payer_key, self.svm.latest_blockhash()
+        )
         needed = message.header.num_required_signatures
         if signers:
             keys = {self.payer_key, *(key.pubkey() for key in signers)}
@@ -274,11 +310,15 @@ class World:
 
     def airdrop(self, key: Pubkey, lamports: int) -> None:
         found = self.svm.get_account(key) or NOTHING
-        self.set_account(key, Account(found.lamports + lamports, found.data, found.owner, found.executable))
+        self.set_account(
+            key, Account(found.lamports + lamports, found.data, found.owner, found.executable)
+        )
 
     def record(self, name: str, run_id: str) -> np.ndarray[Any, Any]:
         """The account `name` of a run as a writable one-element record."""
-        return layout.coordinator_account(name).read(self.data(address(name.lower(), run_id))).copy()
+        return (
+            layout.coordinator_account(name).read(self.data(address(name.lower(), run_id))).copy()
+        )
 
     def store(self, name: str, run_id: str, record: np.ndarray[Any, Any]) -> None:
         """Overwrites an account of a run with a record."""
@@ -286,7 +326,9 @@ class World:
         self.put(address(name.lower(), run_id), account.discriminator + record.tobytes())
 
     def put(self, key: Pubkey, data: bytes, owner: Pubkey = PROGRAM) -> None:
-        self.set_account(key, Account(self.svm.minimum_balance_for_rent_exemption(len(data)), data, owner))
+        self.set_account(
+            key, Account(self.svm.minimum_balance_for_rent_exemption(len(data)), data, owner)
+        )
 
     def set_account(self, key: Pubkey, account: Account) -> None:
         self.machine.touch([key])

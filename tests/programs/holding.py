@@ -1,4 +1,6 @@
-"""Epochs in which some do not get a level of others' results, or say so, for the tests of who holds a level."""
+"""Epochs in which some do not get a level of others' results, or say so, for the tests of who holds
+a level.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ LIARS = (7, 8)
 
 
 def begin(run: Scenario, tiers: Mapping[int, int]) -> None:
-    """An epoch of members of these tiers, up to the round whose first attestation has round 0 judged."""
+    """An epoch of members of these tiers, up to the round whose first attestation has round 0
+    judged.
+    """
     run.train_of(tiers)
     for _ in range(2):
         one_round(run, {})
 
 
-def established(world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 8) -> tuple[Scenario, dict[int, int]]:
+def established(
+    world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 8
+) -> tuple[Scenario, dict[int, int]]:
     """A run after an epoch in which everybody delivered everything."""
     world.load(_established(tiers, rounds))
     return Scenario(world), dict(enumerate(tiers))
@@ -29,14 +35,19 @@ def established(world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 8) -
 
 @cache
 def _established(tiers: tuple[int, ...], rounds: int) -> Snapshot:
-    run, honest = Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
+    run, honest = (
+        Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds),
+        dict(enumerate(tiers)),
+    )
     begin(run, honest)
     end(run)
     assert bitmap.from_seats(honest) == run.members.established
     return run.world.snapshot()
 
 
-def one_round(run: Scenario, lacks: Mapping[int, Collection[int]], silent: Collection[int] = ()) -> None:
+def one_round(
+    run: Scenario, lacks: Mapping[int, Collection[int]], silent: Collection[int] = ()
+) -> None:
     """Everybody who is not silent attests all but what it lacks."""
     height = run.run.current.height
     judged = run.run.round(height - 1)
@@ -51,7 +62,9 @@ def one_round(run: Scenario, lacks: Mapping[int, Collection[int]], silent: Colle
     assert run.run.current.height == height + 1 or not run.run.state.training
 
 
-def end(run: Scenario, lacks: Mapping[int, Collection[int]] | None = None, silent: Collection[int] = ()) -> None:
+def end(
+    run: Scenario, lacks: Mapping[int, Collection[int]] | None = None, silent: Collection[int] = ()
+) -> None:
     """The rounds that are left, and the cooldown, in which nobody says anything."""
     while run.run.state.training:
         one_round(run, lacks or {}, silent)

@@ -1,8 +1,9 @@
 """Random cooldowns of up to 256 members and 8 levels, written into the accounts of one run.
 
-Decided: a state is drawn field by field within what the program's own invariant allows, and not by histories, which
-reach few of them: any mixture of members who judge, have shown something, or left in some round, were dropped or
-ejected. What the client and the oracle say of it is in `Drawn`, and once more, in few words, what a cooldown ends with.
+Decided: a state is drawn field by field within what the program's own invariant allows, and not by
+histories, which reach few of them: any mixture of members who judge, have shown something, or left
+in some round, were dropped or ejected. What the client and the oracle say of it is in `Drawn`, and
+once more, in few words, what a cooldown ends with.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Sets:
 
 @dataclass
 class Drawn:
-    """A cooldown as the client reads it, what has been said in it, and what the oracle has of the same."""
+    """A cooldown as the client reads it, what has been said in it, and what the oracle has of the
+    same.
+    """
 
     run: Run
     members: Members
@@ -81,19 +84,27 @@ class Drawn:
 
     def __post_init__(self) -> None:
         levels = range(self.run.levels)
-        self.committees = [committee.cooldown_electees(self.run, self.members, level) for level in levels]
+        self.committees = [
+            committee.cooldown_electees(self.run, self.members, level) for level in levels
+        ]
         self.said = [{} for _ in levels]
 
     def speakers(self) -> list[int]:
         """Who may say anything."""
         asked = {seat for electees in self.committees for seat in electees}
-        return [seat for seat in sorted(asked) if bitmap.contains(self.members.proven & self.members.healthy, seat)]
+        return [
+            seat
+            for seat in sorted(asked)
+            if bitmap.contains(self.members.proven & self.members.healthy, seat)
+        ]
 
     def state(self, seat: int, told: Mapping[int, bytes]) -> str | None:
         """How a member that states this is refused, if it is; what it says is taken otherwise."""
         if self.members.seats[seat].state is not MemberState.HEALTHY:
             return "SeatMismatch"
-        own = [level for level in told if level < self.run.levels and seat in self.committees[level]]
+        own = [
+            level for level in told if level < self.run.levels and seat in self.committees[level]
+        ]
         if not bitmap.contains(self.members.proven, seat) or not own:
             return "NotElected"
         if any(seat in self.said[level] for level in own):
@@ -108,18 +119,26 @@ class Drawn:
     def stated(self) -> list[dict[int, bytes]]:
         """What is said of each level, by the place in its committee."""
         pairs = zip(self.said, self.committees, strict=True)
-        found = [{electees.index(seat): one for seat, one in said.items()} for said, electees in pairs]
+        found = [
+            {electees.index(seat): one for seat, one in said.items()} for said, electees in pairs
+        ]
         return found + [{} for _ in range(MAX_LEVELS - len(found))]
 
     def end(self) -> int:
-        """What is attested besides when the time is up. The levels of which nothing is known then, as a mask."""
+        """What is attested besides when the time is up. The levels of which nothing is known then,
+        as a mask.
+        """
         unknown = 0
         for level, (said, electees) in enumerate(zip(self.said, self.committees, strict=True)):
             gone = [seat for seat in electees if not bitmap.contains(self.members.healthy, seat)]
             shown = bitmap.contains(self.run.levels_established, level)
-            new = shown and not all(bitmap.contains(self.members.established, seat) for seat in said)
+            new = shown and not all(
+                bitmap.contains(self.members.established, seat) for seat in said
+            )
             missed = any(seat not in said for seat in gone)
-            enough = 2 * len(said) > len(electees) if new and missed else 2 * len(said) >= len(electees)
+            enough = (
+                2 * len(said) > len(electees) if new and missed else 2 * len(said) >= len(electees)
+            )
             if level in self.attested:
                 continue
             if enough and len(set(said.values())) == 1:
@@ -151,13 +170,17 @@ class Cooldowns:
     def draw(self) -> Drawn:
         rng = self.rng
         levels = rng.choice([1, 2, 3, 3, 8, 8, rng.randint(1, MAX_LEVELS)])
-        used = rng.choice([1, 2, 3, 4, 5, 7, 9, 12, 33, 64, 70, 128, 255, 256, rng.randint(1, SEATS)])
+        used = rng.choice(
+            [1, 2, 3, 4, 5, 7, 9, 12, 33, 64, 70, 128, 255, 256, rng.randint(1, SEATS)]
+        )
         last = rng.choice([0, 1, 2, 5, 11])
         judged = rng.randint(1, last + 1) if rng.random() < 0.9 else 0
         seats = np.zeros(SEATS, self.blank["Members"].dtype["seats"].base)
         sets, shown = Sets(), [EVENLY] * SEATS
         chance = {name: rng.choice(values) for name, values in CHANCES.items()}
-        tiers = rng.choice([range(levels), [rng.randrange(levels)], [0, levels - 1], [0, *[levels - 1] * 9]])
+        tiers = rng.choice(
+            [range(levels), [rng.randrange(levels)], [0, levels - 1], [0, *[levels - 1] * 9]]
+        )
         for seat in range(used):
             seats[seat] = self._seat(seat, rng.choice(tiers))
             if seat and rng.random() < chance["idle"]:  # in another epoch, or in none
@@ -167,9 +190,20 @@ class Cooldowns:
             elif rng.random() < chance["gone"]:
                 self._gone(sets, seats[seat], (seat, last, judged), chance)
             else:
-                judge, proven = rng.random() < chance["judge"], judged > 0 and rng.random() < chance["proven"]
+                judge, proven = (
+                    rng.random() < chance["judge"],
+                    judged > 0 and rng.random() < chance["proven"],
+                )
                 seats[seat]["state"] = MemberState.HEALTHY
-                self._put(sets, seat, began=True, healthy=True, judges=judge, established=judge, proven=proven)
+                self._put(
+                    sets,
+                    seat,
+                    began=True,
+                    healthy=True,
+                    judges=judge,
+                    established=judge,
+                    proven=proven,
+                )
                 shown[seat] -= rng.randint(0, not proven and not judge)
         return self._written(levels, (last, judged), (sets, shown), seats)
 
@@ -179,9 +213,11 @@ class Cooldowns:
         record["tier"], record["declared"], record["weight"] = tier, 60, self.rng.randint(1, 60)
         return record
 
-    def _gone(self, sets: Sets, record: Any, what: tuple[int, int, int], chance: Mapping[str, float]) -> None:
-        """A member that has left in the warm-up, in a round or in cooldown. The ejected have a word if they had one
-        then.
+    def _gone(
+        self, sets: Sets, record: Any, what: tuple[int, int, int], chance: Mapping[str, float]
+    ) -> None:
+        """A member that has left in the warm-up, in a round or in cooldown. The ejected have a word
+        if they had one then.
         """
         rng, (seat, last, judged) = self.rng, what
         late, state = rng.random() < chance["late"], rng.choice(GONE)
@@ -193,18 +229,31 @@ class Cooldowns:
         judge = rng.random() < chance["judge"]
         kept = judge and keeps and (state is not MemberState.DROPPED or rng.random() < 0.7)
         proven = keeps and judged > 0 and not early and rng.random() < chance["proven"]
-        self._put(sets, seat, began=True, judges=judge, established=kept, proven=proven, forfeited=ejected)
+        self._put(
+            sets, seat, began=True, judges=judge, established=kept, proven=proven, forfeited=ejected
+        )
 
     def _put(self, sets: Sets, seat: int, **where: bool) -> None:
         for name, is_in in where.items():
             setattr(sets, name, getattr(sets, name) | is_in << seat)
 
-    def _written(self, levels: int, counts: tuple[int, int], who: tuple[Sets, list[int]], seats: Any) -> Drawn:
+    def _written(
+        self, levels: int, counts: tuple[int, int], who: tuple[Sets, list[int]], seats: Any
+    ) -> Drawn:
         (last, judged), (sets, shown) = counts, who
-        there = [seat for seat in bitmap.seats(sets.judges) if seats[seat]["state"] != MemberState.LEFT_EARLY]
+        there = [
+            seat
+            for seat in bitmap.seats(sets.judges)
+            if seats[seat]["state"] != MemberState.LEFT_EARLY
+        ]
         smallest = min((int(seats[seat]["tier"]) for seat in there), default=levels)
         run, model, members = (self.blank[name].copy() for name in ("Run", "Model", "Members"))
-        run["state"], run["epoch"], run["step"], run["start_step"] = RunState.COOLDOWN, EPOCH, STEP, STEP - judged
+        run["state"], run["epoch"], run["step"], run["start_step"] = (
+            RunState.COOLDOWN,
+            EPOCH,
+            STEP,
+            STEP - judged,
+        )
         run["state_started_at"] = run["epoch_started_at"] = self.world.now
         run["levels"], run["levels_established"] = levels, (1 << levels) - (1 << smallest)
         run["began"][0] = run["next_roster"][0] = bitmap.to_bytes(sets.began)
@@ -222,7 +271,12 @@ class Cooldowns:
         for bit in range(members["shown"].shape[1]):
             plane = bitmap.from_seats(seat for seat, count in enumerate(shown) if count >> bit & 1)
             members["shown"][0][bit] = bitmap.to_bytes(plane)
-        records = {"Run": run, "Model": model, "Members": members, "Witnesses": self.blank["Witnesses"]}
+        records = {
+            "Run": run,
+            "Model": model,
+            "Members": members,
+            "Witnesses": self.blank["Witnesses"],
+        }
         for name, record in records.items():
             self.world.store(name, self.scenario.run_id, record)
         read, client = self.scenario.run, self.scenario.members
@@ -233,25 +287,46 @@ class Cooldowns:
         for seat, one in enumerate(members.seats):
             if one.used:
                 established = bitmap.contains(members.established, seat)
-                ours = Seat(seat, one.tier, state=one.state, exited=one.exited_height, established=established)
+                ours = Seat(
+                    seat,
+                    one.tier,
+                    state=one.state,
+                    exited=one.exited_height,
+                    established=established,
+                )
                 ours.last_epoch = one.last_epoch
                 oracle.members.append(ours)
         oracle.epoch = run.epoch
-        oracle.judges, oracle.proven, oracle.began = members.judges, members.proven, run.current.began
-        oracle.laps = [Lap(run.current.height, STEP, oracle.began, oracle.began, 1, seed=run.current.seed)]
+        oracle.judges, oracle.proven, oracle.began = (
+            members.judges,
+            members.proven,
+            run.current.began,
+        )
+        oracle.laps = [
+            Lap(run.current.height, STEP, oracle.began, oracle.began, 1, seed=run.current.seed)
+        ]
         return oracle
 
     # --- what is sent, and what the program has kept of it
 
     def attest(self, drawn: Drawn, seat: int, told: Mapping[int, bytes]) -> Outcome:
-        data = bytes([seat]) + struct.pack("<IIQ", *drawn.run.round_id) + bytes([bitmap.from_seats(told)])
-        return self._send("attest", seat, data + struct.pack("<I", len(told)) + b"".join(told.values()))
+        data = (
+            bytes([seat])
+            + struct.pack("<IIQ", *drawn.run.round_id)
+            + bytes([bitmap.from_seats(told)])
+        )
+        return self._send(
+            "attest", seat, data + struct.pack("<I", len(told)) + b"".join(told.values())
+        )
 
     def tick(self) -> Outcome:
         return self._send("tick", 0, b"")
 
     def _send(self, name: str, seat: int, data: bytes) -> Outcome:
-        spec, keys = instruction_of(PROGRAM, name), self.scenario.accounts | {"user": Pubkey(wallet(seat))}
+        spec, keys = (
+            instruction_of(PROGRAM, name),
+            self.scenario.accounts | {"user": Pubkey(wallet(seat))},
+        )
         metas = [
             AccountMeta(
                 keys.get(entry["name"]) or Pubkey.from_string(entry["address"]),
@@ -265,7 +340,14 @@ class Cooldowns:
     def stated(self) -> list[dict[int, bytes]]:
         """What is said of each level, by the place in its committee."""
         account = layout.coordinator_account("Witnesses")
-        hashes = account.read(self.world.data(self.scenario.accounts["witnesses"]))[0]["cooldown"].tobytes()
-        rows = [hashes[at : at + 32 * MAX_WITNESSES] for at in range(0, len(hashes), 32 * MAX_WITNESSES)]
-        places = [{place: row[32 * place : 32 * place + 32] for place in range(MAX_WITNESSES)} for row in rows]
+        hashes = account.read(self.world.data(self.scenario.accounts["witnesses"]))[0][
+            "cooldown"
+        ].tobytes()
+        rows = [
+            hashes[at : at + 32 * MAX_WITNESSES] for at in range(0, len(hashes), 32 * MAX_WITNESSES)
+        ]
+        places = [
+            {place: row[32 * place : 32 * place + 32] for place in range(MAX_WITNESSES)}
+            for row in rows
+        ]
         return [{place: one for place, one in row.items() if one != UNKNOWN} for row in places]

@@ -1,4 +1,6 @@
-"""What the oracle keeps of a run: seats, rounds, what is known of the model; and intervals of numbers."""
+"""What the oracle keeps of a run: seats, rounds, what is known of the model; and intervals of
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ def behind(batch: Iterable[Interval], places: set[int]) -> list[Interval]:
     """The sequences behind positions of a batch, as intervals of its pieces."""
     found, first = [], 0
     for piece in batch:
-        here = {piece.start + place - first for place in places if first <= place < first + piece.len}
+        here = {
+            piece.start + place - first for place in places if first <= place < first + piece.len
+        }
         found += runs_of(here)
         first += piece.len
     return found

@@ -1,4 +1,5 @@
-"""The coordinator's rules, written a second time: what every transaction does to a run, and what is refused.
+"""The coordinator's rules, written a second time: what every transaction does to a run, and what is
+refused.
 
 The arguments are those of the instructions, with results by small numbers instead of fingerprints.
 """
@@ -69,10 +70,16 @@ class Oracle(Transitions):
         self._follow()
 
     def may_join(self, wallet: int) -> bool:
-        """The wallet is enrolled with the bond that the run asks for, or is barred, which no money changes."""
+        """The wallet is enrolled with the bond that the run asks for, or is barred, which no money
+        changes.
+        """
         held, number = self.memberships.get(wallet), self.find(wallet)
         lost = number is not None and self.members[number].forfeited
-        paid = held is not None and held.enrolled and (0 if lost else held.bond) >= self.config.join_bond
+        paid = (
+            held is not None
+            and held.enrolled
+            and (0 if lost else held.bond) >= self.config.join_bond
+        )
         return paid or (held is not None and held.barred)
 
     def enroll(self, wallet: int, most: int) -> None:
@@ -170,7 +177,9 @@ class Oracle(Transitions):
         self._follow()
 
     def prove_equivocation(self, wallet: int, number: int, same: bool) -> None:
-        """Two results of the current round of one seat, or twice the same, signed by the key of that wallet."""
+        """Two results of the current round of one seat, or twice the same, signed by the key of
+        that wallet.
+        """
         need(self.state.active, "WrongState")
         need(not same, "NoEquivocation")
         need(number < len(self.members) and self.members[number].wallet == wallet, "SeatMismatch")
@@ -208,9 +217,13 @@ class Oracle(Transitions):
             raise No("StaleHeight")
         number = self.find(wallet)
         need(number is not None, "NotAMember")
-        need(number is not None and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
+        need(
+            number is not None and self.members[number].state is MemberState.HEALTHY, "SeatMismatch"
+        )
         without, incomplete = self.absent(judges, judged), self.incomplete(judges, judged)
-        need(bool(dropped) and not dropped & ~((without | incomplete) & self.healthy), "NotUnhealthy")
+        need(
+            bool(dropped) and not dropped & ~((without | incomplete) & self.healthy), "NotUnhealthy"
+        )
         for one in bitmap.seats(dropped):
             self._exit(self.members[one], MemberState.DROPPED)
             self.members[one].established &= not bitmap.contains(incomplete, one)
@@ -227,7 +240,9 @@ class Oracle(Transitions):
         cooling = cooling and bitmap.contains(self.lap.roster, number)
         holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, number))
         need(holds, "NotAllowedToCheckpoint")
-        need(self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch")
+        need(
+            self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch"
+        )
         need(not self.is_provisional(), "CheckpointMismatch")
         turn, known = self._turn(number), self.known
         same = known.step == self.durable.step and turn < self.durable.turn
@@ -243,7 +258,10 @@ class Oracle(Transitions):
         self.earlier[0], self.durable = self.durable, named
 
     def _turn(self, number: int) -> int:
-        over = self.state not in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS) and self.laps
+        over = (
+            self.state not in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+            and self.laps
+        )
         if not over or not bitmap.contains(self.lap.roster, number):
             return _NO_TURN
         return self.lap.ordered(b"checkpoint").index(number)
@@ -268,7 +286,9 @@ class Oracle(Transitions):
         over = self.step > self.config.total_steps
         self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
 
-    def update(self, config: Config | None, progress: tuple[int, int, int] | None, use_durable: bool) -> None:
+    def update(
+        self, config: Config | None, progress: tuple[int, int, int] | None, use_durable: bool
+    ) -> None:
         """A config that keeps the rules, and epoch, step and the next fresh sequence."""
         need(self.halted, "NotHalted")
         if progress is not None:

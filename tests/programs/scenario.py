@@ -1,4 +1,6 @@
-"""A run as its owner and its members drive it, one method per instruction. Members are numbered keypairs."""
+"""A run as its owner and its members drive it, one method per instruction. Members are numbered
+keypairs.
+"""
 
 import hashlib
 import json
@@ -109,13 +111,17 @@ def _indices() -> dict[bytes, int]:
 
 
 class Scenario:
-    """One run in one world. Every method that sends returns the outcome; nothing is asserted here but `start`."""
+    """One run in one world. Every method that sends returns the outcome; nothing is asserted here
+    but `start`.
+    """
 
     def __init__(self, world: World, run_id: str = "test", tiers: int = 3) -> None:
         self.world, self.run_id, self.tiers = world, run_id, tiers
         self.authority = Keypair.from_seed(b"a" * 32)
         self.grantor = Keypair.from_seed(b"g" * 32)
-        self.accounts = {name: address(name, run_id) for name in ("run", "model", "members", "witnesses")}
+        self.accounts = {
+            name: address(name, run_id) for name in ("run", "model", "members", "witnesses")
+        }
         self.accounts |= {"payer": world.payer.pubkey(), "authority": self.authority.pubkey()}
         self.accounts |= {"spill": world.payer.pubkey()}
         self.accounts |= {"authorization": authorization_address(self.grantor.pubkey(), EVERYONE)}
@@ -136,7 +142,9 @@ class Scenario:
     @property
     def backlog(self) -> tuple[Interval, ...]:
         offset, length = views.witnesses_backlog_range()
-        return views.parse_backlog(self.world.data(self.accounts["witnesses"])[offset : offset + length])
+        return views.parse_backlog(
+            self.world.data(self.accounts["witnesses"])[offset : offset + length]
+        )
 
     def seat_of(self, index: int) -> int:
         seats = self._seats()
@@ -145,7 +153,9 @@ class Scenario:
         return seat
 
     def _seats(self) -> Any:
-        """The seats as the account has them: reading all of their fields takes longer than most transactions."""
+        """The seats as the account has them: reading all of their fields takes longer than most
+        transactions.
+        """
         data = self.world.data(self.accounts["members"])
         return layout.coordinator_account("Members").read(data)[0]["seats"]
 
@@ -157,13 +167,21 @@ class Scenario:
         accounts: Mapping[str, Pubkey] | None = None,
         flags: Mapping[str, tuple[bool, bool]] | None = None,
     ) -> Instruction:
-        return build(PROGRAM, name, self._keys(name, args, accounts or {}), self._placed(name, args), flags)
+        return build(
+            PROGRAM, name, self._keys(name, args, accounts or {}), self._placed(name, args), flags
+        )
 
-    def _keys(self, name: str, args: Sequence[Any], given: Mapping[str, Pubkey]) -> dict[str, Pubkey]:
-        """All accounts that an instruction may name; memberships are the sender's, or of whom it kicks."""
+    def _keys(
+        self, name: str, args: Sequence[Any], given: Mapping[str, Pubkey]
+    ) -> dict[str, Pubkey]:
+        """All accounts that an instruction may name; memberships are the sender's, or of whom it
+        kicks.
+        """
         keys = self.accounts | dict(given)
         wallet = args[0] if name == "kick" else keys.get("user")
-        takes = any(entry["name"] == "membership" for entry in instruction_of(PROGRAM, name)["accounts"])
+        takes = any(
+            entry["name"] == "membership" for entry in instruction_of(PROGRAM, name)["accounts"]
+        )
         if "membership" in given:
             return {"evicted": given["membership"], "sponsor": keys["authority"]} | keys
         if not takes or wallet is None:
@@ -182,7 +200,9 @@ class Scenario:
         return views.parse_membership(held) if held else None
 
     def _placed(self, name: str, args: Sequence[Any]) -> list[Any]:
-        """The arguments with the round that a vote names: the current one if none is given, or that of a height."""
+        """The arguments with the round that a vote names: the current one if none is given, or that
+        of a height.
+        """
         names = [argument["name"] for argument in instruction_of(PROGRAM, name)["args"]]
         placed = list(args)
         if "at" not in names:
@@ -200,12 +220,19 @@ class Scenario:
         return self.world.send(self.instruction(name, *args, **forged), signers=[self.authority])
 
     def by(
-        self, index: int, name: str, *args: Any, accounts: Mapping[str, Pubkey] | None = None, **forged: Any
+        self,
+        index: int,
+        name: str,
+        *args: Any,
+        accounts: Mapping[str, Pubkey] | None = None,
+        **forged: Any,
     ) -> Outcome:
         """Sends `name` as member `index`."""
         user = member(index)
         keys = {"user": wallet(index)} | dict(accounts or {})
-        return self.world.send(self.instruction(name, *args, accounts=keys, **forged), signers=[user])
+        return self.world.send(
+            self.instruction(name, *args, accounts=keys, **forged), signers=[user]
+        )
 
     # ---- the owner's way
     def creation(self, client_version: str = "") -> list[Instruction]:
@@ -219,7 +246,9 @@ class Scenario:
         return self.world.send(*self.creation(client_version))
 
     def update(self, **parts: Any) -> Outcome:
-        empty = dict.fromkeys(("metadata", "config", "model", "schema", "progress")) | {"use_durable": False}
+        empty = dict.fromkeys(("metadata", "config", "model", "schema", "progress")) | {
+            "use_durable": False
+        }
         return self.owner("update", empty | parts)
 
     def write_spec(self, spec: bytes = SPEC) -> Outcome:
@@ -236,9 +265,15 @@ class Scenario:
 
     def authorize(self, grantee: Pubkey = EVERYONE, active: bool = True) -> Outcome:
         key = authorization_address(self.grantor.pubkey(), grantee)
-        keys = {"payer": self.world.payer.pubkey(), "grantor": self.grantor.pubkey(), "authorization": key}
+        keys = {
+            "payer": self.world.payer.pubkey(),
+            "grantor": self.grantor.pubkey(),
+            "authorization": key,
+        }
         create = build(AUTHORIZER, "create", keys, (grantee, b"CoordinatorJoinRun"))
-        return self.world.send(create, build(AUTHORIZER, "grantor_update", keys, (active,)), signers=[self.grantor])
+        return self.world.send(
+            create, build(AUTHORIZER, "grantor_update", keys, (active,)), signers=[self.grantor]
+        )
 
     def start(self, **config: int) -> "Scenario":
         """Creates, configures, authorizes everyone and opens the run."""
@@ -255,7 +290,11 @@ class Scenario:
         if self.membership(index) is None:
             self.enroll(index).ok()
         is_full = self._seats()["used"].all()
-        loser = evicted(self.run, self.members, self.model, bytes(wallet(index)), self.world.now) if is_full else None
+        loser = (
+            evicted(self.run, self.members, self.model, bytes(wallet(index)), self.world.now)
+            if is_full
+            else None
+        )
         return self.by(index, "join_run", params, accounts=self.losing(loser))
 
     def losing(self, wallet: bytes | None) -> dict[str, Pubkey]:
@@ -281,7 +320,11 @@ class Scenario:
             PROGRAM,
         )
         record["run"], record["wallet"] = bytes(self.accounts["run"]), bytes(wallet(index))
-        record["sponsor"], record["created"], record["bump"] = record["wallet"], self.run.created, bump
+        record["sponsor"], record["created"], record["bump"] = (
+            record["wallet"],
+            self.run.created,
+            bump,
+        )
         record["enrolled"], record["version"] = 1, views.VERSION
         self.world.put(key, account.discriminator + record.tobytes())
 
@@ -293,9 +336,15 @@ class Scenario:
         return self.by(index, "tick")
 
     def witness(
-        self, index: int, participation: int | None = None, results: Mapping[int, bytes] | None = None, **forged: Any
+        self,
+        index: int,
+        participation: int | None = None,
+        results: Mapping[int, bytes] | None = None,
+        **forged: Any,
     ) -> Outcome:
-        """Attests everything of the round that is judged, or `participation`, or {seat: commitment}."""
+        """Attests everything of the round that is judged, or `participation`, or {seat:
+        commitment}.
+        """
         run = self.run
         current = run.current
         if run.state is RunState.ROUND_TRAIN and self.world.now <= run.state_started_at:
@@ -305,10 +354,15 @@ class Scenario:
         seen = roster if participation is None else participation
         fingerprints = bytes(320)
         if results is not None:
-            seen, fingerprints = bitmap.from_seats(results), pack_fingerprints(results, roster, current.salt)
+            seen, fingerprints = (
+                bitmap.from_seats(results),
+                pack_fingerprints(results, roster, current.salt),
+            )
         seat, at = forged.get("seat", self.seat_of(index)), forged.get("at", run.round_id)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
-        return self.by(index, "witness", seat, at, seen.to_bytes(32, "little"), fingerprints, metadata)
+        return self.by(
+            index, "witness", seat, at, seen.to_bytes(32, "little"), fingerprints, metadata
+        )
 
     def elected(self) -> list[int]:
         """Indices of the members who are witnesses of the current round."""
@@ -322,10 +376,16 @@ class Scenario:
     def owing(self) -> int:
         """Who owes a result of the round that is judged: a bitmap."""
         judged = self.run.round(self.run.config.judged(self.run.current.height))
-        shares = assignment.assign(judged, self.members, self.run.config.verification_percent) if judged else {}
+        shares = (
+            assignment.assign(judged, self.members, self.run.config.verification_percent)
+            if judged
+            else {}
+        )
         return bitmap.from_seats(seat for seat, share in shares.items() if share.len)
 
-    def everyone_witnesses(self, indices: Iterable[int] | None = None, participation: int | None = None) -> None:
+    def everyone_witnesses(
+        self, indices: Iterable[int] | None = None, participation: int | None = None
+    ) -> None:
         """All elected members (or `indices`) attest the current round; with all of them it closes."""
         for index in list(self.elected() if indices is None else indices):
             self.witness(index, participation).ok()
@@ -372,7 +432,9 @@ class Scenario:
 
     def attest(self, index: int, hashes: Mapping[int, bytes]) -> Outcome:
         mask = sum(1 << level for level in hashes)
-        return self.by(index, "attest", self.seat_of(index), mask, [hashes[level] for level in sorted(hashes)])
+        return self.by(
+            index, "attest", self.seat_of(index), mask, [hashes[level] for level in sorted(hashes)]
+        )
 
     def names(self, seats: Iterable[int]) -> bytes:
         return bitmap.to_bytes(bitmap.from_seats(seats))

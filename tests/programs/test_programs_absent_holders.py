@@ -1,4 +1,6 @@
-"""A cooldown whose time is up with holders that never spoke: half of them are enough if nobody disagrees."""
+"""A cooldown whose time is up with holders that never spoke: half of them are enough if nobody
+disagrees.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ def _two_holders(world: World) -> Scenario:
     return run.finish_rounds()
 
 
-def test_half_of_the_holders_suffice_once_the_cooldown_is_over_and_nobody_disagrees(world: World) -> None:
+def test_half_of_the_holders_suffice_once_the_cooldown_is_over_and_nobody_disagrees(
+    world: World,
+) -> None:
     run = _two_holders(world)
     run.attest(0, HASHES).ok()
     run.attest(2, {2: HASHES[2]}).ok()
     world.advance(29)
     run.tick().refused("NothingToTick")
-    assert run.run.levels_attested == 0  # one of two, and two of four: no quorum while others may still speak
+    # one of two, and two of four: no quorum while others may still speak
+    assert run.run.levels_attested == 0
     world.advance(2)
     run.tick().ok()
     state = run.run
@@ -52,4 +57,7 @@ def test_holders_that_disagree_need_a_quorum_also_when_the_cooldown_is_over(worl
     assert (run.run.levels_attested, run.run.level_hashes[0]) == (0b001, HASHES[0])
     world.advance(31)
     run.tick().ok()
-    assert (run.run.levels_attested, run.run.level_hashes) == (0b001, (HASHES[0], UNATTESTED, UNATTESTED))
+    assert (run.run.levels_attested, run.run.level_hashes) == (
+        0b001,
+        (HASHES[0], UNATTESTED, UNATTESTED),
+    )

@@ -1,7 +1,8 @@
-"""What counts as delivered is what members apply: a quorum of witnesses that recorded the same result.
+"""What counts as delivered is what members apply: a quorum of witnesses that recorded the same
+result.
 
-Today's exploit of the rule before: a member announces another result to each peer. Every witness says it delivered, no
-member can apply any of it, and its sequences were never trained again.
+Today's exploit of the rule before: a member announces another result to each peer. Every witness
+says it delivered, no member can apply any of it, and its sequences were never trained again.
 """
 
 import pytest
@@ -37,9 +38,9 @@ def test_a_result_of_which_each_peer_has_another_is_trained_again(
     closed = run.run.round(attesting)
     assert closed is not None
     assert closed.attestations == 4
-    found = run.world.record("Witnesses", run.run_id)["rounds"][0, run.run.ring(attesting)]["attestations"][
-        "participation"
-    ][:4]
+    found = run.world.record("Witnesses", run.run_id)["rounds"][0, run.run.ring(attesting)][
+        "attestations"
+    ]["participation"][:4]
     assert {bytes(one)[0] for one in found} == {0b1111}  # each of them says that it delivered
     share = assignment.assign(judged, run.members, 0)[liar]
     again = [*run.backlog, *run.run.current.redo]

@@ -1,7 +1,8 @@
 """The classes of coral-xyz/sealevel-attacks as exploits that must fail.
 
-Wrong owner, wrong address, another type's bytes, missing signature, missing writability, one account in two places,
-another run's account, a forged sysvar, malformed data, revival of a closed account.
+Wrong owner, wrong address, another type's bytes, missing signature, missing writability, one
+account in two places, another run's account, a forged sysvar, malformed data, revival of a closed
+account.
 """
 
 from itertools import combinations
@@ -17,8 +18,22 @@ from programs.harness import PROGRAM, World, address, instruction_of
 from programs.scenario import SCHEMA, Scenario, member
 
 ACCOUNTS = ("run", "model", "members", "witnesses")
-JOIN = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
-EMPTY = {"metadata": None, "config": None, "model": None, "schema": None, "progress": None, "use_durable": False}
+JOIN = {
+    "p2p": b"p" * 32,
+    "tier": 0,
+    "weight": 1,
+    "schema_hash": SCHEMA,
+    "client_version": "",
+    "stateless": False,
+}
+EMPTY = {
+    "metadata": None,
+    "config": None,
+    "model": None,
+    "schema": None,
+    "progress": None,
+    "use_durable": False,
+}
 METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
 PLACE = RoundId(0, 0, 0)
 NAMED = {"kind": 1, "repo": "r", "revision": "", "hashes": [b"h" * 32] * 3}
@@ -72,9 +87,14 @@ def victim() -> Scenario:
 
 
 def attack(
-    run: Scenario, name: str, accounts: dict[str, Pubkey], flags: dict[str, tuple[bool, bool]] | None = None
+    run: Scenario,
+    name: str,
+    accounts: dict[str, Pubkey],
+    flags: dict[str, tuple[bool, bool]] | None = None,
 ) -> str:
-    """Sends `name` with forged accounts as a legitimate signer; returns the refusal and checks that nothing changed."""
+    """Sends `name` with forged accounts as a legitimate signer; returns the refusal and checks that
+    nothing changed.
+    """
     before = [run.world.data(run.accounts[one]) for one in ACCOUNTS]
     keys = {"user": member(0).pubkey()} | accounts
     instruction = run.instruction(name, *ARGS[name], accounts=keys, flags=flags)
@@ -87,7 +107,9 @@ def attack(
 @each_account
 def test_another_programs_account_is_refused(victim: Scenario, account: str) -> None:
     forged = Pubkey.from_string("F" * 44)
-    victim.world.put(forged, victim.world.data(victim.accounts[account]), owner=Pubkey.from_string("E" * 44))
+    victim.world.put(
+        forged, victim.world.data(victim.accounts[account]), owner=Pubkey.from_string("E" * 44)
+    )
     for name in naming(account):
         refusal = attack(victim, name, {account: forged})
         assert refusal in ("IllegalOwner", "InvalidAccountOwner", "NotMainAuthority"), name
@@ -123,7 +145,9 @@ def test_another_runs_account_is_refused(victim: Scenario, account: str) -> None
 @each_account
 def test_an_account_that_must_change_must_be_writable(victim: Scenario, account: str) -> None:
     for name, written in WRITTEN.items():
-        if account in written:  # the fee payer's own accounts would be writable anyway; these are not
+        if (
+            account in written
+        ):  # the fee payer's own accounts would be writable anyway; these are not
             assert attack(victim, name, {}, {account: (False, False)}) == "ConstraintMut", name
 
 
@@ -141,7 +165,9 @@ def test_one_account_cannot_be_two(victim: Scenario) -> None:
 
 def test_a_forged_sysvar_is_refused(victim: Scenario) -> None:
     forged = Pubkey.from_string("B" * 44)
-    victim.world.put(forged, bytes(48), owner=Pubkey.from_string("Sysvar1111111111111111111111111111111111111"))
+    victim.world.put(
+        forged, bytes(48), owner=Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
+    )
     for name in naming("slot_hashes"):
         assert attack(victim, name, {"slot_hashes": forged}) == "WrongSlotHashes", name
 
@@ -165,7 +191,10 @@ def test_malformed_data_is_refused(victim: Scenario) -> None:
     # a vector that claims 4 billion hashes
     whole = victim.instruction("attest", *ARGS["attest"], accounts={"user": member(0).pubkey()})
     bomb = bytes(whole.data)[:26] + b"\xff" * 4 + bytes(32)
-    assert victim.world.send(Instruction(PROGRAM, bomb, whole.accounts), signers=[member(0)]).error is not None
+    assert (
+        victim.world.send(Instruction(PROGRAM, bomb, whole.accounts), signers=[member(0)]).error
+        is not None
+    )
 
 
 def test_a_closed_run_is_not_revived_within_its_transaction(world: World) -> None:
@@ -175,6 +204,10 @@ def test_a_closed_run_is_not_revived_within_its_transaction(world: World) -> Non
     use = run.instruction("set_paused", False)
     assert world.send(close, use, signers=[run.authority]).error is not None
 
-    refund = transfer(TransferParams(from_pubkey=world.payer.pubkey(), to_pubkey=run.accounts["run"], lamports=10**8))
+    refund = transfer(
+        TransferParams(
+            from_pubkey=world.payer.pubkey(), to_pubkey=run.accounts["run"], lamports=10**8
+        )
+    )
     world.send(close, refund, signers=[run.authority]).ok()
     assert run.owner("set_paused", False).error is not None

@@ -16,7 +16,11 @@ KEY = authorization_address(GRANTOR.pubkey(), GRANTEE.pubkey())
 
 def call(world: World, name: str, *args: Any, signer: Keypair, **accounts: Pubkey) -> Outcome:
     keys = {"payer": world.payer.pubkey(), "grantor": GRANTOR.pubkey(), "grantee": GRANTEE.pubkey()}
-    keys |= {"authorization": KEY, "sponsor": world.payer.pubkey(), "delegates_sponsor": world.payer.pubkey()}
+    keys |= {
+        "authorization": KEY,
+        "sponsor": world.payer.pubkey(),
+        "delegates_sponsor": world.payer.pubkey(),
+    }
     return world.send(build(AUTHORIZER, name, keys | accounts, args), signers=[signer])
 
 
@@ -40,7 +44,10 @@ def test_an_authorization_starts_inactive_and_follows_its_grantor(world: World) 
     assert (data[95], struct.unpack_from("<q", data, 96)[0]) == (0, START)
     world.advance(10)
     call(world, "grantor_update", True, signer=GRANTOR).ok()
-    assert (world.data(KEY)[95], struct.unpack_from("<q", world.data(KEY), 96)[0]) == (1, START + 10)
+    assert (world.data(KEY)[95], struct.unpack_from("<q", world.data(KEY), 96)[0]) == (
+        1,
+        START + 10,
+    )
     assert create(world).error is not None  # exists
 
 
@@ -48,10 +55,16 @@ def test_an_authorization_starts_inactive_and_follows_its_grantor(world: World) 
 def test_a_scope_has_1_to_32_bytes(world: World, scope: bytes) -> None:
     if scope:
         # longer than a seed: no address can be derived from it
-        assert create(world, scope).error in ("ScopeLength", "InvalidSeeds", "MaxSeedLengthExceeded")
+        assert create(world, scope).error in (
+            "ScopeLength",
+            "InvalidSeeds",
+            "MaxSeedLengthExceeded",
+        )
     else:
         key = authorization_address(GRANTOR.pubkey(), GRANTEE.pubkey(), scope)
-        call(world, "create", GRANTEE.pubkey(), scope, signer=GRANTOR, authorization=key).refused("ScopeLength")
+        call(world, "create", GRANTEE.pubkey(), scope, signer=GRANTOR, authorization=key).refused(
+            "ScopeLength"
+        )
 
 
 def test_one_wallet_may_pay_and_grant(world: World) -> None:
@@ -68,7 +81,9 @@ def test_delegates_are_added_cleared_and_bounded(world: World) -> None:
     keys = [Keypair.from_seed(bytes([index]) * 32).pubkey() for index in range(65)]
     # a transaction holds 27 keys at most
     for start in (0, 25, 50):
-        call(world, "grantee_update", False, keys[start : start + 25][: 64 - start], signer=GRANTEE).ok()
+        call(
+            world, "grantee_update", False, keys[start : start + 25][: 64 - start], signer=GRANTEE
+        ).ok()
     assert delegates(world) == [bytes(key) for key in keys[:64]]
     call(world, "grantee_update", False, keys[64:], signer=GRANTEE).refused("TooManyDelegates")
     call(world, "grantee_update", True, keys[64:], signer=GRANTEE).ok()
@@ -82,9 +97,15 @@ def test_delegates_are_added_cleared_and_bounded(world: World) -> None:
 def test_everyone_keeps_to_the_own_part(world: World) -> None:
     create(world).ok()
     stranger = Keypair()
-    call(world, "grantor_update", True, signer=stranger, grantor=stranger.pubkey()).refused("NotGrantor")
-    call(world, "grantor_update", True, signer=GRANTEE, grantor=GRANTEE.pubkey()).refused("NotGrantor")
-    call(world, "grantee_update", False, [], signer=GRANTOR, grantee=GRANTOR.pubkey()).refused("NotGrantee")
+    call(world, "grantor_update", True, signer=stranger, grantor=stranger.pubkey()).refused(
+        "NotGrantor"
+    )
+    call(world, "grantor_update", True, signer=GRANTEE, grantor=GRANTEE.pubkey()).refused(
+        "NotGrantor"
+    )
+    call(world, "grantee_update", False, [], signer=GRANTOR, grantee=GRANTOR.pubkey()).refused(
+        "NotGrantee"
+    )
     call(world, "close", signer=stranger, grantor=stranger.pubkey()).refused("NotGrantor")
 
 
@@ -109,7 +130,9 @@ def _funded(world: World, seed: bytes) -> Keypair:
 
 
 def test_what_a_sponsor_paid_goes_back_to_the_sponsor(world: World) -> None:
-    """One paid for the account, another for delegates: neither closing nor clearing makes that anybody else's."""
+    """One paid for the account, another for delegates: neither closing nor clearing makes that
+    anybody else's.
+    """
     for wallet in (GRANTOR, GRANTEE):
         world.airdrop(wallet.pubkey(), 10**9)
     sponsor, helper = _funded(world, b"S"), _funded(world, b"H")
@@ -118,31 +141,58 @@ def test_what_a_sponsor_paid_goes_back_to_the_sponsor(world: World) -> None:
         (sponsor, "create", (GRANTEE.pubkey(), SCOPE), GRANTOR),
         (helper, "grantee_update", (False, [Keypair().pubkey() for _ in range(5)]), GRANTEE),
     ):
-        keys = {"payer": payer.pubkey(), "grantor": GRANTOR.pubkey(), "grantee": GRANTEE.pubkey(), "authorization": KEY}
+        keys = {
+            "payer": payer.pubkey(),
+            "grantor": GRANTOR.pubkey(),
+            "grantee": GRANTEE.pubkey(),
+            "authorization": KEY,
+        }
         step = build(AUTHORIZER, name, keys | {"delegates_sponsor": sponsor.pubkey()}, args)
         world.send(step, signers=[payer, signer]).ok()
     spent = fees - sum(world.svm.get_balance(one.pubkey()) or 0 for one in (sponsor, helper))
     assert spent == world.svm.get_balance(KEY)
     thief = GRANTEE.pubkey()
-    call(world, "grantee_update", True, [], signer=GRANTEE, payer=thief, delegates_sponsor=thief).refused(
-        "WrongSponsor"
-    )
+    call(
+        world, "grantee_update", True, [], signer=GRANTEE, payer=thief, delegates_sponsor=thief
+    ).refused("WrongSponsor")
     more = [Keypair().pubkey()]
-    call(world, "grantee_update", False, more, signer=GRANTEE, payer=thief, delegates_sponsor=helper.pubkey()).refused(
-        "WrongSponsor"
-    )
-    call(world, "grantee_update", True, more, signer=GRANTEE, payer=thief, delegates_sponsor=helper.pubkey()).refused(
-        "WrongSponsor"
-    )
+    call(
+        world,
+        "grantee_update",
+        False,
+        more,
+        signer=GRANTEE,
+        payer=thief,
+        delegates_sponsor=helper.pubkey(),
+    ).refused("WrongSponsor")
+    call(
+        world,
+        "grantee_update",
+        True,
+        more,
+        signer=GRANTEE,
+        payer=thief,
+        delegates_sponsor=helper.pubkey(),
+    ).refused("WrongSponsor")
     for clear, added in ((True, []), (False, more)):
-        call(world, "grantee_update", clear, added, signer=GRANTEE, payer=thief, delegates_sponsor=helper.pubkey()).ok()
+        call(
+            world,
+            "grantee_update",
+            clear,
+            added,
+            signer=GRANTEE,
+            payer=thief,
+            delegates_sponsor=helper.pubkey(),
+        ).ok()
     assert world.svm.get_balance(helper.pubkey()) == 10**9
     assert delegates(world) == [bytes(more[0])]
     world.advance(30 * 86_400)
-    call(world, "close", signer=GRANTOR, sponsor=GRANTOR.pubkey(), delegates_sponsor=thief).refused("WrongSponsor")
-    call(world, "close", signer=GRANTOR, sponsor=sponsor.pubkey(), delegates_sponsor=GRANTOR.pubkey()).refused(
+    call(world, "close", signer=GRANTOR, sponsor=GRANTOR.pubkey(), delegates_sponsor=thief).refused(
         "WrongSponsor"
     )
+    call(
+        world, "close", signer=GRANTOR, sponsor=sponsor.pubkey(), delegates_sponsor=GRANTOR.pubkey()
+    ).refused("WrongSponsor")
     call(world, "close", signer=GRANTOR, sponsor=sponsor.pubkey(), delegates_sponsor=thief).ok()
     assert world.svm.get_balance(sponsor.pubkey()) == 10**9
     assert world.svm.get_balance(thief) == 10**9

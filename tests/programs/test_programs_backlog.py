@@ -1,7 +1,7 @@
 """The backlog: what nobody trained is trained again, and nothing is ever lost.
 
-The exploit of the rule before: eight intervals were kept, of which a round took one. A third of many members that
-attests and delivers nothing lost a tenth to a third of all data for good.
+The exploit of the rule before: eight intervals were kept, of which a round took one. A third of
+many members that attests and delivers nothing lost a tenth to a third of all data for good.
 """
 
 import random
@@ -30,7 +30,8 @@ def _fill(run: Scenario, places: int) -> None:
     state["backlog"] = 7 * places
     state["data_index"] = 10_000 + 100 * places
     current = state["rounds"][0][int(state["head"][0])]
-    current["data_index"] = int(state["data_index"][0]) - int(current["batch"])  # its sequences are the last
+    # its sequences are the last
+    current["data_index"] = int(state["data_index"][0]) - int(current["batch"])
     witnesses["backlog"][0] = kept
     run.world.store("Witnesses", "test", witnesses)
     run.world.store("Run", "test", state)
@@ -81,7 +82,9 @@ def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
 
 @pytest.mark.parametrize("newcomers", [2, 7])
 def test_while_much_waits_the_established_alone_train_it(world: World, newcomers: int) -> None:
-    """The exploit: newcomers that left shares undone filled the backlog, and rounds that left more did not count."""
+    """The exploit: newcomers that left shares undone filled the backlog, and rounds that left more
+    did not count.
+    """
     run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
     silent = range(5, 5 + newcomers)
     run.train_of(honest | dict.fromkeys(silent, 0))
@@ -103,13 +106,20 @@ def test_while_much_waits_the_established_alone_train_it(world: World, newcomers
             assert sum(share.len for share in shares.values()) == current.batch
         one_round(run, dict.fromkeys(honest, silent), silent)
         steps += run.run.step - step
-    assert (alone[0], alone[-1], steps, run.run.lost_sequences) == (Alone.WITNESS, Alone.WITNESS, 8, 0)
+    assert (alone[0], alone[-1], steps, run.run.lost_sequences) == (
+        Alone.WITNESS,
+        Alone.WITNESS,
+        8,
+        0,
+    )
     assert Alone.TRAIN in alone
     assert len(run.backlog) <= BACKLOG // 2
 
 
 def test_while_much_waits_established_members_among_themselves_train_as_ever(world: World) -> None:
-    """The exploit: newcomers filled the backlog and were dropped, and long after that steps were of a few sequences."""
+    """The exploit: newcomers filled the backlog and were dropped, and long after that steps were of
+    a few sequences.
+    """
     run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
     run.train_of(honest)
     for _ in range(2):
@@ -122,7 +132,9 @@ def test_while_much_waits_established_members_among_themselves_train_as_ever(wor
         assert len(run.backlog) == BACKLOG - 2 * (REDO + 1) - REDO * (left + 1)
 
 
-def test_a_round_whose_gaps_do_not_fit_counts_for_nothing_and_comes_back_whole(run: Scenario) -> None:
+def test_a_round_whose_gaps_do_not_fit_counts_for_nothing_and_comes_back_whole(
+    run: Scenario,
+) -> None:
     run.train([0, 1, 2])
     first = run.run.current
     run.everyone_witnesses()

@@ -1,9 +1,11 @@
-"""Random wallets and coalitions against the program, and every transaction against the oracle's account of the rules.
+"""Random wallets and coalitions against the program, and every transaction against the oracle's
+account of the rules.
 
-First anybody does anything, and the program must agree with the oracle. Then two of nine members, fewer than a third,
-do anything while the others do what honest members do, in time: no honest member loses its place or its work, nothing
-but the truth is attested, no data is lost, and no epoch ends before its time. A third walk begins where everybody has
-shown its levels and leans to hiding one from its holders, or nobody would ever be dropped for that.
+First anybody does anything, and the program must agree with the oracle. Then two of nine members,
+fewer than a third, do anything while the others do what honest members do, in time: no honest
+member loses its place or its work, nothing but the truth is attested, no data is lost, and no epoch
+ends before its time. A third walk begins where everybody has shown its levels and leans to hiding
+one from its holders, or nobody would ever be dropped for that.
 
 FUZZ_TRANSACTIONS is the number of transactions of the nightly test, by default 250,000 (make fuzz).
 """
@@ -19,7 +21,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum
@@ -40,11 +48,15 @@ FALSE = (b"false" * 7)[:32]
 # What one wallet may send. Seats and rounds are its own and the present one, or any.
 seats = st.none() | st.integers(0, ALL)
 backs = st.integers(0, 4).map(lambda back: max(0, back - 2))
-results = st.just([None] * ALL) | st.lists(st.sampled_from([None, 0, 1, 1, 2]), min_size=ALL, max_size=ALL)
+results = st.just([None] * ALL) | st.lists(
+    st.sampled_from([None, 0, 1, 1, 2]), min_size=ALL, max_size=ALL
+)
 hashes = st.sampled_from([None, FALSE, b"other" + bytes(27), b"t" * 32, UNKNOWN, UNATTESTED])
 told = st.lists(hashes, min_size=3, max_size=4)
 moves = st.one_of(
-    st.tuples(st.just("join"), st.integers(0, 3), st.sampled_from([0, 1, 60, 65_535]), st.booleans()),
+    st.tuples(
+        st.just("join"), st.integers(0, 3), st.sampled_from([0, 1, 60, 65_535]), st.booleans()
+    ),
     st.tuples(st.just("leave"), backs),
     st.tuples(st.just("tick")),
     st.tuples(st.just("ready"), seats, backs),
@@ -69,7 +81,9 @@ CHANGES = {
     "total_steps": st.sampled_from([7, 1000]),
     "min_round_time": st.integers(0, 1),
 }
-MOVES = st.tuples(st.sampled_from([-1, 0, 1, 5]), st.sampled_from([0, 1, 5, 9]), st.integers(-60, 60))
+MOVES = st.tuples(
+    st.sampled_from([-1, 0, 1, 5]), st.sampled_from([0, 1, 5, 9]), st.integers(-60, 60)
+)
 Thought = tuple[int, int, tuple[Any, ...]]
 
 
@@ -103,7 +117,10 @@ def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
             arena.ready(index, mine(number), at(back))
         case "witness", number, back, held:
             arena.witness(
-                index, mine(number), at(back), {one: found for one, found in enumerate(held) if found is not None}
+                index,
+                mine(number),
+                at(back),
+                {one: found for one, found in enumerate(held) if found is not None},
             )
         case "verify", number, back, target, mismatch:
             arena.verify(index, mine(number), at(back), target, mismatch)
@@ -150,7 +167,9 @@ def convicted(arena: Arena) -> int:
     healthy, needed = arena.oracle.healthy, quorum(found[1].elected)
     votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.seat)]
     missing = bitmap.seats(unseen(arena))
-    return bitmap.from_seats(number for number in missing if sum(number not in vote.held for vote in votes) >= needed)
+    return bitmap.from_seats(
+        number for number in missing if sum(number not in vote.held for vote in votes) >= needed
+    )
 
 
 def unseen(arena: Arena) -> int:
@@ -172,10 +191,14 @@ class Members(RuleBasedStateMachine):
         self.truths = {UNKNOWN, UNATTESTED}
 
     def turn(self, serving: Sequence[int], thoughts: Iterable[Thought], seconds: int) -> None:
-        """Those who serve do all that is due, and others what they thought of in between; then time passes."""
+        """Those who serve do all that is due, and others what they thought of in between; then time
+        passes.
+        """
         waiting = sorted(thoughts, key=lambda thought: thought[0], reverse=True)
         acts, again = 0, True
-        while again or waiting:  # whatever was thought of, what that makes due is done before time passes
+        while (
+            again or waiting
+        ):  # whatever was thought of, what that makes due is done before time passes
             if waiting and (waiting[-1][0] <= acts or not again):
                 self.think(*waiting.pop()[1:])
             again = False
@@ -212,15 +235,19 @@ class Members(RuleBasedStateMachine):
         match us.state:
             case RunState.WARMUP if not bitmap.contains(us.lap.ready, number):
                 return arena.ready(index, number, arena.place)
-            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if missing := (convicted(arena) | incomplete(arena)) & ~(
-                1 << number
-            ):
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if missing := (
+                convicted(arena) | incomplete(arena)
+            ) & ~(1 << number):
                 return arena.health_check(index, missing)
-            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(us.lap.voters, number):
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(
+                us.lap.voters, number
+            ):
                 return arena.witness(index, number, arena.place, self.seen(index))
             case RunState.COOLDOWN if (said := self.truth(number)) and not us.spoke(number):
                 return arena.attest(index, number, arena.place, said)
-            case RunState.COOLDOWN if us.known.attested == us.every and us.durable.step < us.known.step:
+            case RunState.COOLDOWN if (
+                us.known.attested == us.every and us.durable.step < us.known.step
+            ):
                 return self.tiers[index] == 0 and arena.checkpoint(index, us.known.hashes)
         return False
 
@@ -230,7 +257,9 @@ class Members(RuleBasedStateMachine):
         judged, seen = us.judged_by(us.lap), {}
         for number in judged.members if judged else ():
             shown = self.shown.get((us.epoch, judged.height, number)) if judged else None
-            result = 1 if shown is None or us.members[number].wallet in self.honest else shown[index]
+            result = (
+                1 if shown is None or us.members[number].wallet in self.honest else shown[index]
+            )
             if result is not None:
                 seen[number] = result
         return seen
@@ -272,10 +301,16 @@ class AnyWallets(Members):
         serving=st.sets(st.integers(0, ALL - 1), max_size=ALL), all_but=st.booleans(), seconds=SECONDS,
         thoughts=thoughts(range(ALL)),
     )  # fmt: skip
-    def go_ahead(self, serving: set[int], all_but: bool, seconds: int, thoughts: list[Thought]) -> None:
-        self.turn([index for index in range(ALL) if (index in serving) != all_but], thoughts, seconds)
+    def go_ahead(
+        self, serving: set[int], all_but: bool, seconds: int, thoughts: list[Thought]
+    ) -> None:
+        self.turn(
+            [index for index in range(ALL) if (index in serving) != all_but], thoughts, seconds
+        )
 
-    @rule(what=st.sampled_from(["pause", "bar", "remove", "nothing"]), index=st.integers(0, ALL - 1))
+    @rule(
+        what=st.sampled_from(["pause", "bar", "remove", "nothing"]), index=st.integers(0, ALL - 1)
+    )
     def the_owner_acts(self, what: str, index: int) -> None:
         """And takes it back when the members have had a turn, or leaves it."""
         if what == "pause":
@@ -320,7 +355,9 @@ class Coalition(Members):
         overlap=st.integers(0, 1), rounds=st.integers(2, 5), steps=st.sampled_from([9, 1000, 1000]),
         least=st.sampled_from([(3, 2), (7, 7)]), batch=st.sampled_from([7, 48]), gaps=GAPS,
     )  # fmt: skip
-    def open(self, overlap: int, rounds: int, steps: int, least: tuple[int, int], batch: int, gaps: int) -> None:
+    def open(
+        self, overlap: int, rounds: int, steps: int, least: tuple[int, int], batch: int, gaps: int
+    ) -> None:
         self.begin(
             gaps, overlap=overlap, rounds_per_epoch=rounds, total_steps=steps, init_min_clients=least[0],
             min_clients=least[1], global_batch_size_start=batch, global_batch_size_end=batch, join_bond=BOND,
@@ -335,7 +372,11 @@ class Coalition(Members):
         order = [*range(first, ALL), *range(first)]
         serving = [index for index in order if index in self.honest or index not in away]
         liars = range(self.honest.stop, ALL)
-        self.turn(serving, [(when, liars[who % len(liars)], what) for when, who, what in thoughts], seconds)
+        self.turn(
+            serving,
+            [(when, liars[who % len(liars)], what) for when, who, what in thoughts],
+            seconds,
+        )
 
     def serve(self, index: int) -> bool:
         acted = super().serve(index)
@@ -347,18 +388,28 @@ class Coalition(Members):
     @invariant()
     def look(self) -> None:
         us = self.arena.oracle
-        honest = bitmap.from_seats(number for number, seat in enumerate(us.members) if seat.wallet in self.honest)
+        honest = bitmap.from_seats(
+            number for number, seat in enumerate(us.members) if seat.wallet in self.honest
+        )
         for number in bitmap.seats(honest):
             state = us.members[number].state
-            assert state in (MemberState.IDLE, MemberState.HEALTHY), f"an honest member is {state.name}"
+            assert state in (MemberState.IDLE, MemberState.HEALTHY), (
+                f"an honest member is {state.name}"
+            )
         for index in self.honest:
             bond = us.memberships[index].bond
             assert bond == BOND, "an honest member's bond is gone"
         assert set(us.known.hashes) <= self.truths, "something else than the truth is attested"
-        assert set(us.durable.hashes) <= self.truths, "the checkpoint has other hashes than the truth"
+        assert set(us.durable.hashes) <= self.truths, (
+            "the checkpoint has other hashes than the truth"
+        )
         assert us.state is not RunState.PAUSED
         assert us.state is not RunState.FINISHED or us.step > us.config.total_steps, "the run ended"
-        assert us.reason in (ExitReason.NONE, ExitReason.TOTAL_STEPS, ExitReason.ROUNDS_PER_EPOCH), us.reason
+        assert us.reason in (
+            ExitReason.NONE,
+            ExitReason.TOTAL_STEPS,
+            ExitReason.ROUNDS_PER_EPOCH,
+        ), us.reason
         assert us.known.lost == 0, "a level is lost"
         if us.epoch and not us.state.active and us.state is not RunState.WARMUP:
             assert not honest & ~us.finishers, "an honest member is no source of the model"
@@ -373,7 +424,9 @@ class Coalition(Members):
         assert len(done) + len(waits) + flying == us.data_index, "a sequence is lost"
 
     def open_laps(self) -> Iterator[Lap]:
-        """Rounds that are under way: neither settled, nor given back because nobody judges them any more."""
+        """Rounds that are under way: neither settled, nor given back because nobody judges them any
+        more.
+        """
         us = self.arena.oracle
         if us.state.training:
             settled = {id(us.judged_by(lap)) for lap in us.laps if lap.attested is not None}
@@ -381,7 +434,9 @@ class Coalition(Members):
 
 
 class Hiders(Coalition):
-    """The coalition after an epoch in which everybody has shown its levels: one of it hides level 0 again and again."""
+    """The coalition after an epoch in which everybody has shown its levels: one of it hides level 0
+    again and again.
+    """
 
     tiers = (0, 0, 0, 1, 2, 2, 2, 0, 2)
     liar = 7
@@ -399,14 +454,22 @@ class Hiders(Coalition):
 
     @rule(rounds=st.integers(3, 6), thoughts=thoughts(range(ALL)))
     def hide(self, rounds: int, thoughts: list[Thought]) -> None:
-        """The holders get none of it, all others everything; the coalition thinks of other things at the end only."""
+        """The holders get none of it, all others everything; the coalition thinks of other things
+        at the end only.
+        """
         us = self.arena.oracle
         for left in reversed(range(rounds)):
             number = us.find(self.liar)
             if us.state.training and number is not None:
-                hidden = [None if self.tiers[one] == 0 and one != self.liar else 1 for one in range(ALL)]
+                hidden = [
+                    None if self.tiers[one] == 0 and one != self.liar else 1 for one in range(ALL)
+                ]
                 self.shown[us.epoch, us.lap.height, number] = hidden
-            self.turn(range(ALL), [] if left else [(when, 7 + who % 2, what) for when, who, what in thoughts], 6)
+            self.turn(
+                range(ALL),
+                [] if left else [(when, 7 + who % 2, what) for when, who, what in thoughts],
+                6,
+            )
 
     def serve(self, index: int) -> bool:
         guilty = incomplete(self.arena) & ~convicted(self.arena)
@@ -426,7 +489,9 @@ MACHINES = pytest.mark.parametrize("machine", EXAMPLES)
 STEPS = 30
 
 
-def run(machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True, again: bool = False) -> None:
+def run(
+    machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True, again: bool = False
+) -> None:
     """Play examples: those of the profile, or others each time that one process plays them again."""
     wanted = settings(
         max_examples=examples, stateful_step_count=STEPS, database=None, print_blob=True,
@@ -438,7 +503,9 @@ def run(machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = T
 
 @MACHINES
 @pytest.mark.timeout(900)  # a failure is made small first, for up to five minutes
-def test_no_transaction_does_what_the_rules_do_not_say(machine: type[RuleBasedStateMachine]) -> None:
+def test_no_transaction_does_what_the_rules_do_not_say(
+    machine: type[RuleBasedStateMachine],
+) -> None:
     Hiders.convictions = 0
     run(machine, EXAMPLES[machine])
     assert machine is not Hiders or Hiders.convictions > 0, "nobody was ever dropped for its levels"
@@ -464,7 +531,9 @@ def _send(machine: type[RuleBasedStateMachine], transactions: int) -> None:
         run(machine, 10, again=True)  # a thousand or two, so that hardly more are sent than asked
     seconds = time.process_time() - began
     sent = Arena.sent - before
-    print(f"\n{machine.__name__}: {sent:,} transactions in {seconds:.0f} s, {sent / seconds:,.0f} a second")
+    print(
+        f"\n{machine.__name__}: {sent:,} transactions in {seconds:.0f} s, {sent / seconds:,.0f} a second"
+    )
 
 
 @MACHINES
@@ -477,7 +546,11 @@ def test_thousands_of_transactions_follow_the_oracle(machine: type[RuleBasedStat
 @MACHINES
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_hundreds_of_thousands_of_transactions_do_not_either(machine: type[RuleBasedStateMachine]) -> None:
+def test_hundreds_of_thousands_of_transactions_do_not_either(
+    machine: type[RuleBasedStateMachine],
+) -> None:
     asked = os.environ.get("FUZZ_TRANSACTIONS", "250000")
-    assert asked.isdecimal(), f"FUZZ_TRANSACTIONS (make fuzz TRANSACTIONS=...) is not a number: {asked!r}"
+    assert asked.isdecimal(), (
+        f"FUZZ_TRANSACTIONS (make fuzz TRANSACTIONS=...) is not a number: {asked!r}"
+    )
     _send(machine, int(asked) // 3)

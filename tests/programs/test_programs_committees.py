@@ -25,7 +25,9 @@ def _rounds(run: Scenario, heard: int) -> None:
 
 
 def test_a_declared_tier_proves_nothing(world: World) -> None:
-    """Four of seven say that they hold everything and deliver nothing: they were a majority of every committee."""
+    """Four of seven say that they hold everything and deliver nothing: they were a majority of
+    every committee.
+    """
     run = Scenario(world).start(init_min_clients=7, rounds_per_epoch=4)
     run.train(range(7))
     _rounds(run, heard=0b0000111)
@@ -42,8 +44,12 @@ def test_a_declared_tier_proves_nothing(world: World) -> None:
 def test_of_a_first_epoch_few_that_owed_nothing_have_shown_what_they_hold_and_many_have_not(
     world: World, idle: int
 ) -> None:
-    """Else wallets that declare next to nothing would be a third of the established, without having trained."""
-    run = Scenario(world).start(rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47)
+    """Else wallets that declare next to nothing would be a third of the established, without having
+    trained.
+    """
+    run = Scenario(world).start(
+        rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47
+    )
     for index in range(4 + idle):
         run.join(index, weight=10_000 if index < 4 else 1).ok()
     run.train(())
@@ -72,7 +78,8 @@ def test_who_comes_and_owes_nothing_has_shown_nothing(world: World) -> None:
         _rounds(run, heard=0b011)
         assert (run.members.proven, _electees(run)) == (0b011, {0, 1})
         for index in newcomers:
-            assert (run.members.judged, run.members.delivered[index]) == (3, 2)  # half of the rounds
+            # half of the rounds
+            assert (run.members.judged, run.members.delivered[index]) == (3, 2)
             run.attest(index, FALSE).refused("NotElected")
         world.advance(31)
         run.tick().ok()
@@ -97,7 +104,8 @@ def test_the_last_holder_does_not_speak_for_those_who_were_dropped(world: World)
     run.train(())
     for _ in range(3):
         run.everyone_witnesses()
-    run.everyone_witnesses(participation=0b11100)  # it withheld level 0 from them, so the others saw nothing of theirs
+    # it withheld level 0 from them, so the others saw nothing of theirs
+    run.everyone_witnesses(participation=0b11100)
     run.by(2, "health_check", run.names([0, 1])).ok()
     _rounds(run, heard=0b11111)
     assert run.run.state is RunState.COOLDOWN
@@ -143,7 +151,9 @@ def test_the_convicted_have_no_say(world: World) -> None:
 
 
 def test_every_level_has_a_committee_of_its_own_of_32(world: World) -> None:
-    """It was 32 places for all levels together: with three levels, seven liars of forty could be a quorum of ten."""
+    """It was 32 places for all levels together: with three levels, seven liars of forty could be a
+    quorum of ten.
+    """
     run = Scenario(World()).start(init_min_clients=40, min_clients=1, rounds_per_epoch=1)
     run.train(range(40)).finish_rounds()
     electees = committee.cooldown_electees(run.run, run.members, 0)

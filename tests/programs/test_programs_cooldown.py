@@ -1,4 +1,6 @@
-"""The end of an epoch: level hashes, checkpoints, points, pausing, and which model the next epoch starts from."""
+"""The end of an epoch: level hashes, checkpoints, points, pausing, and which model the next epoch
+starts from.
+"""
 
 from typing import Any
 
@@ -11,7 +13,12 @@ from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario, model_params
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
-NAMED: dict[str, Any] = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
+NAMED: dict[str, Any] = {
+    "kind": 1,
+    "repo": "team/model",
+    "revision": "r1",
+    "hashes": list(HASHES.values()),
+}
 
 
 @pytest.fixture
@@ -63,9 +70,17 @@ def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
     world.store("Run", "test", record)
     run.finish_rounds()
     # nobody holds level 0: what is known of it stays
-    assert (run.run.levels_attested, run.run.level_hashes[0], run.run.level_hashes[1]) == (0b001, b"0" * 32, UNATTESTED)
+    assert (run.run.levels_attested, run.run.level_hashes[0], run.run.level_hashes[1]) == (
+        0b001,
+        b"0" * 32,
+        UNATTESTED,
+    )
     members = run.members
-    assert [committee.levels_to_attest(run.run, members, seat) for seat in range(3)] == [(1, 2), (2,), (2,)]
+    assert [committee.levels_to_attest(run.run, members, seat) for seat in range(3)] == [
+        (1, 2),
+        (2,),
+        (2,),
+    ]
     run.attest(1, {1: HASHES[1]}).refused("NotElected")
     run.attest(0, HASHES).ok()  # of level 0 nothing is counted
     assert (run.run.levels_attested, run.run.level_hashes[0]) == (0b011, b"0" * 32)
@@ -88,7 +103,11 @@ def test_a_checkpoint_carries_the_attested_hashes_and_ends_the_cooldown(cool: Sc
     cool.by(0, "checkpoint", NAMED | {"revision": "r" * 65}).refused("RevisionTooLong")
     cool.by(0, "checkpoint", NAMED).ok()
     run, model = cool.run, cool.model
-    assert (run.state, run.epoch, run.model_source) == (RunState.WAITING_FOR_MEMBERS, 1, ModelSource.PEERS)
+    assert (run.state, run.epoch, run.model_source) == (
+        RunState.WAITING_FOR_MEMBERS,
+        1,
+        ModelSource.PEERS,
+    )
     assert (model.checkpoint.kind, model.checkpoint.repo, model.checkpoint.revision) == (
         CheckpointKind.HUB,
         "team/model",
@@ -106,7 +125,9 @@ def test_a_checkpoint_may_follow_after_the_epoch(cool: Scenario) -> None:
     cool.by(7, "checkpoint", NAMED).refused("NotAllowedToCheckpoint")
     cool.owner("set_paused", True).ok()
     keys = {"user": cool.authority.pubkey()}
-    cool.world.send(cool.instruction("checkpoint", NAMED, accounts=keys), signers=[cool.authority]).ok()
+    cool.world.send(
+        cool.instruction("checkpoint", NAMED, accounts=keys), signers=[cool.authority]
+    ).ok()
     assert cool.model.checkpoint_step == 3
 
 
@@ -120,7 +141,10 @@ def test_time_ends_a_cooldown_only_by_a_tick(cool: Scenario) -> None:
     cool.by(5, "leave_run").ok()
     assert (cool.run.state, cool.run.levels_attested) == (RunState.COOLDOWN, 0b111)
     cool.tick().ok()
-    assert (cool.run.state, cool.run.model_source) == (RunState.WAITING_FOR_MEMBERS, ModelSource.PEERS)
+    assert (cool.run.state, cool.run.model_source) == (
+        RunState.WAITING_FOR_MEMBERS,
+        ModelSource.PEERS,
+    )
 
 
 def test_a_late_checkpoint_still_ends_the_cooldown(cool: Scenario) -> None:
@@ -164,12 +188,16 @@ def test_a_member_names_no_place_that_others_cannot_read(cool: Scenario) -> None
     keys = {"user": cool.authority.pubkey()}
     for kind, repo in ((1, "team/better"), (2, "/srv/model")):
         better = NAMED | {"kind": kind, "repo": repo}
-        cool.world.send(cool.instruction("checkpoint", better, accounts=keys), signers=[cool.authority]).ok()
+        cool.world.send(
+            cool.instruction("checkpoint", better, accounts=keys), signers=[cool.authority]
+        ).ok()
         assert (cool.model.checkpoint.repo, cool.model.checkpoint_step) == (repo, 3)
 
 
 def test_leaving_after_a_vote_makes_no_room_for_another(world: World) -> None:
-    """The committee is that of the start of cooldown, or a minority could vote, leave and shrink the quorum."""
+    """The committee is that of the start of cooldown, or a minority could vote, leave and shrink
+    the quorum.
+    """
     run = Scenario(world).start(rounds_per_epoch=1, min_clients=1, init_min_clients=9)
     run.train(range(9)).finish_rounds()
     evil = dict.fromkeys(range(3), b"e" * 32)
@@ -233,7 +261,12 @@ def test_a_pause_in_training_pays_and_cools_down_first(run: Scenario) -> None:
     run.world.advance(31)
     run.tick().ok()
     state = run.run
-    assert (state.state, state.cold_start, state.pending_pause, state.epoch) == (RunState.PAUSED, True, False, 1)
+    assert (state.state, state.cold_start, state.pending_pause, state.epoch) == (
+        RunState.PAUSED,
+        True,
+        False,
+        1,
+    )
     assert [seat.points for seat in run.members.seats[:3]] == [100] * 3
     assert run.members.pending == 0
     run.tick().refused("NothingToTick")
@@ -286,10 +319,16 @@ def test_without_a_finisher_the_durable_checkpoint_is_the_source(cool: Scenario)
     if cool.run.state is RunState.WAITING_FOR_MEMBERS:
         cool.tick().ok()
     run = cool.run
-    assert (run.model_source, run.levels_attested, run.attested_step) == (ModelSource.CHECKPOINT, 0, 0)
+    assert (run.model_source, run.levels_attested, run.attested_step) == (
+        ModelSource.CHECKPOINT,
+        0,
+        0,
+    )
 
 
-def test_an_epoch_without_a_step_after_a_durable_one_has_nothing_to_wait_for(cool: Scenario) -> None:
+def test_an_epoch_without_a_step_after_a_durable_one_has_nothing_to_wait_for(
+    cool: Scenario,
+) -> None:
     for index in range(3):
         cool.attest(index, HASHES).ok()
     assert next_deadline(cool.run, cool.members, cool.model) == cool.run.state_started_at + 30

@@ -27,8 +27,14 @@ def test_costs_of_three_members_are_as_measured() -> None:
     chain: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chain)
     found = chain.measure(3)
-    assert found["units"] == {name: units[0] for name, units in KEPT["compute_units"].items() if units[0]}, STALE
-    for figure, name in (("accounts", "account_bytes"), ("rent_lamports",) * 2, ("membership",) * 2):
+    assert found["units"] == {
+        name: units[0] for name, units in KEPT["compute_units"].items() if units[0]
+    }, STALE
+    for figure, name in (
+        ("accounts", "account_bytes"),
+        ("rent_lamports",) * 2,
+        ("membership",) * 2,
+    ):
         assert found[figure] == KEPT[name], STALE
     assert max(max(pushed.values()) for pushed in found["push"].values()) <= chain.GOAL_PUSH
 

@@ -1,7 +1,8 @@
-"""Two different results that one member signed for one share eject it, shown by anyone; nothing else does.
+"""Two different results that one member signed for one share eject it, shown by anyone; nothing
+else does.
 
-The exploit of the rule before: a member that signed another result for every peer delivered nothing, and kept its
-place, its share and its points.
+The exploit of the rule before: a member that signed another result for every peer delivered
+nothing, and kept its place, its share and its points.
 """
 
 import struct
@@ -13,7 +14,15 @@ from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import ED25519, INSTRUCTIONS
-from aftermath.rules.commitment import NOTHING, Commitment, LevelPayload, PrivateRoots, Ready, SequenceInterval, Signed
+from aftermath.rules.commitment import (
+    NOTHING,
+    Commitment,
+    LevelPayload,
+    PrivateRoots,
+    Ready,
+    SequenceInterval,
+    Signed,
+)
 from aftermath.rules.state import MemberState, RunState
 from programs.evidence import IX, LIAR, p2p, pair, said, sign
 from programs.harness import Outcome, World
@@ -41,9 +50,13 @@ def train(run: Scenario) -> Scenario:
     return run
 
 
-def prove(run: Scenario, *before: Instruction, by: int = 0, accounts: dict[str, Pubkey] | None = None) -> Outcome:
+def prove(
+    run: Scenario, *before: Instruction, by: int = 0, accounts: dict[str, Pubkey] | None = None
+) -> Outcome:
     keys = {"user": member(by).pubkey()} | (accounts or {})
-    return run.world.send(*before, run.instruction("prove_equivocation", accounts=keys), signers=[member(by)])
+    return run.world.send(
+        *before, run.instruction("prove_equivocation", accounts=keys), signers=[member(by)]
+    )
 
 
 def show(run: Scenario, *signed: Signed, by: int = 0) -> Outcome:
@@ -65,7 +78,11 @@ def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> No
     run.world.advance(31)
     run.tick().ok()
     seats = run.members.seats
-    assert [(seat.points, seat.slashed, seat.weight) for seat in seats[:3]] == [(70, 0, 120), (11, 9, 1), (70, 0, 120)]
+    assert [(seat.points, seat.slashed, seat.weight) for seat in seats[:3]] == [
+        (70, 0, 120),
+        (11, 9, 1),
+        (70, 0, 120),
+    ]
     show(run, *pair(run)).refused("WrongState")
 
 
@@ -113,9 +130,11 @@ def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
         return show(run, sign(first), sign(said(run, 2, **changed)))
 
     show(run, sign(first), sign(first)).refused("NoEquivocation")
-    show(run, sign(first), sign(said(run, loss=2.0))).refused("NoEquivocation")  # hearsay, which is not committed to
+    # hearsay, which is not committed to
+    show(run, sign(first), sign(said(run, loss=2.0))).refused("NoEquivocation")
     against(height=1).refused("NoEquivocation")
-    against(seed=first.seed ^ 1).refused("NoEquivocation")  # another attempt at the epoch, or another run of that name
+    # another attempt at the epoch, or another run of that name
+    against(seed=first.seed ^ 1).refused("NoEquivocation")
     against(epoch=1).refused("NoEquivocation")
     against(seat=2).refused("NoEquivocation")
     against(run_id="other").refused("NoEquivocation")
@@ -123,7 +142,9 @@ def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
     show(run, sign(said(run, 1, **both)), sign(said(run, 2, **both))).refused("StaleHeight")
     show(run, sign(said(run, 1, epoch=1)), sign(said(run, 2, epoch=1))).refused("StaleHeight")
     ready = Ready(sender=p2p(LIAR), signer=first.signer, run_id="test", epoch=0, seat=LIAR)
-    show(run, sign(ready), sign(msgspec.structs.replace(ready, signer=b"x" * 32))).refused("NoEquivocation")
+    show(run, sign(ready), sign(msgspec.structs.replace(ready, signer=b"x" * 32))).refused(
+        "NoEquivocation"
+    )
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
@@ -143,16 +164,19 @@ def test_nobody_signs_for_another(training: Scenario) -> None:
 def packed(entries: list[tuple[int, ...]], data: bytes, count: int | None = None) -> Instruction:
     """An Ed25519 instruction with any table."""
     table = b"".join(struct.pack("<7H", *entry) for entry in entries)
-    return Instruction(ED25519, bytes([len(entries) if count is None else count, 0]) + table + data, [])
+    return Instruction(
+        ED25519, bytes([len(entries) if count is None else count, 0]) + table + data, []
+    )
 
 
 def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None:
-    """The Ed25519 program takes keys, messages and signatures from any instruction of the transaction: what it checks
-    there is not what lies at the same place of its own.
+    """The Ed25519 program takes keys, messages and signatures from any instruction of the
+    transaction: what it checks there is not what lies at the same place of its own.
     """
     run = training
     honest, lie = sign(said(run, 1, 0), 0), sign(said(run, 2, 0), 0)
-    # member 0 signed one result; an attacker puts another one where the program looks, and has the check look elsewhere
+    # member 0 signed one result; an attacker puts another one where the program looks, and has the
+    # check look elsewhere
     real = honest.signature + honest.key + honest.statement
     never = honest.signature + honest.key + lie.statement
     size, first, second = len(honest.statement), 2 + 2 * 14, 2 + 2 * 14 + len(real)
@@ -162,15 +186,20 @@ def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None
 
     shown = IX.check_signatures([honest, honest])  # the first instruction after the budget's
     data = real + never
-    prove(run, shown, packed([entry(first, LOCAL), entry(second, 1)], data)).refused("NoEquivocation")
+    prove(run, shown, packed([entry(first, LOCAL), entry(second, 1)], data)).refused(
+        "NoEquivocation"
+    )
     prove(run, shown, packed([entry(first, 1), entry(second, 1)], data)).refused("NoEquivocation")
     assert (
-        prove(run, shown, packed([entry(first, LOCAL), entry(second, LOCAL)], data)).error == "custom 2"
+        prove(run, shown, packed([entry(first, LOCAL), entry(second, LOCAL)], data)).error
+        == "custom 2"
     )  # its own no
     for place in (1, 3, 6):  # only the signature, only the key, only the message
         mixed = list(entry(second, LOCAL))
         mixed[place] = 1
-        assert prove(run, shown, packed([entry(first, LOCAL), tuple(mixed)], data)).error is not None
+        assert (
+            prove(run, shown, packed([entry(first, LOCAL), tuple(mixed)], data)).error is not None
+        )
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
 
@@ -178,7 +207,9 @@ def test_only_the_instruction_before_counts(training: Scenario) -> None:
     run = training
     check = IX.check_signatures(pair(run))
     prove(run).refused("NoEquivocation")  # the budget's instruction is before it
-    budget = Instruction(Pubkey.from_string("ComputeBudget111111111111111111111111111111"), b"\x01" + bytes(4), [])
+    budget = Instruction(
+        Pubkey.from_string("ComputeBudget111111111111111111111111111111"), b"\x01" + bytes(4), []
+    )
     prove(run, check, IX.check_signatures(pair(run)[:1])).refused("NoEquivocation")
     three = pair(run)
     prove(run, IX.check_signatures([*three, three[0]])).refused("NoEquivocation")
@@ -193,7 +224,9 @@ def test_only_the_instruction_before_counts(training: Scenario) -> None:
     assert prove(run, fake).error is not None
     forged = Pubkey.from_string("B" * 44)
     run.world.put(
-        forged, run.world.data(INSTRUCTIONS), owner=Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
+        forged,
+        run.world.data(INSTRUCTIONS),
+        owner=Pubkey.from_string("Sysvar1111111111111111111111111111111111111"),
     )
     prove(run, check, accounts={"instructions": forged}).refused("WrongInstructions")
     assert run.members.mask(MemberState.HEALTHY) == 0b111
@@ -209,7 +242,11 @@ def test_the_statement_of_a_result_keeps_its_form(world: World) -> None:
         private=PrivateRoots(NOTHING, b"a" * 32, None), seal=b"k" * 32, loss=1.0, tokens_per_sec=1.0,
     )  # fmt: skip
     statement = sign(one, 0).statement
-    head = b"aftermath announcement 3\x01" + b"test".ljust(32, b"\0") + struct.pack("<IIQB", 2, 7, 2**64 - 2, 5)
+    head = (
+        b"aftermath announcement 3\x01"
+        + b"test".ljust(32, b"\0")
+        + struct.pack("<IIQB", 2, 7, 2**64 - 2, 5)
+    )
     assert statement[: len(head)] == head
     assert statement[len(head) : len(head) + 32] == one.digest
     assert len(statement) == len(head) + 64 == 138

@@ -33,8 +33,12 @@ def _drop(run: Scenario, by: int, seat: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "leaves in cooldown", "restarts", "is dropped", "stays"])
-def test_hiding_a_level_costs_the_word_about_it_however_the_epoch_is_left(world: World, how: str) -> None:
-    """The hider gives all but level 0 for three rounds, and then takes itself away before the epoch ends."""
+def test_hiding_a_level_costs_the_word_about_it_however_the_epoch_is_left(
+    world: World, how: str
+) -> None:
+    """The hider gives all but level 0 for three rounds, and then takes itself away before the epoch
+    ends.
+    """
     run, honest = established(world, THREE)
     begin(run, honest)
     hidden = _lacks(HIDER, (0, 1))
@@ -100,9 +104,12 @@ def test_who_leaves_in_warm_up_keeps_its_word(world: World) -> None:
     assert _has_word(run, HIDER)
 
 
-def test_who_comes_and_gives_nothing_has_no_word_where_others_have_shown_the_level(world: World) -> None:
-    """Two of three that say they hold level 0 are silent from the first round on. A level that half of those who
-    could speak for it have left goes back to the checkpoint: once, and not in every epoch.
+def test_who_comes_and_gives_nothing_has_no_word_where_others_have_shown_the_level(
+    world: World,
+) -> None:
+    """Two of three that say they hold level 0 are silent from the first round on. A level that half
+    of those who could speak for it have left goes back to the checkpoint: once, and not in every
+    epoch.
     """
     run, honest = established(world, THREE)
     run.train_of(honest)
@@ -120,7 +127,9 @@ def test_who_comes_and_gives_nothing_has_no_word_where_others_have_shown_the_lev
 
 
 def test_the_only_one_that_has_shown_a_level_keeps_it_through_an_outage(world: World) -> None:
-    """It is cut off from the first round on, and dropped. If it were nobody then, newcomers would decide the next."""
+    """It is cut off from the first round on, and dropped. If it were nobody then, newcomers would
+    decide the next.
+    """
     run, honest = established(world)
     run.train_of(honest)
     one_round(run, {}, silent=(0,))
@@ -132,7 +141,9 @@ def test_the_only_one_that_has_shown_a_level_keeps_it_through_an_outage(world: W
     assert run.run.levels_established == 0b111
 
 
-def test_the_only_one_that_has_shown_a_level_does_not_keep_it_by_hiding_others(world: World) -> None:
+def test_the_only_one_that_has_shown_a_level_does_not_keep_it_by_hiding_others(
+    world: World,
+) -> None:
     """It hides level 1 from all who hold that, for one round more than an outage lasts, and leaves."""
     run, honest = established(world)
     run.train_of(honest)
@@ -144,8 +155,12 @@ def test_the_only_one_that_has_shown_a_level_does_not_keep_it_by_hiding_others(w
     assert not _has_word(run, 0)
 
 
-def test_one_of_two_does_not_take_the_others_word_by_saying_that_it_got_nothing(world: World) -> None:
-    """The liar delivers everything, and says in every round that it got no level 0 of the other one."""
+def test_one_of_two_does_not_take_the_others_word_by_saying_that_it_got_nothing(
+    world: World,
+) -> None:
+    """The liar delivers everything, and says in every round that it got no level 0 of the other
+    one.
+    """
     run, honest = established(world, TWO)
     begin(run, honest)
     end(run, {1: (0,)})
@@ -177,10 +192,14 @@ def test_a_judge_that_was_not_elected_has_its_own_word(world: World) -> None:
 
 
 def test_the_first_holders_of_a_level_are_those_that_most_of_them_say(world: World) -> None:
-    """Nothing on chain tells two that lie about one from two that one lies about. So two of three decide who holds the
-    level from then on, and that is all: nobody is dropped, and all other levels have the holders that they had.
+    """Nothing on chain tells two that lie about one from two that one lies about. So two of three
+    decide who holds the level from then on, and that is all: nobody is dropped, and all other
+    levels have the holders that they had.
     """
-    run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), dict(enumerate(TIERS))
+    run, tiers = (
+        Scenario(world).start(init_min_clients=3, rounds_per_epoch=8),
+        dict(enumerate(TIERS)),
+    )
     begin(run, tiers | dict.fromkeys(LIARS, 0))
     end(run, {0: LIARS} | dict.fromkeys(LIARS, (0,)))
     assert run.members.established == bitmap.from_seats({*range(1, 7), *LIARS})
@@ -189,16 +208,28 @@ def test_the_first_holders_of_a_level_are_those_that_most_of_them_say(world: Wor
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_in_a_first_epoch_one_takes_nobodys_word(world: World, answers: bool) -> None:
-    """It says of the only other holder of level 0 that it got nothing, and hears the same or not: both keep theirs."""
-    run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), dict(enumerate(TIERS))
+    """It says of the only other holder of level 0 that it got nothing, and hears the same or not:
+    both keep theirs.
+    """
+    run, tiers = (
+        Scenario(world).start(init_min_clients=3, rounds_per_epoch=8),
+        dict(enumerate(TIERS)),
+    )
     begin(run, tiers | {7: 0})
     end(run, {7: (0,)} | ({0: (7,)} if answers else {}))
     assert run.members.established == bitmap.from_seats(range(8))
 
 
-def test_in_a_first_epoch_no_minority_of_a_levels_holders_takes_the_words_of_the_others(world: World) -> None:
-    """Two of five say that they got nothing of the other three, which keeps a quorum of the five from them."""
-    run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), (0, 0, 0, 1, 1, 2, 2, 0, 0, 2)
+def test_in_a_first_epoch_no_minority_of_a_levels_holders_takes_the_words_of_the_others(
+    world: World,
+) -> None:
+    """Two of five say that they got nothing of the other three, which keeps a quorum of the five
+    from them.
+    """
+    run, tiers = (
+        Scenario(world).start(init_min_clients=3, rounds_per_epoch=8),
+        (0, 0, 0, 1, 1, 2, 2, 0, 0, 2),
+    )
     begin(run, dict(enumerate(tiers)))
     end(run, dict.fromkeys(LIARS, range(3)))
     assert run.members.established == bitmap.from_seats(range(len(tiers)))
@@ -215,12 +246,18 @@ def test_of_a_level_that_is_new_no_minority_of_its_holders_has_the_word_alone(wo
 
 
 @pytest.mark.parametrize("founded", [True, False])
-def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(world: World, founded: bool) -> None:
+def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(
+    world: World, founded: bool
+) -> None:
     """Two of five that come for level 0 give none of it to the others, in a first epoch or a later
     one.
     """
     rest = (1, 1, 1, 2, 2, 2, 2)
-    run = established(world, rest)[0] if founded else Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
+    run = (
+        established(world, rest)[0]
+        if founded
+        else Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
+    )
     run.train_of(dict(enumerate(rest)) | dict.fromkeys(range(7, 12), 0))
     end(run, dict.fromkeys((9, 10, 11), (7, 8)))
     assert run.members.established == bitmap.from_seats(set(range(12)) - {7, 8})
@@ -231,10 +268,11 @@ def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(world:
 def test_where_few_holders_of_a_new_level_are_drawn_one_of_them_lies_in_vain(
     world: World, lie: str, number: int
 ) -> None:
-    """Three of ten witness. Of four that come for level 0 one says that it got nothing of the others, or gives them
-    nothing: no witness has its level then.
+    """Three of ten witness. Of four that come for level 0 one says that it got nothing of the
+    others, or gives them nothing: no witness has its level then.
     """
-    world.advance(0, slots=1 + number)  # by the seeds of these one who lies is drawn where no other is, or one other
+    # by the seeds of these one who lies is drawn where no other is, or one other
+    world.advance(0, slots=1 + number)
     run, rest, liar = Scenario(world), dict(enumerate((1, 1, 1, 2, 2, 2))), 9
     run.start(init_min_clients=3, min_clients=3, witness_nodes=3, rounds_per_epoch=3)
     begin(run, rest)
@@ -244,8 +282,12 @@ def test_where_few_holders_of_a_new_level_are_drawn_one_of_them_lies_in_vain(
     assert run.members.established == bitmap.from_seats(range(10 if lie == "denies" else 9))
 
 
-def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(world: World) -> None:
-    """The join authority's word is what decides it: it lets in whom it knows, and everybody once an epoch has ended."""
+def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(
+    world: World,
+) -> None:
+    """The join authority's word is what decides it: it lets in whom it knows, and everybody once an
+    epoch has ended.
+    """
     run, honest = Scenario(world), dict(enumerate(TIERS))
     run.create().ok()
     run.configure(init_min_clients=3, rounds_per_epoch=8).ok()

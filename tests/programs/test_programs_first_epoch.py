@@ -1,4 +1,6 @@
-"""Epochs in which newcomers are witnesses: a run's first one, and those with fewer than three established members."""
+"""Epochs in which newcomers are witnesses: a run's first one, and those with fewer than three
+established members.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def play(run: Scenario, view: View, late: Callable[[int], Collection[int]]) -> N
         judged = run.run.round(run.run.config.judged(height))
         roster = judged.roster if judged else 0
         for index in run.elected():
-            if index not in late(height) and run.run.state.training and run.run.current.height == height:
+            if (
+                index not in late(height)
+                and run.run.state.training
+                and run.run.current.height == height
+            ):
                 run.witness(index, None, view(index, roster)).ok()
         for seconds in (2, 21, 6):
             if run.run.state.training and run.run.current.height == height:
@@ -64,7 +70,9 @@ def test_made_up_results_while_others_are_late_cost_no_word(
 
     def view(index: int, roster: int) -> dict[int, bytes]:
         true = true_results(roster)
-        return {seat: b"a" * 32 if index in liars and seat in others else true[seat] for seat in true}
+        return {
+            seat: b"a" * 32 if index in liars and seat in others else true[seat] for seat in true
+        }
 
     def is_late(height: int) -> set[int]:
         return {(late * height + offset) % len(honest) for offset in range(late)}
@@ -86,7 +94,11 @@ def test_late_witness_of_small_tier_shields_no_liar(world: World) -> None:
 
     def view(index: int, roster: int) -> dict[int, bytes]:
         true = true_results(roster)
-        return {seat: result for seat, result in true.items() if index not in honest or seat not in hidden}
+        return {
+            seat: result
+            for seat, result in true.items()
+            if index not in honest or seat not in hidden
+        }
 
     play(run, view, lambda height: {3})
     conclude(run, honest | small, {})
@@ -118,7 +130,9 @@ def test_wallet_without_one_result_is_not_established(world: World, delivers: st
 
 
 def test_finisher_that_showed_no_large_level_ends_no_wait(world: World) -> None:
-    """A newcomer that declares the whole model, and shows its smallest level only, does not hold the rest."""
+    """A newcomer that declares the whole model, and shows its smallest level only, does not hold
+    the rest.
+    """
     run, honest = established(world, (0, 0, 1, 2, 2))
     liar, fresh = 5, (6, 7)
     run.train_of(honest | {liar: 0})
@@ -149,12 +163,16 @@ def test_rounds_of_one_late_witness_count_for_the_others(world: World) -> None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize(("known", "newcomers", "wallets"), [((0,), 4, 3), ((0, 0), 5, 4), ((2, 2, 2), 4, 3)])
+@pytest.mark.parametrize(
+    ("known", "newcomers", "wallets"), [((0,), 4, 3), ((0, 0), 5, 4), ((2, 2, 2), 4, 3)]
+)
 def test_few_established_members_keep_votes_against_a_third(
     world: World, known: tuple[int, ...], newcomers: int, wallets: int, overlap: int
 ) -> None:
     """The wallets attest their own results only, so that no other result has a quorum."""
-    run = Scenario(world).start(rounds_per_epoch=6, overlap=overlap, init_min_clients=1, min_clients=1)
+    run = Scenario(world).start(
+        rounds_per_epoch=6, overlap=overlap, init_min_clients=1, min_clients=1
+    )
     first = dict(enumerate(known))
     run.train_of(first)
     play(run, lambda index, roster: true_results(roster), lambda height: ())
@@ -167,7 +185,11 @@ def test_few_established_members_keep_votes_against_a_third(
     own = {run.seat_of(index) for index in liars}
 
     def view(index: int, roster: int) -> dict[int, bytes]:
-        return {seat: result for seat, result in true_results(roster).items() if index not in liars or seat in own}
+        return {
+            seat: result
+            for seat, result in true_results(roster).items()
+            if index not in liars or seat in own
+        }
 
     before = run.run.step
     play(run, view, lambda height: ())

@@ -53,14 +53,20 @@ def test_an_epoch_of_256(crowd: Scenario) -> None:
     members = crowd.members
     for level in range(3):
         assert len(committee.cooldown_electees(state, members, level)) == 32
-    for seat in sorted({seat for level in range(3) for seat in committee.cooldown_electees(state, members, level)}):
+    for seat in sorted(
+        {seat for level in range(3) for seat in committee.cooldown_electees(state, members, level)}
+    ):
         levels = committee.levels_to_attest(state, members, seat)
         assert crowd.attest(seat, {level: HASHES[level] for level in levels}).ok().units <= GOAL
     assert crowd.run.levels_attested == 0b111
     named = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
     assert crowd.by(0, "checkpoint", named).ok().units <= GOAL
     state = crowd.run
-    assert (state.state, state.epoch, state.finishers) == (RunState.WAITING_FOR_MEMBERS, 1, 2**256 - 1)
+    assert (state.state, state.epoch, state.finishers) == (
+        RunState.WAITING_FOR_MEMBERS,
+        1,
+        2**256 - 1,
+    )
     assert {seat.points for seat in crowd.members.seats} == {10}
     assert {seat.state for seat in crowd.members.seats} == {MemberState.IDLE}
 
@@ -84,7 +90,10 @@ def test_the_data_of_silent_members_comes_back(crowd: Scenario) -> None:
     owed_nothing = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
     assert state.rounds[1].attested == heard | owed_nothing
     missing = [seat for seat in range(256) if not bitmap.contains(state.rounds[1].attested, seat)]
-    assert crowd.by(0 if 0 not in missing else 1, "health_check", crowd.names(missing)).ok().units <= GOAL
+    assert (
+        crowd.by(0 if 0 not in missing else 1, "health_check", crowd.names(missing)).ok().units
+        <= GOAL
+    )
     assert crowd.members.mask(MemberState.DROPPED).bit_count() == len(missing)
 
 
@@ -111,7 +120,9 @@ def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
         assert crowd.witness(index, seen).ok().units <= 60_000
     state = crowd.run
     shares = assignment.assign(state.rounds[0], crowd.members, 10)
-    expected = bitmap.from_seats(seat for seat in range(256) if votes[seat] >= 22 or shares[seat].len == 0)
+    expected = bitmap.from_seats(
+        seat for seat in range(256) if votes[seat] >= 22 or shares[seat].len == 0
+    )
     assert state.rounds[1].attested == expected
     assert 0 < expected.bit_count() < 256
 
@@ -119,12 +130,18 @@ def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
 @pytest.mark.parametrize("levels", [3, 8])
 @pytest.mark.parametrize("said", ["nothing", "half"])
 def test_a_cooldown_that_time_ends_costs_no_more(world: World, levels: int, said: str) -> None:
-    """Nobody states what the model contains, or just half of the committees do, before the time is up."""
+    """Nobody states what the model contains, or just half of the committees do, before the time is
+    up.
+    """
     world.load(_in_cooldown(levels))
     run = Scenario(world, tiers=levels)
-    committees = {level: committee.cooldown_electees(run.run, run.members, level) for level in range(levels)}
+    committees = {
+        level: committee.cooldown_electees(run.run, run.members, level) for level in range(levels)
+    }
     halves = {level: electees[: len(electees) // 2] for level, electees in committees.items()}
-    for seat in sorted({seat for half in halves.values() for seat in half}) if said == "half" else ():
+    for seat in (
+        sorted({seat for half in halves.values() for seat in half}) if said == "half" else ()
+    ):
         told = {level: bytes([level + 1]) * 32 for level in range(levels) if seat in halves[level]}
         assert run.attest(seat, told).ok().units <= GOAL
     run.world.advance(31)

@@ -1,4 +1,6 @@
-"""A vote is about one round of one epoch of one run: who holds a signed transaction back gets nothing for it."""
+"""A vote is about one round of one epoch of one run: who holds a signed transaction back gets
+nothing for it.
+"""
 
 from collections.abc import Callable
 
@@ -58,7 +60,11 @@ def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
     assert (new.height, new.epoch) == (old.height, old.epoch + 1)
     vote = VOTES[name]
     vote(run, old).refused("StaleHeight")
-    for forged in (old._replace(epoch=new.epoch), new._replace(seed=new.seed ^ 1), new._replace(height=7)):
+    for forged in (
+        old._replace(epoch=new.epoch),
+        new._replace(seed=new.seed ^ 1),
+        new._replace(height=7),
+    ):
         vote(run, forged).refused("StaleHeight")
     assert vote(run, new).error in (None, "NotAVerifier", "NotATrainer")
 
@@ -76,7 +82,9 @@ def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: Worl
     run.by(0, "warmup_witness", 0).ok()
 
 
-def test_leaving_the_first_wait_of_a_run_is_not_held_back_into_its_first_epoch(world: World) -> None:
+def test_leaving_the_first_wait_of_a_run_is_not_held_back_into_its_first_epoch(
+    world: World,
+) -> None:
     run = Scenario(world).start()
     run.join(0).ok()
     wait = run.run.round_id

@@ -1,4 +1,6 @@
-"""Who says what a level contains has shown that it holds it: a tier that is only declared proves nothing."""
+"""Who says what a level contains has shown that it holds it: a tier that is only declared proves
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,26 @@ LIARS = (7, 8)
 TIERS = (0, 1, 1, 2, 2, 2, 1)  # of the honest
 
 
-def _rounds(run: Scenario, hidden: Iterable[int], from_holders: Iterable[int], liars: Iterable[int] = ()) -> None:
-    """All rounds, in which some give their level 0 to no honest holder of it; the liars vouch for each other only."""
+def _rounds(
+    run: Scenario, hidden: Iterable[int], from_holders: Iterable[int], liars: Iterable[int] = ()
+) -> None:
+    """All rounds, in which some give their level 0 to no honest holder of it; the liars vouch for
+    each other only.
+    """
     lost, liars = bitmap.from_seats(hidden), set(liars)
     while run.run.state.training:
         judged = run.run.round(run.run.current.height - 1)
         roster = judged.roster if judged else 0
         for index in run.elected():
-            seen = roster & bitmap.from_seats(liars | set(range(1, 7))) if index in liars else roster
+            seen = (
+                roster & bitmap.from_seats(liars | set(range(1, 7))) if index in liars else roster
+            )
             run.witness(index, seen & ~lost if index in from_holders else seen).ok()
 
 
-def _end(run: Scenario, tiers: dict[int, int], hashes: dict[int, bytes], away: Iterable[int] = ()) -> None:
+def _end(
+    run: Scenario, tiers: dict[int, int], hashes: dict[int, bytes], away: Iterable[int] = ()
+) -> None:
     """Everybody who may states the truth, and the cooldown's time passes."""
     for index, tier in tiers.items():
         levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
@@ -43,7 +53,9 @@ def _end(run: Scenario, tiers: dict[int, int], hashes: dict[int, bytes], away: I
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
 
 
-def _grown(world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 4) -> tuple[Scenario, dict[int, int]]:
+def _grown(
+    world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 4
+) -> tuple[Scenario, dict[int, int]]:
     """A run of one honest holder of level 0 and six others after its first epoch."""
     world.load(_first_epoch(tiers, rounds))
     return Scenario(world), dict(enumerate(tiers))
@@ -51,7 +63,10 @@ def _grown(world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 4) -> tup
 
 @cache
 def _first_epoch(tiers: tuple[int, ...], rounds: int) -> Snapshot:
-    run, honest = Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
+    run, honest = (
+        Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds),
+        dict(enumerate(tiers)),
+    )
     record = run.world.record("Model", "test")
     for level, digest in OLD.items():
         record["checkpoint_hashes"][0][level] = digest
@@ -64,7 +79,9 @@ def _first_epoch(tiers: tuple[int, ...], rounds: int) -> Snapshot:
 
 
 def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: World) -> None:
-    """They never give level 0 to its holder, vouch for each other, and are two of three that say they hold it."""
+    """They never give level 0 to its holder, vouch for each other, and are two of three that say
+    they hold it.
+    """
     run, honest = _grown(world)
     run.train_of(honest | dict.fromkeys(LIARS, 0))
     _rounds(run, hidden=LIARS, from_holders=(0,), liars=LIARS)
@@ -94,7 +111,9 @@ def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -
 
 
 def test_half_of_the_rounds_in_which_a_level_was_judged_are_enough(world: World) -> None:
-    """One holder more than the first has given level 0 in two of four rounds, another one in one of them."""
+    """One holder more than the first has given level 0 in two of four rounds, another one in one of
+    them.
+    """
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1), rounds=5)
     run.train_of(honest)
     short = iter((0, 0, 0b11, 0b10, 0b10, 0))
@@ -106,7 +125,8 @@ def test_half_of_the_rounds_in_which_a_level_was_judged_are_enough(world: World)
     assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 1}
     run.attest(1, NEW).refused("NotElected")
     run.attest(0, NEW).ok()
-    assert run.run.level_hashes[0] == UNATTESTED  # who has shown it before is one of those that a quorum is of
+    # who has shown it before is one of those that a quorum is of
+    assert run.run.level_hashes[0] == UNATTESTED
 
 
 def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
@@ -168,7 +188,9 @@ def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: Worl
 
 @pytest.mark.parametrize("gone", [(), (0,), (0, 1)], ids=["nobody", "one", "both"])
 @pytest.mark.parametrize("holders", [1, 2])
-def test_newcomers_do_not_attest_an_established_level(world: World, holders: int, gone: tuple[int, ...]) -> None:
+def test_newcomers_do_not_attest_an_established_level(
+    world: World, holders: int, gone: tuple[int, ...]
+) -> None:
     """One or two showed level 0 before, two newcomers in this epoch: the newcomers are not
     asked.
     """
@@ -190,7 +212,9 @@ def test_newcomers_do_not_attest_an_established_level(world: World, holders: int
 
 @pytest.mark.parametrize("founders", [(0, 1, 2), (0, 0, 1), (0, 0, 0, 1, 2)], ids=str)
 @pytest.mark.parametrize("attested", [0, 1])
-def test_rounds_end_at_once_when_all_founders_leave(world: World, founders: tuple[int, ...], attested: int) -> None:
+def test_rounds_end_at_once_when_all_founders_leave(
+    world: World, founders: tuple[int, ...], attested: int
+) -> None:
     """The newcomers say what the levels are that all trained together. They do not train on alone,
     because nobody could check them. They are established then, so the next epoch has no wait.
     """
@@ -240,7 +264,11 @@ def test_founders_that_leave_early_keep_the_model(world: World) -> None:
     world.advance(31)
     run.tick(newcomers[0]).ok()
     state = run.run
-    assert (state.step, state.level_hashes, state.finishers) == (before.step, before.level_hashes, before.finishers)
+    assert (state.step, state.level_hashes, state.finishers) == (
+        before.step,
+        before.level_hashes,
+        before.finishers,
+    )
     assert (state.levels_attested, state.model_source) == (0b111, ModelSource.PEERS)
     for index, tier in honest.items():
         run.join(index, tier=tier).ok()
@@ -249,10 +277,16 @@ def test_founders_that_leave_early_keep_the_model(world: World) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-@pytest.mark.parametrize("founders", [(0, 2, 2, 2), (0, 2, 2, 2, 2, 2, 2, 2), (0, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize(
+    "founders", [(0, 2, 2, 2), (0, 2, 2, 2, 2, 2, 2, 2), (0, 0, 0, 0)], ids=str
+)
 @pytest.mark.parametrize("newcomers", [1, 2, 12])
-def test_one_staying_holder_is_enough(world: World, founders: tuple[int, ...], newcomers: int) -> None:
-    """All others who had shown something leave: who comes just then says nothing of what the one that stayed holds."""
+def test_one_staying_holder_is_enough(
+    world: World, founders: tuple[int, ...], newcomers: int
+) -> None:
+    """All others who had shown something leave: who comes just then says nothing of what the one
+    that stayed holds.
+    """
     run, honest = _grown(world, tiers=founders)
     liars = range(len(founders), len(founders) + newcomers)
     run.train_of(honest | dict.fromkeys(liars, 0))
@@ -266,15 +300,17 @@ def test_one_staying_holder_is_enough(world: World, founders: tuple[int, ...], n
         run.attest(index, FALSE).refused("NotElected")
     _end(run, {0: 0}, NEW)
     alone = [sum(tier <= level for tier in founders) == 1 for level in range(3)]
-    assert run.run.level_hashes == tuple(NEW[level] if alone[level] else OLD[level] for level in range(3))
+    assert run.run.level_hashes == tuple(
+        NEW[level] if alone[level] else OLD[level] for level in range(3)
+    )
 
 
 @pytest.mark.parametrize(("rounds", "shows"), [(1, 0), (2, 0), (5, 0), (5, 2), (9, 4)])
 def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
     world: World, rounds: int, shows: int
 ) -> None:
-    """Of level 0 there is no judge but the two who declare it. They attest in one round at most, show level 1 in that
-    one, and hide it in all others from its only holder.
+    """Of level 0 there is no judge but the two who declare it. They attest in one round at most,
+    show level 1 in that one, and hide it in all others from its only holder.
     """
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds)
     honest = {0: 1} | dict.fromkeys(range(1, 7), 2)
@@ -302,8 +338,12 @@ def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
 
 
 @pytest.mark.parametrize("founders", ["all", "the others", "nobody"])
-def test_who_never_attests_hides_no_level_from_those_who_hold_it(world: World, founders: str) -> None:
-    """Of level 0 there is no judge but one that attests no round, and hides level 1 from all its holders."""
+def test_who_never_attests_hides_no_level_from_those_who_hold_it(
+    world: World, founders: str
+) -> None:
+    """Of level 0 there is no judge but one that attests no round, and hides level 1 from all its
+    holders.
+    """
     rest = dict(enumerate((1, 1, 1, 2, 2, 2, 2, 2), start=1))
     run = Scenario(world, tiers=3).start(init_min_clients=3, rounds_per_epoch=12)
     if founders != "nobody":
@@ -327,7 +367,9 @@ def test_who_never_attests_hides_no_level_from_those_who_hold_it(world: World, f
 
 
 def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:
-    """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as before."""
+    """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as
+    before.
+    """
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})
     while run.run.state.training:

@@ -1,4 +1,6 @@
-"""Who often gives a level to none of those who hold it is dropped, and never the one that cannot get it."""
+"""Who often gives a level to none of those who hold it is dropped, and never the one that cannot
+get it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def _accuse(run: Scenario, by: int, seats: Collection[int], *, guilty: bool) -> 
     assert closed is not None
     offset, length = views.witness_round_range(ring, closed.attestations)
     data = run.world.data(run.accounts["witnesses"])[offset : offset + length]
-    found = conviction.incomplete(state, run.members, views.parse_witness_round(data, closed.attestations))
+    found = conviction.incomplete(
+        state, run.members, views.parse_witness_round(data, closed.attestations)
+    )
     assert bitmap.from_seats(seats) & found == (bitmap.from_seats(seats) if guilty else 0)
     outcome = run.by(by, "health_check", run.names(seats))
     if guilty:
@@ -37,8 +41,12 @@ def _shown(run: Scenario, seat: int) -> int:
     return run.members.shown[seat]
 
 
-def test_who_hides_a_level_from_its_only_holder_is_dropped_and_not_that_holder(world: World) -> None:
-    """Two wallets declare tier 0, vouch for each other, and say that they get nothing of the honest holder."""
+def test_who_hides_a_level_from_its_only_holder_is_dropped_and_not_that_holder(
+    world: World,
+) -> None:
+    """Two wallets declare tier 0, vouch for each other, and say that they get nothing of the honest
+    holder.
+    """
     run, honest = established(world, rounds=LONG)
     begin(run, honest | dict.fromkeys(LIARS, 0))
     lacks = {0: LIARS} | dict.fromkeys(LIARS, (0,))
@@ -67,8 +75,8 @@ def test_a_holder_that_delivers_again_is_not_dropped(world: World) -> None:
 
 
 def test_of_two_holders_the_word_of_one_drops_nobody(world: World) -> None:
-    """Neither of the two, whoever is silent, nor a newcomer, of which the other one says nothing. Nor is it counted
-    against either: of two judges none is a quorum without the other's own word.
+    """Neither of the two, whoever is silent, nor a newcomer, of which the other one says nothing.
+    Nor is it counted against either: of two judges none is a quorum without the other's own word.
     """
     run, honest = established(world, (0, 0, 1, 1, 2, 2, 1, 2), LONG)
     begin(run, honest | {8: 0})
@@ -100,13 +108,16 @@ def test_a_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
 
 
 def test_who_judges_is_the_same_from_the_epochs_beginning_to_its_end(world: World) -> None:
-    """Members apply results by it, each when it comes to that: a judge that is dropped then was one of the round's."""
+    """Members apply results by it, each when it comes to that: a judge that is dropped then was one
+    of the round's.
+    """
     run, honest = established(world, (0, 0, 0, 1, 2, 2, 1), LONG)
     begin(run, honest | {7: 0})
     judges = bitmap.from_seats(honest)
     assert run.members.judges == run.members.established == judges
     assert run.run.levels_established == 0b111
-    lacks = {0: (2,), 1: (2, 7), 2: (0, 1)}  # of three, two have what 7 delivers; without the liar, one of two
+    # of three, two have what 7 delivers; without the liar, one of two
+    lacks = {0: (2,), 1: (2, 7), 2: (0, 1)}
     while _shown(run, 2) > -conviction.OFTEN:
         one_round(run, lacks)
     before = _shown(run, 7)
@@ -123,7 +134,9 @@ def test_who_judges_is_the_same_from_the_epochs_beginning_to_its_end(world: Worl
 
 
 def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
-    """Who declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1, although tier 2 lacks nothing."""
+    """Who declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1, although tier
+    2 lacks nothing.
+    """
     run, honest = established(world, (0, 1, 1, 2, 2, 2, 2, 2, 2), LONG)
     begin(run, honest | {9: 1})
     while _shown(run, 9) > -conviction.OFTEN:

@@ -1,4 +1,6 @@
-"""A run that breaks what always holds is not changed any further, whatever broke it; it can still be closed."""
+"""A run that breaks what always holds is not changed any further, whatever broke it; it can still
+be closed.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +40,9 @@ OF_RUN: dict[str, Break] = {
     "data is handed out twice": _field("data_index", 47),
     "the epoch began after the step": _field("start_step", 2),
     "more steps than rounds": _field("step", 3),
-    "steps beyond the end": lambda run: run["config"].__setitem__("total_steps", 0) or run.__setitem__("step", 2),
+    "steps beyond the end": lambda run: (
+        run["config"].__setitem__("total_steps", 0) or run.__setitem__("step", 2)
+    ),
     "attested before it was trained": _field("attested_step", 9),
     "sequences wait that are nowhere": _field("backlog", 1),
 }
@@ -61,7 +65,10 @@ def test_a_backlog_of_what_was_not_handed_out_is_refused(run: Scenario) -> None:
     state, witnesses = run.world.record("Run", "test"), run.world.record("Witnesses", "test")
     state["backlog"] = 7
     witnesses["backlog"]["count"] = 1
-    witnesses["backlog"]["intervals"][0, 0]["start"], witnesses["backlog"]["intervals"][0, 0]["len"] = 45, 7
+    (
+        witnesses["backlog"]["intervals"][0, 0]["start"],
+        witnesses["backlog"]["intervals"][0, 0]["len"],
+    ) = 45, 7
     run.world.store("Run", "test", state)
     run.world.store("Witnesses", "test", witnesses)
     run.join(7).refused("InvariantBroken")
@@ -70,7 +77,9 @@ def test_a_backlog_of_what_was_not_handed_out_is_refused(run: Scenario) -> None:
 OF_MEMBERS: dict[str, Break] = {
     "a judge that did not begin the epoch": _field("judges", b"\x08" + bytes(31)),
     "who was not there has delivered": _field("proven", b"\x08" + bytes(31)),
-    "an ejected member has a word": lambda members: [members.__setitem__(n, b"\x10" + bytes(31)) for n in _WORD],
+    "an ejected member has a word": lambda members: [
+        members.__setitem__(n, b"\x10" + bytes(31)) for n in _WORD
+    ],
 }
 _WORD = ("forfeited", "established")
 
@@ -109,7 +118,10 @@ OF_WORDS: dict[str, tuple[str, Break]] = {
     "a level that the run has not is judged": ("Run", _field("levels_established", 0b1111)),
     "of a level that a judge holds there is none": ("Run", _field("levels_established", 0b011)),
     "there are judges and nobody judges": ("Run", _field("levels_established", 0)),
-    "nobody judges levels that are judged": ("Members", lambda all_: [all_.__setitem__(n, bytes(32)) for n in _BOTH]),
+    "nobody judges levels that are judged": (
+        "Members",
+        lambda all_: [all_.__setitem__(n, bytes(32)) for n in _BOTH],
+    ),
     "a judge that is there has no word": ("Members", _field("established", bytes(32))),
     "a newcomer has a word": ("Members", _field("established", b"\x0f" + bytes(31))),
     "more is shown than there was to show": ("Members", _shown(68)),
@@ -120,7 +132,9 @@ _BOTH = ("established", "judges")
 
 @pytest.mark.parametrize("what", OF_WORDS)
 def test_words_about_levels_that_contradict_each_other_are_refused(world: World, what: str) -> None:
-    """In an epoch of three who have shown their levels before, and a newcomer; three of its rounds made a step."""
+    """In an epoch of three who have shown their levels before, and a newcomer; three of its rounds
+    made a step.
+    """
     run, tiers = established(world, (0, 1, 2))
     begin(run, tiers | {3: 0})
     for _ in range(2):
@@ -242,7 +256,8 @@ def _with_verifiers(run: Scenario) -> None:
 def _verify(run: Scenario) -> Outcome:
     roles = committee.roles(run.run.rounds[0], 50)
     judge, trainer = (
-        next(seat for seat, role in roles.items() if role is kind) for kind in (Committee.VERIFIER, Committee.TRAINER)
+        next(seat for seat, role in roles.items() if role is kind)
+        for kind in (Committee.VERIFIER, Committee.TRAINER)
     )
     return run.by(judge, "verify", judge, 0, trainer, True)
 
@@ -268,20 +283,32 @@ Prepare = Callable[[Scenario], object]
 Send = Callable[[Scenario], Outcome]
 CHANGING: dict[str, tuple[Prepare, Send]] = {
     "update": (lambda run: run.owner("set_paused", True).ok(), lambda run: run.update()),
-    "rewind": (lambda run: run.owner("set_paused", True).ok(), lambda run: run.owner("rewind", 0, 0)),
+    "rewind": (
+        lambda run: run.owner("set_paused", True).ok(),
+        lambda run: run.owner("rewind", 0, 0),
+    ),
     "update_client_version": (
         lambda run: run.owner("set_paused", True).ok(),
         lambda run: run.owner("update_client_version", "v"),
     ),
     "set_paused": (lambda _: None, lambda run: run.owner("set_paused", True)),
-    "set_future_epoch_rates": (lambda _: None, lambda run: run.owner("set_future_epoch_rates", 1, 0)),
-    "kick": (lambda run: run.join(0).ok(), lambda run: run.owner("kick", member(0).pubkey(), False)),
+    "set_future_epoch_rates": (
+        lambda _: None,
+        lambda run: run.owner("set_future_epoch_rates", 1, 0),
+    ),
+    "kick": (
+        lambda run: run.join(0).ok(),
+        lambda run: run.owner("kick", member(0).pubkey(), False),
+    ),
     "join_run": (lambda run: run.enroll(0).ok(), lambda run: run.join(0)),
     "leave_run": (lambda run: run.join(0).ok(), lambda run: run.by(0, "leave_run")),
     "withdraw": (_left, lambda run: run.by(5, "withdraw")),
     "settle": (_ejected, lambda run: run.settle(1)),
     "tick": (lambda run: (_waiting(run), run.world.advance(6)), lambda run: run.tick()),
-    "warmup_witness": (lambda run: run.warm_up([0, 1, 2]), lambda run: run.by(0, "warmup_witness", 0)),
+    "warmup_witness": (
+        lambda run: run.warm_up([0, 1, 2]),
+        lambda run: run.by(0, "warmup_witness", 0),
+    ),
     "witness": (lambda run: run.train([0, 1, 2]), lambda run: run.witness(0)),
     "health_check": (_one_absent, lambda run: run.by(2, "health_check", run.names([4]))),
     "verify": (_with_verifiers, _verify),
@@ -289,7 +316,9 @@ CHANGING: dict[str, tuple[Prepare, Send]] = {
     "attest": (_cooldown, lambda run: run.attest(0, HASHES)),
     "checkpoint": (_attested, lambda run: run.by(0, "checkpoint", PLACE)),
 }
-"""Every instruction that changes a run: how it comes to be one that is taken, and the sending of it."""
+"""Every instruction that changes a run: how it comes to be one that is taken, and the sending of
+it.
+"""
 OTHERS = {"init_run", "grow", "close_run", "enroll", "inspect"}
 """They make a run, end it, or change nothing of it."""
 

@@ -22,15 +22,22 @@ from programs.scenario import Scenario
 from programs.transitions import Transitions
 
 LEVELS, ROUNDS = 3, 5
-SIZES = ((10, 3), (10, 3), (24, 12), (40, 0), (96, 0))  # members, and the witnesses that the config asks for
+# members, and the witnesses that the config asks for
+SIZES = ((10, 3), (10, 3), (24, 12), (40, 0), (96, 0))
 ACCOUNTS = ("run", "model", "members", "witnesses")
 
 
 @pytest.mark.parametrize(
     ("seed", "states"),
-    [(11, 20), pytest.param(1, 60, marks=pytest.mark.slow), pytest.param(2, 400, marks=pytest.mark.nightly)],
+    [
+        (11, 20),
+        pytest.param(1, 60, marks=pytest.mark.slow),
+        pytest.param(2, 400, marks=pytest.mark.nightly),
+    ],
 )
-def test_who_is_counted_as_having_delivered_is_whom_the_oracle_counts(seed: int, states: int) -> None:
+def test_who_is_counted_as_having_delivered_is_whom_the_oracle_counts(
+    seed: int, states: int
+) -> None:
     rng, runs, seen = random.Random(seed), _Runs(), Counter[str]()
     for _ in range(states):
         _Rounds(runs.drawn(rng), rng, seen).play()
@@ -47,11 +54,18 @@ class _Runs:
     def _begun(self, count: int, nodes: int) -> tuple[Scenario, dict[Pubkey, Account | None]]:
         run, least = Scenario(self.world, f"run {count} {nodes}", tiers=LEVELS), max(nodes, 3)
         run.create().ok()
-        run.configure(init_min_clients=count, min_clients=least, rounds_per_epoch=ROUNDS + 2, witness_nodes=nodes).ok()
+        run.configure(
+            init_min_clients=count,
+            min_clients=least,
+            rounds_per_epoch=ROUNDS + 2,
+            witness_nodes=nodes,
+        ).ok()
         run.authorize()
         run.owner("set_paused", False).ok()
         run.train_of(dict.fromkeys(range(count), 0))
-        return run, {run.accounts[name]: self.world.svm.get_account(run.accounts[name]) for name in ACCOUNTS}
+        return run, {
+            run.accounts[name]: self.world.svm.get_account(run.accounts[name]) for name in ACCOUNTS
+        }
 
     def drawn(self, rng: random.Random) -> Scenario:
         """A run whose members have any tiers, some of them rare, and have shown them before or not."""
@@ -60,34 +74,44 @@ class _Runs:
         for key, account in accounts.items():
             assert account is not None
             self.world.set_account(key, account)
-        members, state = self.world.record("Members", run.run_id), self.world.record("Run", run.run_id)
+        members, state = (
+            self.world.record("Members", run.run_id),
+            self.world.record("Run", run.run_id),
+        )
         rare, seats = rng.choice([0.1, 0.3, 0.5]), range(size[0])
         tiers = [rng.randrange(LEVELS - 1) if rng.random() < rare else LEVELS - 1 for _ in seats]
         members["seats"][0]["tier"][: len(seats)] = tiers
         judges = [seat for seat in seats if rng.random() < 0.5] if rng.random() < 0.5 else []
         for name in ("judges", "established"):
             members[name][0] = bitmap.to_bytes(bitmap.from_seats(judges))
-        state["levels_established"] = (1 << LEVELS) - (1 << min((tiers[seat] for seat in judges), default=LEVELS))
+        state["levels_established"] = (1 << LEVELS) - (
+            1 << min((tiers[seat] for seat in judges), default=LEVELS)
+        )
         self.world.store("Members", run.run_id, members)
         self.world.store("Run", run.run_id, state)
         return run
 
 
 class _Rounds:
-    """Those of one state: some members leave, some are silent, and some holders of a rare tier say that others gave
-    them nothing.
+    """Those of one state: some members leave, some are silent, and some holders of a rare tier say
+    that others gave them nothing.
     """
 
     def __init__(self, run: Scenario, rng: random.Random, seen: Counter[str]) -> None:
         self.run, self.rng, self.seen = run, rng, seen
         self.count = run.run.current.clients
-        self.denied, self.deny = set(rng.sample(range(self.count), self.count // 3)), rng.choice([0.2, 0.6, 1.0])
+        self.denied, self.deny = (
+            set(rng.sample(range(self.count), self.count // 3)),
+            rng.choice([0.2, 0.6, 1.0]),
+        )
         self.votes: dict[int, list[Vote]] = {}
         """By the height of the round in which they were given."""
 
     def play(self) -> None:
         for height in range(ROUNDS):
-            for index in self.rng.sample(range(self.count), self.rng.choice([0, 0, 1, self.count // 4])):
+            for index in self.rng.sample(
+                range(self.count), self.rng.choice([0, 0, 1, self.count // 4])
+            ):
                 self.run.by(index, "leave_run")
             if not self.run.run.state.training:
                 return
@@ -99,31 +123,48 @@ class _Rounds:
     def _attest(self, height: int) -> None:
         """At the first vote of the running round the round before it is counted."""
         elected, said = self.run.elected(), self.votes.setdefault(height, [])
-        owing, silent = set(bitmap.seats(self.run.owing())), self.rng.choice([0, 0, len(elected) // 4])
+        owing, silent = (
+            set(bitmap.seats(self.run.owing())),
+            self.rng.choice([0, 0, len(elected) // 4]),
+        )
         for index in self.rng.sample(elected, len(elected) - silent):
             seat = self.run.seat_of(index)
-            denies = self.run.members.seats[seat].tier < LEVELS - 1 and self.rng.random() < self.deny
+            denies = (
+                self.run.members.seats[seat].tier < LEVELS - 1 and self.rng.random() < self.deny
+            )
             held = dict.fromkeys(owing - (self.denied - {seat} if denies else set()), 1)
             expected = self._expected() if height and not said else None
             before = self.run.members.shown
-            self.run.witness(index, None, {one: bytes([value]) * 32 for one, value in held.items()}).ok()
+            self.run.witness(
+                index, None, {one: bytes([value]) * 32 for one, value in held.items()}
+            ).ok()
             said.append(Vote(seat, held))
             if expected is not None:
                 found = self.run.members.shown[: self.count]
                 assert list(found) == expected, f"round {height} of {self.run.run_id}"
                 self.seen["up"] += sum(now > then for now, then in zip(found, before, strict=False))
-                self.seen["down"] += sum(now < then for now, then in zip(found, before, strict=False))
+                self.seen["down"] += sum(
+                    now < then for now, then in zip(found, before, strict=False)
+                )
             if self.run.run.current.height != height:
                 return  # all that are left have attested
 
     def _expected(self) -> list[int]:
-        """What each member has shown, as the oracle says, once the round before the running one is counted."""
+        """What each member has shown, as the oracle says, once the round before the running one is
+        counted.
+        """
         state, members = self.run.run, self.run.members
         oracle = Transitions(state.config, LEVELS, self.run.world.now)
         for number, one in enumerate(members.seats[: self.count]):
             shown = members.shown[number]
-            oracle.members.append(Seat(number, one.tier, state=one.state, exited=one.exited_height, shown=shown))
-        oracle.judges, oracle.began, oracle.known_levels = members.judges, state.current.began, state.levels_established
+            oracle.members.append(
+                Seat(number, one.tier, state=one.state, exited=one.exited_height, shown=shown)
+            )
+        oracle.judges, oracle.began, oracle.known_levels = (
+            members.judges,
+            state.current.began,
+            state.levels_established,
+        )
         stored = [state.round(height) for height in range(state.current.height + 1)]
         oracle.laps = [self._lap(one) for one in stored if one is not None]
         closed = oracle.laps[-2]
@@ -134,7 +175,9 @@ class _Rounds:
     def _lap(self, round: Round) -> Lap:
         rounds = self.run.world.record("Run", self.run.run_id)["rounds"][0]
         made = bool(rounds[self.run.run.ring(round.height)]["made_step"])
-        lap = Lap(round.height, round.step, round.began, round.roster, round.elected, seed=round.seed)
+        lap = Lap(
+            round.height, round.step, round.began, round.roster, round.elected, seed=round.seed
+        )
         lap.established = round.established is not Alone.NOTHING
         lap.votes, lap.attested, lap.counts = self.votes.get(round.height, []), round.attested, made
         return lap

@@ -1,4 +1,6 @@
-"""In any cooldown the program asks those whom the client and the oracle do, and ends it as the rules say."""
+"""In any cooldown the program asks those whom the client and the oracle do, and ends it as the
+rules say.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,17 @@ from programs.judged_states import Cooldowns, Drawn
 
 @pytest.mark.parametrize(
     ("seed", "states"),
-    [(0, 80), pytest.param(1, 500, marks=pytest.mark.slow), pytest.param(2, 10_000, marks=pytest.mark.nightly)],
+    [
+        (0, 80),
+        pytest.param(1, 500, marks=pytest.mark.slow),
+        pytest.param(2, 10_000, marks=pytest.mark.nightly),
+    ],
 )
 def test_cooldown_committees_and_results_match_the_client(seed: int, states: int) -> None:
     seen = walk(seed, states)
-    assert min(seen[kind] for kind in ("attested", "unknown", "full", "in part", "alone", "all")) > 0, seen
+    assert (
+        min(seen[kind] for kind in ("attested", "unknown", "full", "in part", "alone", "all")) > 0
+    ), seen
 
 
 def walk(seed: object, states: int) -> Counter[str]:
@@ -31,7 +39,9 @@ def walk(seed: object, states: int) -> Counter[str]:
 
 def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
     levels = range(drawn.run.levels)
-    assert [list(electees) for electees in drawn.committees] == [drawn.oracle.electees(one) for one in levels], where
+    assert [list(electees) for electees in drawn.committees] == [
+        drawn.oracle.electees(one) for one in levels
+    ], where
     _speak(cooldowns, drawn, where, seen)
     cooldowns.world.advance(31)
     units = cooldowns.tick().ok().units
@@ -40,9 +50,17 @@ def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> 
     assert run.state is RunState.WAITING_FOR_MEMBERS, where
     known = run.model_source, run.level_hashes[: run.levels], run.levels_attested
     assert known == drawn.known(unknown), where
-    kinds = {not bitmap.from_seats(electees) & ~drawn.members.judges for electees in drawn.committees if electees}
+    kinds = {
+        not bitmap.from_seats(electees) & ~drawn.members.judges
+        for electees in drawn.committees
+        if electees
+    }
     seen["in part" if len(kinds) == 2 else "alone" if True in kinds else "all"] += 1
-    found = {"attested": drawn.attested, "unknown": unknown, "full": max(map(len, drawn.committees)) == 32}
+    found = {
+        "attested": drawn.attested,
+        "unknown": unknown,
+        "full": max(map(len, drawn.committees)) == 32,
+    }
     seen += Counter({kind: int(bool(is_so)) for kind, is_so in found.items()})
     seen["units of a tick"] = max(seen["units of a tick"], units)
 
@@ -50,16 +68,22 @@ def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> 
 def _speak(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
     """Some or all of those who may say something, and some others; most of them the truth."""
     rng, speakers = cooldowns.rng, drawn.speakers()
-    asked = rng.sample(speakers, len(speakers) if rng.random() < 0.3 else min(len(speakers), rng.randint(0, 5)))
+    asked = rng.sample(
+        speakers, len(speakers) if rng.random() < 0.3 else min(len(speakers), rng.randint(0, 5))
+    )
     asked += rng.choices(list(bitmap.seats(drawn.run.current.began)), k=2)
     rng.shuffle(asked)
     honest = rng.choice([1.0, 1.0, 1.0, 0.95, 0.5])
     for seat in asked:
         mine = [level for level in range(drawn.run.levels) if seat in drawn.committees[level]]
         of = mine if mine and rng.random() < 0.2 else range(drawn.run.levels)
-        told = {level: (b"t" if rng.random() < honest else b"f") * 31 + bytes([level]) for level in of}
+        told = {
+            level: (b"t" if rng.random() < honest else b"f") * 31 + bytes([level]) for level in of
+        }
         outcome, expected = cooldowns.attest(drawn, seat, told), drawn.state(seat, told)
-        assert outcome.error == expected, f"{where}: seat {seat} is answered {outcome.error}, not {expected}"
+        assert outcome.error == expected, (
+            f"{where}: seat {seat} is answered {outcome.error}, not {expected}"
+        )
         seen["units of an attestation"] = max(seen["units of an attestation"], outcome.units)
     assert cooldowns.stated() == drawn.stated(), where
     assert cooldowns.scenario.run.levels_attested == bitmap.from_seats(drawn.attested), where

@@ -1,4 +1,6 @@
-"""The programs' addresses: new ones everywhere in one step, and their keys where Anchor's tools look for them."""
+"""The programs' addresses: new ones everywhere in one step, and their keys where Anchor's tools
+look for them.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def test_new_addresses_are_everywhere(checkout: Path) -> None:
     for path in checkout.rglob("*"):
         if path.is_file():
             assert not any(one.encode() in path.read_bytes() for one in old.values()), path
-    assert all((checkout / "keys" / f"{name}-keypair.json").stat().st_mode & 0o777 == 0o600 for name in PROGRAMS)
+    assert all(
+        (checkout / "keys" / f"{name}-keypair.json").stat().st_mode & 0o777 == 0o600
+        for name in PROGRAMS
+    )
 
 
 def test_keys_that_the_sources_do_not_declare_are_not_replaced(checkout: Path) -> None:

@@ -1,4 +1,6 @@
-"""Levels that nobody of an epoch holds: they go back to the durable checkpoint, once their holders have had time."""
+"""Levels that nobody of an epoch holds: they go back to the durable checkpoint, once their holders
+have had time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def ended(world: World) -> Scenario:
 
 
 def _trained(world: World, durable: Mapping[int, bytes], attesting: Sequence[int]) -> Scenario:
-    """A run after its first epoch, which tiers 0, 1 and 2 finished; some of them said what they hold."""
+    """A run after its first epoch, which tiers 0, 1 and 2 finished; some of them said what they
+    hold.
+    """
     run = Scenario(world).start(rounds_per_epoch=2, init_min_clients=2)
     record = world.record("Model", "test")
     for level, digest in durable.items():
@@ -54,9 +58,15 @@ def _begin(run: Scenario, *indices: int, wait: int = 36) -> Any:
     return run.run
 
 
-def test_a_level_that_nobody_of_the_epoch_holds_goes_back_to_the_durable_copy(ended: Scenario) -> None:
+def test_a_level_that_nobody_of_the_epoch_holds_goes_back_to_the_durable_copy(
+    ended: Scenario,
+) -> None:
     run = _begin(ended, 1, 2)
-    assert (run.model_source, run.levels_lost, run.levels_attested) == (ModelSource.PEERS, 0b001, 0b111)
+    assert (run.model_source, run.levels_lost, run.levels_attested) == (
+        ModelSource.PEERS,
+        0b001,
+        0b111,
+    )
     assert run.level_hashes == (OLD[0], NEW[1], NEW[2])
     assert run.attested_step == run.step
 
@@ -79,7 +89,11 @@ def test_what_the_durable_checkpoint_holds_is_not_lost(ended: Scenario) -> None:
     named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(NEW.values())}
     ended.by(0, "checkpoint", named).ok()
     run = _begin(ended, 1, 2, wait=6)  # nor is its holder waited for
-    assert (run.levels_lost, run.levels_attested, run.level_hashes) == (0, 0b111, tuple(NEW.values()))
+    assert (run.levels_lost, run.levels_attested, run.level_hashes) == (
+        0,
+        0b111,
+        tuple(NEW.values()),
+    )
 
 
 def test_a_holder_that_is_there_keeps_its_levels(ended: Scenario) -> None:
@@ -118,7 +132,9 @@ def test_the_loss_is_told_of_one_epoch_only(ended: Scenario) -> None:
 
 
 def test_a_level_that_was_trained_and_never_attested_is_lost_too(world: World) -> None:
-    """No checkpoint was ever attested, so neither copy of level 0 has a hash; they differ all the same."""
+    """No checkpoint was ever attested, so neither copy of level 0 has a hash; they differ all the
+    same.
+    """
     ended = _trained(world, {}, attesting=(1, 2))
     assert (ended.run.model_source, ended.run.levels_attested, ended.run.level_hashes[0]) == (
         ModelSource.PEERS,
@@ -168,7 +184,11 @@ def _lose(run: Scenario) -> None:
 def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: Scenario) -> None:
     _lose(ended)
     run = _begin(ended, 3, 4, wait=HOLDERS_WAIT)
-    assert (run.model_source, run.levels_lost, run.level_hashes) == (ModelSource.CHECKPOINT, 0b111, tuple(OLD.values()))
+    assert (run.model_source, run.levels_lost, run.level_hashes) == (
+        ModelSource.CHECKPOINT,
+        0b111,
+        tuple(OLD.values()),
+    )
 
 
 @pytest.mark.parametrize("durable", [{}, OLD])
@@ -203,7 +223,9 @@ def test_a_level_is_lost_also_if_its_last_holder_left_while_it_was_trained(
     assert (state.levels_lost, state.level_hashes[0]) == (0b001, durable.get(0, bytes(32)))
 
 
-def test_a_level_stays_lost_if_its_unattested_holder_comes_back_without_a_replica(world: World) -> None:
+def test_a_level_stays_lost_if_its_unattested_holder_comes_back_without_a_replica(
+    world: World,
+) -> None:
     ended = _trained(world, {}, attesting=(1, 2))
     ended.join(0, tier=0, stateless=True).ok()
     assert _begin(ended, 1, 2).levels_lost == 0b001
@@ -216,4 +238,8 @@ def test_after_an_outage_holders_have_their_time_from_when_enough_are_back(ended
     ended.join(0, tier=0).ok()
     ended.world.advance(6)
     ended.tick().ok()
-    assert (ended.run.state, ended.run.current.roster, ended.run.levels_lost) == (RunState.WARMUP, 0b111, 0)
+    assert (ended.run.state, ended.run.current.roster, ended.run.levels_lost) == (
+        RunState.WARMUP,
+        0b111,
+        0,
+    )

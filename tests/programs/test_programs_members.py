@@ -1,4 +1,6 @@
-"""Joining and leaving: authorization, gates, the choice of a seat, and what a member may change when."""
+"""Joining and leaving: authorization, gates, the choice of a seat, and what a member may change
+when.
+"""
 
 from typing import Any
 
@@ -48,13 +50,17 @@ def test_the_gates_of_a_join(world: World, name: str, change: dict[str, Any]) ->
 
 
 def test_nobody_keeps_another_one_out_by_taking_its_peer_key_first(run: Scenario) -> None:
-    """A key is public before it is on chain. Who may speak for it, peers are shown by its owner's signature."""
+    """A key is public before it is on chain. Who may speak for it, peers are shown by its owner's
+    signature.
+    """
     run.join(1, p2p=b"k" * 32).ok()
     run.join(0, p2p=b"k" * 32).ok()
     assert run.members.seats[0].p2p == run.members.seats[1].p2p == b"k" * 32
 
 
-def _authorize(run: Scenario, grantee: Keypair, scope: bytes, *, active: bool, grantor: Keypair | None = None) -> Any:
+def _authorize(
+    run: Scenario, grantee: Keypair, scope: bytes, *, active: bool, grantor: Keypair | None = None
+) -> Any:
     grantor = grantor or run.grantor
     key = authorization_address(grantor.pubkey(), grantee.pubkey(), scope)
     keys = {"payer": run.world.payer.pubkey(), "grantor": grantor.pubkey(), "authorization": key}
@@ -77,7 +83,14 @@ def test_permission_comes_from_the_join_authority_only(world: World) -> None:
     other_scope = _authorize(run, member(0), b"SomethingElse", active=True)
     other_user = _authorize(run, member(1), scope, active=True)
     other_run = _authorize(run, member(0), bytes(address("run", "other")), active=True)
-    params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+    params = {
+        "p2p": b"p" * 32,
+        "tier": 0,
+        "weight": 1,
+        "schema_hash": SCHEMA,
+        "client_version": "",
+        "stateless": False,
+    }
     for index in (0, 1):
         run.enroll(index).ok()
     for key in (inactive, foreign, other_scope, other_user, other_run):
@@ -88,7 +101,9 @@ def test_permission_comes_from_the_join_authority_only(world: World) -> None:
     run.by(1, "join_run", params, accounts={"authorization": forged}).refused("IllegalOwner")
 
 
-def test_an_authorization_for_one_run_admits_to_no_other_of_the_same_authority(world: World) -> None:
+def test_an_authorization_for_one_run_admits_to_no_other_of_the_same_authority(
+    world: World,
+) -> None:
     one, two = Scenario(world, "one"), Scenario(world, "two")
     for run in (one, two):
         run.create().ok()
@@ -97,7 +112,14 @@ def test_an_authorization_for_one_run_admits_to_no_other_of_the_same_authority(w
     for run in (one, two):
         run.enroll(0).ok()
     key = _authorize(one, member(0), bytes(one.accounts["run"]), active=True)
-    params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+    params = {
+        "p2p": b"p" * 32,
+        "tier": 0,
+        "weight": 1,
+        "schema_hash": SCHEMA,
+        "client_version": "",
+        "stateless": False,
+    }
     two.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
     one.by(0, "join_run", params, accounts={"authorization": key}).ok()
 
@@ -111,7 +133,14 @@ def test_a_delegate_joins_in_the_grantees_place(world: World) -> None:
     key = _authorize(run, member(7), b"CoordinatorJoinRun", active=True)
     keys = {"payer": world.payer.pubkey(), "grantee": member(7).pubkey(), "authorization": key}
     keys |= {"delegates_sponsor": world.payer.pubkey()}
-    params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+    params = {
+        "p2p": b"p" * 32,
+        "tier": 0,
+        "weight": 1,
+        "schema_hash": SCHEMA,
+        "client_version": "",
+        "stateless": False,
+    }
     run.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
     update = build(AUTHORIZER, "grantee_update", keys, (False, [member(0).pubkey()]))
     world.send(update, signers=[member(7)]).ok()
@@ -216,7 +245,12 @@ def test_leaving_in_training_withdraws_and_may_be_undone_for_the_next_epoch(run:
     run.join(0, weight=99, tier=1, p2p=b"z" * 32).ok()
     seat = run.members.seats[0]
     # past assignments are computed from these: they stay until the epoch ends
-    assert (seat.state, seat.pending, seat.weight, seat.tier) == (MemberState.WITHDRAWN, True, 10, 0)
+    assert (seat.state, seat.pending, seat.weight, seat.tier) == (
+        MemberState.WITHDRAWN,
+        True,
+        10,
+        0,
+    )
 
 
 def test_a_stateless_member_leaves_the_running_epoch_and_the_finishers(run: Scenario) -> None:

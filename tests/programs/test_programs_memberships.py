@@ -1,4 +1,6 @@
-"""What a run keeps of a wallet: rent and bond, which make a seat cost something, points that outlast it, and bars."""
+"""What a run keeps of a wallet: rent and bond, which make a seat cost something, points that
+outlast it, and bars.
+"""
 
 from typing import Any
 
@@ -15,7 +17,14 @@ from programs.scenario import SCHEMA, Scenario, member
 
 BOND = 50_000_000
 INCINERATOR = Pubkey.from_string("1nc1nerator11111111111111111111111111111111")
-JOIN = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+JOIN = {
+    "p2p": b"p" * 32,
+    "tier": 0,
+    "weight": 1,
+    "schema_hash": SCHEMA,
+    "client_version": "",
+    "stateless": False,
+}
 
 
 @pytest.fixture
@@ -137,7 +146,9 @@ def rent_of(run: Scenario, index: int) -> int:
 
 def test_lamports_at_its_address_keep_no_wallet_from_enrolling(bonded: Scenario) -> None:
     gift = transfer(
-        TransferParams(from_pubkey=bonded.world.payer.pubkey(), to_pubkey=key(bonded, 0), lamports=1_000_000)
+        TransferParams(
+            from_pubkey=bonded.world.payer.pubkey(), to_pubkey=key(bonded, 0), lamports=1_000_000
+        )
     )
     bonded.world.send(gift).ok()
     bonded.join(0).ok()
@@ -146,7 +157,9 @@ def test_lamports_at_its_address_keep_no_wallet_from_enrolling(bonded: Scenario)
 
 # ---- when it comes back
 def test_a_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
-    """The exploit: leave right after a false result, and be gone with the bond before anybody has looked at it."""
+    """The exploit: leave right after a false result, and be gone with the bond before anybody has
+    looked at it.
+    """
     bonded.join(5).ok()
     withdraw(bonded, 5).refused("StillBound")  # it waits
     bonded.by(5, "leave_run").ok()
@@ -168,7 +181,11 @@ def test_the_bond_of_who_is_convicted_after_it_left_is_destroyed(bonded: Scenari
     bonded.by(LIAR, "leave_run").ok()
     convict(bonded)
     end_epoch(bonded)
-    before, burnt, owner = held(bonded, LIAR), bonded.world.lamports(INCINERATOR), bonded.authority.pubkey()
+    before, burnt, owner = (
+        held(bonded, LIAR),
+        bonded.world.lamports(INCINERATOR),
+        bonded.authority.pubkey(),
+    )
     owned, returned = bonded.world.lamports(owner), rent(bonded)
     withdraw(bonded, LIAR).ok()
     assert held(bonded, LIAR) - before == returned
@@ -201,7 +218,8 @@ def test_who_was_ejected_loses_its_place_in_the_line_and_pays_again(bonded: Scen
     assert bonded.members.pending == 0
     bonded.join(LIAR).refused("BondTooLow")
     bonded.enroll(LIAR).ok()
-    bonded.join(LIAR).refused("BondTooLow")  # what it lost is not written down before, so it had not paid again
+    # what it lost is not written down before, so it had not paid again
+    bonded.join(LIAR).refused("BondTooLow")
     bonded.settle(LIAR).ok()
     bonded.enroll(LIAR).ok()
     bonded.join(LIAR).ok()
@@ -250,7 +268,12 @@ def test_points_survive_the_loss_of_a_seat(bonded: Scenario) -> None:
     bonded.join(0).ok()
     found = bonded.membership(3)
     assert found is not None
-    assert (found.points, found.slashed, bonded.seat_of(0), bonded.members.seats[0].points) == (70, 7, 0, 0)
+    assert (found.points, found.slashed, bonded.seat_of(0), bonded.members.seats[0].points) == (
+        70,
+        7,
+        0,
+        0,
+    )
     bonded.by(0, "leave_run").ok()
     withdraw(bonded, 0).ok()
     bonded.join(3).ok()
@@ -309,7 +332,9 @@ def test_what_was_delivered_of_what_was_due_is_written_down(world: World) -> Non
         silent = run.seat_of(2)
         while run.run.state.training:
             for index in run.elected():
-                run.witness(index, run.run.current.roster & ~(1 << silent if run.run.current.height else 0)).ok()
+                run.witness(
+                    index, run.run.current.roster & ~(1 << silent if run.run.current.height else 0)
+                ).ok()
         for _ in range(2):  # counted once
             run.settle(0).ok()
             run.settle(2).ok()
@@ -341,7 +366,9 @@ def test_member_of_an_abandoned_attempt_owes_nothing(world: World) -> None:
 
 
 # ---- a run that ends
-def test_a_closed_run_owes_its_members_their_bonds_and_the_ejected_nothing(bonded: Scenario) -> None:
+def test_a_closed_run_owes_its_members_their_bonds_and_the_ejected_nothing(
+    bonded: Scenario,
+) -> None:
     begin(bonded)
     convict(bonded)
     end_epoch(bonded)
@@ -358,7 +385,9 @@ def test_a_closed_run_owes_its_members_their_bonds_and_the_ejected_nothing(bonde
         assert held(bonded, index) - before == cost + (0 if index == LIAR else BOND)
 
 
-def test_another_run_of_the_same_name_has_nothing_to_do_with_the_first_ones_members(bonded: Scenario) -> None:
+def test_another_run_of_the_same_name_has_nothing_to_do_with_the_first_ones_members(
+    bonded: Scenario,
+) -> None:
     bonded.join(0).ok()
     kick(bonded, 4, barred=True).ok()
     old, created = key(bonded, 0), bonded.run.created
@@ -370,7 +399,9 @@ def test_another_run_of_the_same_name_has_nothing_to_do_with_the_first_ones_memb
     bonded.owner("set_paused", False).ok()
     assert bonded.run.created > created
     assert key(bonded, 0) != old
-    bonded.by(0, "join_run", JOIN, accounts={"membership": old, "evicted": old}).refused("WrongMembership")
+    bonded.by(0, "join_run", JOIN, accounts={"membership": old, "evicted": old}).refused(
+        "WrongMembership"
+    )
     bonded.join(0).ok()
     bonded.join(4).ok()
     members = bonded.members
@@ -406,7 +437,9 @@ def test_a_bar_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) 
     fill(bonded, but=0)
     bonded.join(3).ok()  # it loses its seat
     bonded.by(3, "leave_run").ok()
-    bonded.by(0, "join_run", JOIN, accounts=bonded.losing(bytes(member(3).pubkey()))).refused("Barred")
+    bonded.by(0, "join_run", JOIN, accounts=bonded.losing(bytes(member(3).pubkey()))).refused(
+        "Barred"
+    )
     before = held(bonded, 0)
     withdraw(bonded, 0).ok()
     assert held(bonded, 0) - before == BOND
@@ -431,7 +464,9 @@ def test_the_rent_of_a_bar_that_a_closed_run_left_goes_to_who_paid_it(bonded: Sc
 
 
 # ---- forged accounts
-def test_only_the_owner_of_a_membership_withdraws_it_and_only_to_the_right_places(bonded: Scenario) -> None:
+def test_only_the_owner_of_a_membership_withdraws_it_and_only_to_the_right_places(
+    bonded: Scenario,
+) -> None:
     bonded.join(0).ok()
     bonded.by(0, "leave_run").ok()
     bonded.enroll(1).ok()
@@ -442,7 +477,9 @@ def test_only_the_owner_of_a_membership_withdraws_it_and_only_to_the_right_place
     alien = Keypair().pubkey()
     bonded.world.put(alien, bonded.world.data(own), owner=Pubkey.from_string("E" * 44))
     before = bonded.world.data(own), bonded.world.lamports(own)
-    withdraw(bonded, 1, accounts={"membership": own, "sponsor": member(0).pubkey()}).refused("NotOwnMembership")
+    withdraw(bonded, 1, accounts={"membership": own, "sponsor": member(0).pubkey()}).refused(
+        "NotOwnMembership"
+    )
     for accounts, refusal in (
         ({"sponsor": member(1).pubkey()}, "WrongSponsor"),
         ({"incinerator": member(1).pubkey()}, "WrongIncinerator"),
@@ -456,7 +493,9 @@ def test_only_the_owner_of_a_membership_withdraws_it_and_only_to_the_right_place
     ):
         found = withdraw(bonded, 0, accounts=accounts).error
         assert found == refusal, f"{accounts}: {found}"
-    unsigned = bonded.instruction("withdraw", accounts={"user": member(0).pubkey()}, flags={"user": (False, True)})
+    unsigned = bonded.instruction(
+        "withdraw", accounts={"user": member(0).pubkey()}, flags={"user": (False, True)}
+    )
     assert bonded.world.send(unsigned).error == "MissingRequiredSignature"
     for name in ("run", "members", "membership", "incinerator"):
         assert withdraw(bonded, 0, flags={name: (False, False)}).error == "ConstraintMut", name
@@ -481,12 +520,16 @@ def test_nobody_joins_with_anothers_membership(bonded: Scenario) -> None:
         (other.accounts["members"], "InvalidAccountData"),
     ):
         for name, args in (("join_run", [JOIN]), ("enroll", [BOND])):
-            found = bonded.by(0, name, *args, accounts={"membership": wrong, "evicted": wrong}).error
+            found = bonded.by(
+                0, name, *args, accounts={"membership": wrong, "evicted": wrong}
+            ).error
             if name == "enroll" and wrong == alien:
                 refusal = "InvalidSeeds"  # it would be created
             assert found == refusal, f"{name}: {found}"
     for name, args in (("join_run", [JOIN]), ("enroll", [BOND])):
-        assert bonded.by(0, name, *args, flags={"membership": (False, False), "evicted": (False, False)}).error in (
+        assert bonded.by(
+            0, name, *args, flags={"membership": (False, False), "evicted": (False, False)}
+        ).error in (
             "ConstraintMut",
             "ConstraintDuplicateMut",
         )
@@ -501,7 +544,9 @@ def test_settling_takes_the_membership_of_this_run(bonded: Scenario) -> None:
     forged = Keypair().pubkey()
     bonded.world.put(forged, bonded.world.data(key(bonded, 0)))
     for wrong, refusal in ((key(other, 0), "WrongMembership"), (forged, "InvalidSeeds")):
-        bonded.world.send(bonded.instruction("settle", accounts={"membership": wrong})).refused(refusal)
+        bonded.world.send(bonded.instruction("settle", accounts={"membership": wrong})).refused(
+            refusal
+        )
     bonded.enroll(1).ok()
     bonded.settle(1).refused("NotAMember")
     wrong = {"membership": key(bonded, 0), "incinerator": member(5).pubkey()}

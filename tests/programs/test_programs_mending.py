@@ -24,13 +24,22 @@ def epoch(run: Scenario, number: int) -> None:
     run.finish_rounds()
     for index in range(3):
         run.attest(index, hashes(number)).ok()
-    place = {"kind": 2, "repo": f"step{run.run.trained_steps}", "revision": "", "hashes": list(hashes(number).values())}
+    place = {
+        "kind": 2,
+        "repo": f"step{run.run.trained_steps}",
+        "revision": "",
+        "hashes": list(hashes(number).values()),
+    }
     run.by(0, "checkpoint", place).ok()
     assert run.run.state in (RunState.WAITING_FOR_MEMBERS, RunState.FINISHED)
 
 
 def repos(run: Scenario) -> list[str]:
-    return [one.checkpoint.repo for one in run.model.recorded if one.checkpoint.kind is not CheckpointKind.NONE]
+    return [
+        one.checkpoint.repo
+        for one in run.model.recorded
+        if one.checkpoint.kind is not CheckpointKind.NONE
+    ]
 
 
 def kick(run: Scenario, index: int, barred: bool, signer: Keypair | None = None) -> Outcome:
@@ -98,9 +107,17 @@ def test_a_run_goes_back_to_a_recorded_checkpoint_and_forth_again(run: Scenario)
     run.owner("rewind", 1, 6).ok()
     state, model = run.run, run.model
     assert (state.trained_steps, state.data_index, state.epoch) == (5, 5 * 48, epochs)
-    assert (state.model_source, state.finishers, state.cold_start) == (ModelSource.CHECKPOINT, 0, True)
+    assert (state.model_source, state.finishers, state.cold_start) == (
+        ModelSource.CHECKPOINT,
+        0,
+        True,
+    )
     assert (state.level_hashes, state.levels_attested & 0b111) == (tuple(hashes(0).values()), 0b111)
-    assert (model.checkpoint.repo, model.checkpoint_step, model.checkpoint_data_index) == ("step5", 6, 240)
+    assert (model.checkpoint.repo, model.checkpoint_step, model.checkpoint_data_index) == (
+        "step5",
+        6,
+        240,
+    )
     assert repos(run) == ["step5", "step10", "checkpoints/start"]
     run.owner("rewind", 1, 11).ok()  # it was a mistake
     assert (run.run.trained_steps, run.run.data_index, repos(run)[0]) == (10, 480, "step10")
@@ -122,7 +139,11 @@ def test_the_present_checkpoint_can_be_gone_back_to(run: Scenario) -> None:
     run.tick().ok()
     assert (run.run.state, run.run.trained_steps > 5) == (RunState.PAUSED, True)
     run.owner("rewind", 0, 6).ok()
-    assert (run.run.trained_steps, run.run.data_index, run.run.model_source) == (5, 240, ModelSource.CHECKPOINT)
+    assert (run.run.trained_steps, run.run.data_index, run.run.model_source) == (
+        5,
+        240,
+        ModelSource.CHECKPOINT,
+    )
 
 
 @pytest.mark.parametrize(("place", "step"), [(0, 5), (1, 11), (3, 0), (4, 0), (255, 6)])
@@ -136,7 +157,9 @@ def test_only_what_is_recorded_can_be_gone_back_to(run: Scenario, place: int, st
 
 
 def test_a_bad_place_leaves_the_good_ones_before_it_recorded(run: Scenario) -> None:
-    """A member that names a place that does not exist, with the right hashes, pushes out nothing but the oldest."""
+    """A member that names a place that does not exist, with the right hashes, pushes out nothing
+    but the oldest.
+    """
     for number in range(4):
         epoch(run, number)
     assert repos(run) == ["step20", "step15", "step10", "step5"]
@@ -147,7 +170,8 @@ def test_what_waits_to_be_done_again_is_not_in_a_checkpoint(run: Scenario) -> No
     run.train([0, 1, 2])
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
-        run.everyone_witnesses(participation=judged.roster & 0b011 if judged else 0)  # the third one's shares wait
+        # the third one's shares wait
+        run.everyone_witnesses(participation=judged.roster & 0b011 if judged else 0)
     waiting = min(one.start for one in run.backlog)
     for index in range(2):
         run.attest(index, hashes(0)).ok()
@@ -262,7 +286,9 @@ def name(run: Scenario, index: int, repo: str, kind: int = 2) -> Outcome:
 
 
 def test_being_fast_does_not_make_a_place_the_runs_checkpoint(run: Scenario) -> None:
-    """The last in turn names a place that does not exist, with the right hashes, before anybody else."""
+    """The last in turn names a place that does not exist, with the right hashes, before anybody
+    else.
+    """
     order = holders(run)
     name(run, order[-1], "bad").ok()
     name(run, order[2], "good").ok()
@@ -270,10 +296,13 @@ def test_being_fast_does_not_make_a_place_the_runs_checkpoint(run: Scenario) -> 
     name(run, order[-1], "bad").refused("CheckpointNotNewer")
     name(run, order[3], "worse").refused("CheckpointNotNewer")
     name(run, order[0], "best").ok()
-    assert repos(run) == ["best", "good", "checkpoints/start"]  # of one step two are kept: no other is pushed out
+    # of one step two are kept: no other is pushed out
+    assert repos(run) == ["best", "good", "checkpoints/start"]
     place = {"kind": 2, "repo": "owner", "revision": "", "hashes": list(hashes(0).values())}
     keys = {"user": run.authority.pubkey()}
-    run.world.send(run.instruction("checkpoint", place, accounts=keys), signers=[run.authority]).ok()
+    run.world.send(
+        run.instruction("checkpoint", place, accounts=keys), signers=[run.authority]
+    ).ok()
     name(run, order[0], "again").refused("CheckpointNotNewer")
     assert repos(run) == ["owner", "best", "checkpoints/start"]
 
@@ -290,7 +319,9 @@ def test_turns_end_with_the_next_epoch(run: Scenario) -> None:
 
 
 def test_directory_is_named_after_a_false_name_on_the_hub(run: Scenario) -> None:
-    """In a run of directories a member names a repository that does not exist. The others have no Hub account."""
+    """In a run of directories a member names a repository that does not exist. The others have no
+    Hub account.
+    """
     order = holders(run)
     name(run, order[1], "no/model", kind=1).ok()
     name(run, order[0], "good").ok()
@@ -298,7 +329,9 @@ def test_directory_is_named_after_a_false_name_on_the_hub(run: Scenario) -> None
 
 
 def test_directory_replaces_hub_place_older_than_last_epoch(run: Scenario) -> None:
-    """A run on the Hub, whose last name there is false. Nobody has named the model of the epoch before the last one."""
+    """A run on the Hub, whose last name there is false. Nobody has named the model of the epoch
+    before the last one.
+    """
     epoch(run, 0)
     record = run.world.record("Model", "test")
     record["checkpoint"]["kind"] = CheckpointKind.HUB

@@ -1,4 +1,6 @@
-"""A run without overlap: a round's own witnesses attest its results, it settles itself, and an epoch needs no drain."""
+"""A run without overlap: a round's own witnesses attest its results, it settles itself, and an
+epoch needs no drain.
+"""
 
 import pytest
 
@@ -54,7 +56,11 @@ def test_what_no_quorum_holds_is_trained_again_in_the_next_round(run: Scenario) 
     redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
     assert state.current.redone == shares[2].len == 16
     assert (state.rounds[0].attested, state.current.redo) == (0b011, redo)
-    assert (run.backlog, state.backlog, state.data_index) == (left.intervals, left.waiting, 2 * 48 - 16)
+    assert (run.backlog, state.backlog, state.data_index) == (
+        left.intervals,
+        left.waiting,
+        2 * 48 - 16,
+    )
 
 
 def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None:
@@ -86,14 +92,21 @@ def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
         (ExitReason.TOTAL_STEPS, {"total_steps": 2}),
     ],
 )
-def test_an_epoch_ends_without_a_drain_round(world: World, reason: ExitReason, config: dict[str, int]) -> None:
+def test_an_epoch_ends_without_a_drain_round(
+    world: World, reason: ExitReason, config: dict[str, int]
+) -> None:
     run = Scenario(world).start(overlap=0, **config).train([0, 1, 2])
     run.everyone_witnesses()
     world.advance(2)
     run.everyone_witnesses()
     state = run.run
     assert (state.state, state.exit_reason, state.draining) == (RunState.COOLDOWN, reason, False)
-    assert (state.current.height, state.current.attested, state.step, state.data_index) == (1, ALL, 3, 96)
+    assert (state.current.height, state.current.attested, state.step, state.data_index) == (
+        1,
+        ALL,
+        3,
+        96,
+    )
     assert state.backlog == 0
 
 
@@ -117,11 +130,20 @@ def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> N
     run.witness(0).ok()
     _time_up(run)
     state = run.run
-    assert (state.state, state.exit_reason, state.current.height) == (RunState.COOLDOWN, ExitReason.QUORUM_MISSING, 1)
-    assert (state.current.attested, [(one.start, one.len) for one in run.backlog]) == (0, [(48, 48)])
+    assert (state.state, state.exit_reason, state.current.height) == (
+        RunState.COOLDOWN,
+        ExitReason.QUORUM_MISSING,
+        1,
+    )
+    assert (state.current.attested, [(one.start, one.len) for one in run.backlog]) == (
+        0,
+        [(48, 48)],
+    )
 
 
-def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(run: Scenario) -> None:
+def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(
+    run: Scenario,
+) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.everyone_witnesses()
     _time_up(run)
@@ -153,11 +175,15 @@ def test_who_stays_to_the_last_round_is_paid(world: World) -> None:
     assert [seat.points for seat in run.members.seats[:3]] == [100, 100, 100]
 
 
-@pytest.mark.parametrize(("overlap", "rounds", "changed"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)])
+@pytest.mark.parametrize(
+    ("overlap", "rounds", "changed"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)]
+)
 def test_a_level_may_have_changed_once_its_holder_has_applied_results(
     world: World, overlap: int, rounds: int, changed: int
 ) -> None:
-    """The only holder of level 0 leaves after some rounds: results of round 0 are applied in round 1, or in round 2."""
+    """The only holder of level 0 leaves after some rounds: results of round 0 are applied in round
+    1, or in round 2.
+    """
     run = Scenario(world).start(overlap=overlap, rounds_per_epoch=4)
     for index in range(3):
         run.join(index, tier=index).ok()
@@ -181,7 +207,8 @@ def test_verdicts_about_the_last_round_are_taken_in_cooldown(world: World) -> No
     roles = committee.roles(last, 50)
     verifiers = [seat for seat, role in roles.items() if role is Committee.VERIFIER]
     target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
-    run.by(verifiers[0], "verify", verifiers[0], last.height, target, True).refused("StaleHeight")  # it is not due yet
+    # it is not due yet
+    run.by(verifiers[0], "verify", verifiers[0], last.height, target, True).refused("StaleHeight")
     run.everyone_witnesses()
     assert run.run.state is RunState.COOLDOWN
     for seat in verifiers:

@@ -1,4 +1,6 @@
-"""The owner's instructions: creating, growing, configuring, pausing and closing a run, with every refusal."""
+"""The owner's instructions: creating, growing, configuring, pausing and closing a run, with every
+refusal.
+"""
 
 from typing import Any
 
@@ -83,7 +85,11 @@ def test_update_stores_every_part(world: World) -> None:
     progress = {"epoch": 3, "step": 5, "data_index": 77}
     scenario.update(metadata=about, progress=progress).ok()
     run, model = scenario.run, scenario.model
-    assert (run.config.epoch_time, run.config.verification_percent, run.config.max_seq_len) == (600, 10, 128)
+    assert (run.config.epoch_time, run.config.verification_percent, run.config.max_seq_len) == (
+        600,
+        10,
+        128,
+    )
     assert (run.epoch, run.step, run.data_index, run.levels) == (3, 5, 77, 3)
     assert (model.metadata.name, model.metadata.description) == ("N" * 64, "D" * 280)
     assert (model.schema_hash, model.tiers, model.tier_widths) == (SCHEMA, 3, (256, 128, 64))
@@ -139,7 +145,11 @@ def test_a_waiting_run_pauses_at_once_and_forgets_who_waits(run: Scenario) -> No
 def test_rates_apply_from_the_next_epoch_on(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, None).ok()
     run.owner("set_future_epoch_rates", None, 7).ok()
-    assert (run.run.future_earning_rate, run.run.future_slashing_rate, run.run.earning_rate) == (300, 7, 0)
+    assert (run.run.future_earning_rate, run.run.future_slashing_rate, run.run.earning_rate) == (
+        300,
+        7,
+        0,
+    )
     run.warm_up([0, 1, 2])
     assert (run.run.earning_rate, run.run.slashing_rate) == (300, 7)
 
@@ -156,20 +166,44 @@ def test_a_new_checkpoint_or_schema_forgets_the_old_hashes(run: Scenario) -> Non
     run.world.store("Model", "test", model)
     run.world.store("Run", "test", state)
     run.update(model=model_params(), use_durable=True).ok()  # the same checkpoint
-    assert (run.run.levels_attested, run.run.attested_step, run.run.level_hashes[0]) == (7, 50, b"h" * 32)
+    assert (run.run.levels_attested, run.run.attested_step, run.run.level_hashes[0]) == (
+        7,
+        50,
+        b"h" * 32,
+    )
     run.update(progress={"epoch": 0, "step": 40, "data_index": 0}).ok()
     assert (run.model.checkpoint_step, run.run.attested_step) == (39, 40)
     run.update(model=_other_checkpoint(), use_durable=True).ok()
-    assert (run.run.levels_attested, run.model.checkpoint_step, run.model.checkpoint_hashes[0]) == (0, 0, bytes(32))
+    assert (run.run.levels_attested, run.model.checkpoint_step, run.model.checkpoint_hashes[0]) == (
+        0,
+        0,
+        bytes(32),
+    )
     run.world.store("Model", "test", model)
     run.update(schema={"hash": b"s" * 32, "tier_widths": [8, 4]}).ok()
-    assert (run.run.levels, run.run.levels_attested, run.model.checkpoint_hashes) == (2, 0, (bytes(32),) * 2)
+    assert (run.run.levels, run.run.levels_attested, run.model.checkpoint_hashes) == (
+        2,
+        0,
+        (bytes(32),) * 2,
+    )
 
 
 def test_only_the_main_authority_owns_the_run(run: Scenario) -> None:
     stranger = Keypair()
-    empty = {"metadata": None, "config": None, "model": None, "schema": None, "progress": None, "use_durable": False}
-    calls = [("set_paused", [True]), ("update", [empty]), ("update_client_version", ["x"]), ("close_run", [])]
+    empty = {
+        "metadata": None,
+        "config": None,
+        "model": None,
+        "schema": None,
+        "progress": None,
+        "use_durable": False,
+    }
+    calls = [
+        ("set_paused", [True]),
+        ("update", [empty]),
+        ("update_client_version", ["x"]),
+        ("close_run", []),
+    ]
     for name, args in [*calls, ("set_future_epoch_rates", [1, 1])]:
         instruction = run.instruction(name, *args, accounts={"authority": stranger.pubkey()})
         run.world.send(instruction, signers=[stranger]).refused("NotMainAuthority")
@@ -200,7 +234,11 @@ def test_fewer_tiers_leave_nothing_of_those_before(world: World) -> None:
     record["checkpoint_hashes"][:] = bytes([7]) * 32
     world.store("Model", "test", record)
     scenario.update(schema={"hash": SCHEMA, "tier_widths": [256, 64]}).ok()
-    assert (scenario.model.tiers, scenario.model.tier_widths, scenario.run.levels) == (2, (256, 64), 2)
+    assert (scenario.model.tiers, scenario.model.tier_widths, scenario.run.levels) == (
+        2,
+        (256, 64),
+        2,
+    )
     assert not np.any(world.record("Model", "test")["tier_widths"][2:])
     assert not any(map(any, world.record("Model", "test")["checkpoint_hashes"][0]))
 
@@ -231,7 +269,9 @@ def test_two_runs_do_not_meet(world: World) -> None:
     first, second = Scenario(world, "one").start(), Scenario(world, "two")
     second.create().ok()
     second.configure().ok()
-    first.owner("set_paused", True, accounts={"members": address("members", "two")}).refused("InvalidSeeds")
+    first.owner("set_paused", True, accounts={"members": address("members", "two")}).refused(
+        "InvalidSeeds"
+    )
     second.owner("set_paused", False).ok()
     first.join(0).ok()
     assert (first.members.pending, second.members.pending) == (1, 0)

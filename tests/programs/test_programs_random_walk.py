@@ -1,4 +1,6 @@
-"""Random members, leaves, silences, drops and pauses: no sequence is ever trained twice, skipped or forgotten."""
+"""Random members, leaves, silences, drops and pauses: no sequence is ever trained twice, skipped or
+forgotten.
+"""
 
 import random
 from collections import Counter
@@ -30,7 +32,9 @@ class Walk:
     def settle(self, before: Run, after: Run) -> None:
         """If a round closed, books the attested shares of the round that it judged."""
         closing = before.current
-        closed = before.state.training and (after.current.height != closing.height or not after.state.training)
+        closed = before.state.training and (
+            after.current.height != closing.height or not after.state.training
+        )
         judged = before.round(before.config.judged(closing.height)) if closed else None
         if judged is None:
             return
@@ -58,7 +62,9 @@ class Walk:
             run.by(index, "leave_run")
         elif 0.86 <= choice < 0.89:
             closed = state.head - 1
-            missing = state.rounds[closed - state.config.overlap].roster & ~state.rounds[closed].attested
+            missing = (
+                state.rounds[closed - state.config.overlap].roster & ~state.rounds[closed].attested
+            )
             run.by(index, "health_check", run.names(bitmap.seats(missing)))
         elif 0.89 <= choice < 0.9 or (choice < 0.5 and state.halted):
             run.owner("set_paused", not state.halted)
@@ -74,7 +80,9 @@ class Walk:
         after = self.run.run
         self.settle(before, after)
         if after.data_index < before.data_index:  # the epoch was undone
-            self.trained = Counter({index: count for index, count in self.trained.items() if index < after.data_index})
+            self.trained = Counter(
+                {index: count for index, count in self.trained.items() if index < after.data_index}
+            )
         assert after.seq - before.seq in (0, 1)
         if after.epoch != before.epoch:
             self.epochs += 1
@@ -85,7 +93,9 @@ class Walk:
         """Between rounds every sequence handed out is trained once or waits."""
         waiting = Counter(index for one in self.run.backlog for index in range(one.start, one.stop))
         both = self.trained + waiting
-        assert max(both.values(), default=1) == 1, "a sequence is trained twice, or trained and waiting"
+        assert max(both.values(), default=1) == 1, (
+            "a sequence is trained twice, or trained and waiting"
+        )
         assert all(index < state.data_index for index in both)
         assert (len(both), state.lost_sequences) == (state.data_index, 0)
 

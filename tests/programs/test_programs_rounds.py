@@ -1,4 +1,6 @@
-"""Rounds: warm-up, witnesses, quorum, deadlines, untrained data, health checks and verdicts, with every refusal."""
+"""Rounds: warm-up, witnesses, quorum, deadlines, untrained data, health checks and verdicts, with
+every refusal.
+"""
 
 import numpy as np
 import pytest
@@ -53,7 +55,11 @@ def test_a_quorum_of_ready_witnesses_ends_the_warm_up(run: Scenario) -> None:
     run.by(0, "warmup_witness", 0).refused("DuplicateWitness")
     assert (run.run.state, run.run.rounds[0].attested) == (RunState.WARMUP, 1)
     run.by(2, "warmup_witness", 2).ok()
-    assert (run.run.state, run.run.current.attested, run.run.current.batch) == (RunState.ROUND_TRAIN, 0, 48)
+    assert (run.run.state, run.run.current.attested, run.run.current.batch) == (
+        RunState.ROUND_TRAIN,
+        0,
+        48,
+    )
 
 
 def test_only_elected_witnesses_count(world: World) -> None:
@@ -99,7 +105,12 @@ def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenari
     assert run.run.state is RunState.ROUND_WITNESS
     run.witness(2).ok()  # everybody: no grace is needed
     state = run.run
-    assert (state.state, state.current.height, state.step, state.head) == (RunState.ROUND_TRAIN, 1, 1, 1)
+    assert (state.state, state.current.height, state.step, state.head) == (
+        RunState.ROUND_TRAIN,
+        1,
+        1,
+        1,
+    )
     assert (first.data_index, state.current.data_index, state.data_index) == (0, 48, 96)
     run.witness(0).ok()
     run.witness(1).ok()
@@ -169,7 +180,11 @@ def test_untrained_data_is_trained_again(run: Scenario) -> None:
     assert state.rounds[1].attested == 0b011
     assert (current.redo, current.batch) == (redo, 48)
     assert current.redone == shares[2].len == 16
-    assert (run.backlog, state.backlog, state.data_index) == (left.intervals, left.waiting, 3 * 48 - 16)
+    assert (run.backlog, state.backlog, state.data_index) == (
+        left.intervals,
+        left.waiting,
+        3 * 48 - 16,
+    )
 
 
 def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
@@ -187,7 +202,8 @@ def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
     assert (seat.state, seat.exited_height) == (MemberState.DROPPED, 2)
     run.by(0, "health_check", run.names([2])).refused("NotUnhealthy")
     run.by(2, "health_check", run.names([2])).refused("SeatMismatch")
-    run.everyone_witnesses([0, 1])  # nobody else is left to attest: the round closes without a grace
+    # nobody else is left to attest: the round closes without a grace
+    run.everyone_witnesses([0, 1])
     assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
 
 
@@ -200,7 +216,11 @@ def test_witnesses_that_are_too_few_are_no_evidence(run: Scenario) -> None:
     run.tick().ok()
     run.world.advance(6)
     run.tick().ok()
-    assert (run.run.current.height, run.run.rounds[1].attestations, run.run.rounds[1].attested) == (2, 1, 0)
+    assert (run.run.current.height, run.run.rounds[1].attestations, run.run.rounds[1].attested) == (
+        2,
+        1,
+        0,
+    )
     run.by(1, "health_check", run.names([0, 2])).refused("NotUnhealthy")
 
 
@@ -212,7 +232,11 @@ def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
     assert run.run.state is RunState.ROUND_WITNESS
     run.world.advance(6)
     run.tick().ok()
-    assert (run.run.current.height, run.run.rounds[1].attestations, run.run.rounds[1].attested) == (2, 2, 0)
+    assert (run.run.current.height, run.run.rounds[1].attestations, run.run.rounds[1].attested) == (
+        2,
+        2,
+        0,
+    )
     run.by(1, "health_check", run.names([2])).refused("NotUnhealthy")
 
 
@@ -248,7 +272,9 @@ def test_a_round_without_a_witness_ends_the_epoch_and_loses_nothing(run: Scenari
         (ExitReason.TOTAL_STEPS, {"total_steps": 2}),
     ],
 )
-def test_an_epoch_ends_with_a_drain_round(world: World, reason: ExitReason, config: dict[str, int]) -> None:
+def test_an_epoch_ends_with_a_drain_round(
+    world: World, reason: ExitReason, config: dict[str, int]
+) -> None:
     run = Scenario(world).start(**config)
     run.train([0, 1, 2])
     run.everyone_witnesses()
@@ -259,7 +285,12 @@ def test_an_epoch_ends_with_a_drain_round(world: World, reason: ExitReason, conf
     assert (state.current.batch, state.current.height, state.data_index) == (0, 2, 96)
     run.everyone_witnesses()  # attests round 1, the last with data
     state = run.run
-    assert (state.state, state.current.attested, state.backlog, state.step) == (RunState.COOLDOWN, 0b111, 0, 3)
+    assert (state.state, state.current.attested, state.backlog, state.step) == (
+        RunState.COOLDOWN,
+        0b111,
+        0,
+        3,
+    )
 
 
 def test_an_epoch_ends_after_30_days_at_most(world: World) -> None:
@@ -290,7 +321,8 @@ def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
     run.tick().ok()
     state = run.run
     assert (state.exit_reason, state.draining) == (ExitReason.QUORUM_MISSING, True)
-    assert [(interval.start, interval.len) for interval in run.backlog] == [(0, 48)]  # one vote is no quorum
+    # one vote is no quorum
+    assert [(interval.start, interval.len) for interval in run.backlog] == [(0, 48)]
 
 
 def test_too_few_members_end_the_epoch(run: Scenario) -> None:
@@ -301,7 +333,11 @@ def test_too_few_members_end_the_epoch(run: Scenario) -> None:
     run.world.advance(6)
     run.tick().ok()
     state = run.run
-    assert (state.exit_reason, state.draining, state.next_roster) == (ExitReason.TOO_FEW_CLIENTS, True, 0b100)
+    assert (state.exit_reason, state.draining, state.next_roster) == (
+        ExitReason.TOO_FEW_CLIENTS,
+        True,
+        0b100,
+    )
 
 
 def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenario) -> None:
@@ -312,7 +348,10 @@ def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenar
     assert (run.run.current.elected, run.run.next_roster, run.run.draining) == (0, 0, True)
     run.world.advance(1)
     run.tick().ok()
-    assert (run.run.state, [(one.start, one.len) for one in run.backlog]) == (RunState.COOLDOWN, [(0, 48)])
+    assert (run.run.state, [(one.start, one.len) for one in run.backlog]) == (
+        RunState.COOLDOWN,
+        [(0, 48)],
+    )
     run.world.advance(31)
     run.tick().ok()
     assert (run.run.state, run.run.finishers) == (RunState.WAITING_FOR_MEMBERS, 0)

@@ -20,8 +20,9 @@ ACCOUNTS = ("run", "model", "members", "witnesses")
 
 
 class LastVoter:
-    """Ten of thirty members, one of whom votes last in round 0 if one of them is a witness. It tries whatever it can do
-    on a copy of the chain, and does what gives them most of the next round's four witnesses.
+    """Ten of thirty members, one of whom votes last in round 0 if one of them is a witness. It
+    tries whatever it can do on a copy of the chain, and does what gives them most of the next
+    round's four witnesses.
     """
 
     def __init__(self, run: Scenario) -> None:
@@ -33,7 +34,11 @@ class LastVoter:
     def choices(self, last: int) -> Iterator[Callable[[], None]]:
         """Vote now or some slots later, and let up to five of the others leave first."""
         others = [index for index in EVIL if index != last]
-        yield from (partial(self.vote, last, slots, others[:leave]) for slots in range(4) for leave in range(6))
+        yield from (
+            partial(self.vote, last, slots, others[:leave])
+            for slots in range(4)
+            for leave in range(6)
+        )
 
     def vote(self, last: int, slots: int, leave: Sequence[int]) -> None:
         for index in leave:
@@ -78,12 +83,16 @@ class LastVoter:
         self.run.tick().ok()
 
 
-@pytest.mark.parametrize(("epochs", "most"), [(8, 3), pytest.param(80, 16, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("epochs", "most"), [(8, 3), pytest.param(80, 16, marks=pytest.mark.nightly)]
+)
 def test_the_last_voter_gains_nothing_by_what_it_chooses(epochs: int, most: int) -> None:
-    """Ten of thirty are three or more of four witnesses with a chance of 9.5 % (of independent draws, 11.1 %). By
-    choosing among 24 rosters and moments they were it in 51 of 80 epochs.
+    """Ten of thirty are three or more of four witnesses with a chance of 9.5 % (of independent
+    draws, 11.1 %). By choosing among 24 rosters and moments they were it in 51 of 80 epochs.
     """
-    run = Scenario(World()).start(init_min_clients=30, min_clients=12, witness_nodes=4, rounds_per_epoch=2)
+    run = Scenario(World()).start(
+        init_min_clients=30, min_clients=12, witness_nodes=4, rounds_per_epoch=2
+    )
     attack = LastVoter(run)
     for _ in range(epochs):
         attack.play()
@@ -147,7 +156,11 @@ def test_no_round_closes_before_the_next_ones_seed_can_be_drawn(world: World) ->
     world.advance(1, 0)
     for index in range(3):
         run.witness(index).ok()
-    assert (run.run.current.height, run.run.current.attestations, run.run.seed_is_drawn) == (0, 3, False)
+    assert (run.run.current.height, run.run.current.attestations, run.run.seed_is_drawn) == (
+        0,
+        3,
+        False,
+    )
     world.advance(0, run.run.seed_slot - world.slot)
     run.tick().refused("NothingToTick")  # that slot is not over
     world.advance(0, 1)
@@ -182,7 +195,8 @@ def test_a_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
     named = run.run.round_id
     run.by(0, "warmup_witness", 0).refused("StaleHeight")
     world.advance(40, 0)
-    run.tick().refused("NothingToTick")  # its time is up, but there is no seed to begin the first round with
+    # its time is up, but there is no seed to begin the first round with
+    run.tick().refused("NothingToTick")
     world.advance(0)
     run.tick().ok()
     assert run.run.round_id != named
@@ -190,9 +204,15 @@ def test_a_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
 
 
 def test_who_leaves_moves_nobody_else(world: World) -> None:
-    """Neither the order of witnesses, nor that of the committee or of the data: only its own place becomes free."""
+    """Neither the order of witnesses, nor that of the committee or of the data: only its own place
+    becomes free.
+    """
     run = Scenario(world).start(
-        init_min_clients=9, witness_nodes=3, min_clients=3, verification_percent=34, rounds_per_epoch=9
+        init_min_clients=9,
+        witness_nodes=3,
+        min_clients=3,
+        verification_percent=34,
+        rounds_per_epoch=9,
     )
     run.train(range(9))
     for gone in (4, 7):
@@ -206,7 +226,9 @@ def test_who_leaves_moves_nobody_else(world: World) -> None:
     in_order = [seat for seat in committee.ordered(header, committee.WITNESS) if seat not in (4, 7)]
     assert run.elected() == in_order[:3]
     shares = assignment.assign(header, run.members, 34)
-    assert list(shares) == [seat for seat in committee.ordered(header, committee.DATA) if seat not in (4, 7)]
+    assert list(shares) == [
+        seat for seat in committee.ordered(header, committee.DATA) if seat not in (4, 7)
+    ]
     assert sum(share.len for share in shares.values()) == header.batch
     assert set(bitmap.seats(header.roster)) == set(shares)
 

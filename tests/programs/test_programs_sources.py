@@ -1,4 +1,6 @@
-"""What honest members built is not thrown away by wallets that wait: sources, finishers, and the seats of members."""
+"""What honest members built is not thrown away by wallets that wait: sources, finishers, and the
+seats of members.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +26,10 @@ def trained(world: World, founders: Sequence[int] = HONEST, **config: int) -> Sc
         run.attest(index, HASHES).ok()
     run.world.advance(31)
     run.tick().ok()
-    assert (run.run.model_source, run.run.finishers) == (ModelSource.PEERS, bitmap.from_seats(founders))
+    assert (run.run.model_source, run.run.finishers) == (
+        ModelSource.PEERS,
+        bitmap.from_seats(founders),
+    )
     return run
 
 
@@ -50,8 +55,20 @@ def strangers_begin(run: Scenario, wait: int = HOLDERS_WAIT) -> None:
 def known(run: Scenario) -> tuple[object, ...]:
     """What the run knows of its model."""
     state = run.run
-    hashes = state.level_hashes, state.levels_attested & 0b111, state.attested_step, state.attested_data_index
-    return (*hashes, state.model_source, state.finishers, state.levels_lost, state.step, state.data_index)
+    hashes = (
+        state.level_hashes,
+        state.levels_attested & 0b111,
+        state.attested_step,
+        state.attested_data_index,
+    )
+    return (
+        *hashes,
+        state.model_source,
+        state.finishers,
+        state.levels_lost,
+        state.step,
+        state.data_index,
+    )
 
 
 def rounds_pass(run: Scenario, sender: int) -> None:
@@ -119,13 +136,16 @@ def test_seat_of_awaited_finisher_is_never_given_away(world: World) -> None:
     record["seats"][0]["pending"][7] = 1  # one is back that is not established
     run.world.store("Members", "test", record)
     run.join(50).refused("MembersFull")
-    record["seats"][0]["pending"][0] = 1  # an established one is back, and the time of the others is over
+    # an established one is back, and the time of the others is over
+    record["seats"][0]["pending"][0] = 1
     run.world.store("Members", "test", record)
     run.join(50).ok()
 
 
 def test_seat_of_established_is_kept_for_a_day(world: World) -> None:
-    """256 wallets that wait would else take the seats of members that are cut off, and begin without them."""
+    """256 wallets that wait would else take the seats of members that are cut off, and begin
+    without them.
+    """
     run = trained(world)
     place = {"kind": 2, "repo": "team/model", "revision": "", "hashes": list(HASHES.values())}
     run.by(HONEST[0], "checkpoint", place).ok()
@@ -167,7 +187,9 @@ def test_an_epoch_in_which_strangers_train_nothing_changes_nothing(world: World)
 
 
 def test_an_epoch_that_trains_nothing_takes_nobodys_claim(world: World) -> None:
-    """The exploit: one who had finished began with strangers before the others were back, trained nothing, and left."""
+    """The exploit: one who had finished began with strangers before the others were back, trained
+    nothing, and left.
+    """
     run = trained(world)
     before = known(run)
     for index in (HONEST[0], *STRANGERS):
@@ -229,7 +251,9 @@ def test_one_newcomers_results_continue_a_lost_model(world: World) -> None:
     assert run.run.lost_sequences == 0
 
 
-@pytest.mark.parametrize("model", ["in a checkpoint", "lost", "with finishers that delivered nothing"])
+@pytest.mark.parametrize(
+    "model", ["in a checkpoint", "lost", "with finishers that delivered nothing"]
+)
 def test_newcomers_alone_wait_a_day(world: World, model: str) -> None:
     """All members are cut off. Newcomers would train, and their hashes would replace the run's."""
     run = trained_and_lost(world) if model == "lost" else trained(world)
@@ -280,7 +304,9 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "stands"), [(1, False), (3, True)])
-def test_epoch_whose_judge_leaves_stands_if_it_judged(world: World, rounds: int, stands: bool) -> None:
+def test_epoch_whose_judge_leaves_stands_if_it_judged(
+    world: World, rounds: int, stands: bool
+) -> None:
     """It ends the wait of newcomers that begin from an older model, and leaves in their rounds.
     Before it has judged one of them, nobody could attest what they train.
     """
@@ -332,7 +358,13 @@ def test_epoch_from_older_model_stands_if_established_delivers(
         height = run.run.current.height
         judged = run.run.round(run.run.config.judged(height))
         for index in (*newcomers, *established) if stands else newcomers:
-            seen = judged.roster & ~(lacking * (index % 2)) if judged and stands else seats if judged else 0
+            seen = (
+                judged.roster & ~(lacking * (index % 2))
+                if judged and stands
+                else seats
+                if judged
+                else 0
+            )
             if run.run.state.training and run.run.current.height == height:
                 run.witness(index, seen).ok()
         for seconds in (21, 6):
@@ -350,14 +382,18 @@ def test_epoch_from_older_model_stands_if_established_delivers(
 
 
 def test_established_members_wait_a_day_for_the_only_finisher(world: World) -> None:
-    """A level is in no checkpoint, and only one wallet holds it. It must not stop the run by leaving."""
+    """A level is in no checkpoint, and only one wallet holds it. It must not stop the run by
+    leaving.
+    """
     run = trained(world)
     set_finishers(run, HONEST[2:])
     for index in (*HONEST[:2], *STRANGERS):
         run.join(index).ok()
     before = known(run)
     assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
-    assert any("24 hours" in one for one in standing(run.run, run.model, run.members, world.now).waits)
+    assert any(
+        "24 hours" in one for one in standing(run.run, run.model, run.members, world.now).waits
+    )
     world.advance(HOLDERS_WAIT - 1)
     run.tick(10).refused("NothingToTick")
     world.advance(1)
@@ -378,17 +414,25 @@ def test_finishers_without_a_word_begin_after_a_day(world: World) -> None:
     world.advance(HOLDERS_WAIT)
     run.tick(10).ok()
     found = run.run
-    assert (found.state, found.model_source, found.level_hashes) == (RunState.WARMUP, ModelSource.PEERS, hashes)
+    assert (found.state, found.model_source, found.level_hashes) == (
+        RunState.WARMUP,
+        ModelSource.PEERS,
+        hashes,
+    )
 
 
 def set_finishers(run: Scenario, members: Iterable[int]) -> None:
     record = run.world.record("Run", "test")
-    record["finishers"][0] = bitmap.to_bytes(bitmap.from_seats(run.seat_of(index) for index in members))
+    record["finishers"][0] = bitmap.to_bytes(
+        bitmap.from_seats(run.seat_of(index) for index in members)
+    )
     run.world.store("Run", "test", record)
 
 
 @pytest.mark.parametrize("newcomers", [3, 12])
-def test_newcomers_that_deliver_nothing_make_nobodys_work_void(world: World, newcomers: int) -> None:
+def test_newcomers_that_deliver_nothing_make_nobodys_work_void(
+    world: World, newcomers: int
+) -> None:
     """The exploit: established members begin again from the durable checkpoint, and more than a
     third of the members deliver nothing: whatever the others trained was undone at the end.
     """
@@ -457,7 +501,9 @@ def full(run: Scenario, **fields: int) -> None:
 
 @pytest.mark.parametrize("worth", [{"points": 7}, {"weight": 120}, {"last_epoch": 8}])
 def test_a_seat_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[str, int]) -> None:
-    """All wallets but one have points, have delivered, or were here lately; a newcomer takes that one's seat."""
+    """All wallets but one have points, have delivered, or were here lately; a newcomer takes that
+    one's seat.
+    """
     full(run, last_epoch=3)
     state = run.world.record("Run", "test")
     state["epoch"] = 9
@@ -490,8 +536,8 @@ def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: S
 
 
 def test_model_that_may_be_undone_is_not_a_checkpoint(world: World) -> None:
-    """One of two founders returns to a lost model, and newcomers outvote it. They attest a model and
-    name it at once, before their epoch is undone.
+    """One of two founders returns to a lost model, and newcomers outvote it. They attest a model
+    and name it at once, before their epoch is undone.
     """
     run = trained_and_lost(world, founders=range(2), init_min_clients=2)
     before = known(run)

@@ -15,8 +15,15 @@ from programs.scenario import Scenario
 FIVE = (0, 0, 1, 1, 2)
 
 
-def _epoch(run: Scenario, honest: dict[int, int], lacks: dict[int, tuple[int, ...]], silent: tuple[int, ...]) -> int:
-    """The steps of an epoch in which those who are silent or lack something are of tier 0, if they are not honest."""
+def _epoch(
+    run: Scenario,
+    honest: dict[int, int],
+    lacks: dict[int, tuple[int, ...]],
+    silent: tuple[int, ...],
+) -> int:
+    """The steps of an epoch in which those who are silent or lack something are of tier 0, if they
+    are not honest.
+    """
     before = run.run.step
     run.train_of(dict.fromkeys((*lacks, *silent), 0) | honest)
     while run.run.state.training:
@@ -35,13 +42,16 @@ def test_newcomers_that_are_silent_stop_nothing_however_many(world: World, walle
         assert run.members.established == bitmap.from_seats(honest)
 
 
-@pytest.mark.parametrize(("wallets", "lose"), [(2, ()), (3, ()), (4, (0, 1)), (6, (0, 1, 2, 3, 4))], ids=str)
+@pytest.mark.parametrize(
+    ("wallets", "lose"), [(2, ()), (3, ()), (4, (0, 1)), (6, (0, 1, 2, 3, 4))], ids=str
+)
 def test_who_refuses_everybody_takes_nobodys_word_before_they_are_most(
     world: World, wallets: int, lose: tuple[int, ...]
 ) -> None:
-    """They attest nobody's results but their own. In their first epoch nobody asks them; in the next, with more than a
-    third of those who delivered in it, only their results are applied. Words are taken by two thirds of a level's
-    holders, and by more than half of all: the limits that docs/security.md tells.
+    """They attest nobody's results but their own. In their first epoch nobody asks them; in the
+    next, with more than a third of those who delivered in it, only their results are applied. Words
+    are taken by two thirds of a level's holders, and by more than half of all: the limits that
+    docs/security.md tells.
     """
     run, honest = established(world, FIVE)
     liars = dict.fromkeys(range(len(FIVE), len(FIVE) + wallets), tuple(honest))
@@ -80,7 +90,9 @@ def test_newcomers_do_not_say_what_the_model_is_in_the_cooldown_of_their_first_e
 
 
 @pytest.mark.parametrize("left", [3, 2, 1])
-def test_of_fewer_than_three_established_members_none_has_the_word_alone(world: World, left: int) -> None:
+def test_of_fewer_than_three_established_members_none_has_the_word_alone(
+    world: World, left: int
+) -> None:
     """The others begin again in the warm-up, as after a restart: then the newcomers witness."""
     run, honest = established(world, FIVE)
     newcomers = range(len(FIVE), 2 * len(FIVE))
@@ -112,10 +124,17 @@ def test_of_fewer_than_three_established_members_none_has_the_word_alone(world: 
     ],
 )
 def test_first_epoch_one_more_than_a_third_has_no_word_alone(
-    world: World, wallets: int, members: int, rounds: int, late: int, lie: str, first: str, overlap: int
+    world: World,
+    wallets: int,
+    members: int,
+    rounds: int,
+    late: int,
+    lie: str,
+    first: str,
+    overlap: int,
 ) -> None:
-    """The wallets attest nobody's results but their own, or make up the others'. So no other result has a quorum, also
-    while honest witnesses are late.
+    """The wallets attest nobody's results but their own, or make up the others'. So no other result
+    has a quorum, also while honest witnesses are late.
     """
     run = Scenario(world).start(rounds_per_epoch=rounds, overlap=overlap)
     honest, liars = range(members - wallets), range(members - wallets, members)
@@ -125,10 +144,16 @@ def test_first_epoch_one_more_than_a_third_has_no_word_alone(
         judged = run.run.round(run.run.current.height - overlap)
         roster = judged.roster if judged else 0
         results = {seat: bytes([seat + 1]) * 32 for seat in bitmap.seats(roster)}
-        for index in sorted(run.elected(), key=lambda one: (one in liars) is not (first == "wallets")):
+        for index in sorted(
+            run.elected(), key=lambda one: (one in liars) is not (first == "wallets")
+        ):
             made_up = {"none": None, "same": b"a" * 32, "different": bytes([100 + index]) * 32}[lie]
-            lies = {seat: made_up for seat in results if made_up and not bitmap.contains(theirs, seat)}
-            own = {seat: result for seat, result in results.items() if bitmap.contains(theirs, seat)}
+            lies = {
+                seat: made_up for seat in results if made_up and not bitmap.contains(theirs, seat)
+            }
+            own = {
+                seat: result for seat, result in results.items() if bitmap.contains(theirs, seat)
+            }
             if index >= late:
                 run.witness(index, None, own | lies if index in liars else results).ok()
         run.world.advance(run.run.config.max_round_train_time + 1 if late else 2)

@@ -1,4 +1,6 @@
-"""Epochs that newcomers could decide are undone, and finishers that hold the model are not passed over."""
+"""Epochs that newcomers could decide are undone, and finishers that hold the model are not passed
+over.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ FOUNDERS = {0: 0, 1: 0, 2: 1, 3: 0, 4: 2}
 NEWCOMERS = range(20, 24)
 
 
-def founded(world: World, tiers: Mapping[int, int], *, saved: bool = False, rounds: int = 4, **config: int) -> Scenario:
+def founded(
+    world: World, tiers: Mapping[int, int], *, saved: bool = False, rounds: int = 4, **config: int
+) -> Scenario:
     """A run whose members of these tiers have finished an epoch, and attested every level."""
     run = Scenario(world).start(rounds_per_epoch=rounds, **config)
     run.train_of(tiers)
@@ -30,12 +34,17 @@ def founded(world: World, tiers: Mapping[int, int], *, saved: bool = False, roun
     attest(run, tiers)
     if saved:
         run.by(
-            0, "checkpoint", {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
+            0,
+            "checkpoint",
+            {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())},
         ).ok()
     if run.run.state is RunState.COOLDOWN:
         world.advance(31)
         run.tick(min(tiers)).ok()
-    assert (run.run.levels_attested, run.members.established) == (0b111, bitmap.from_seats(range(len(tiers))))
+    assert (run.run.levels_attested, run.members.established) == (
+        0b111,
+        bitmap.from_seats(range(len(tiers))),
+    )
     return run
 
 
@@ -54,9 +63,12 @@ def begin(run: Scenario, sender: int) -> None:
     run.tick(sender).ok()
 
 
-def train(run: Scenario, sender: int, view: Callable[[int, int], int | None], drops: Iterable[int] = ()) -> None:
-    """All rounds. `view` says what a member records in a round of this height, None if it is silent. After each round
-    `sender` has the members of `drops` dropped, as far as the program takes that.
+def train(
+    run: Scenario, sender: int, view: Callable[[int, int], int | None], drops: Iterable[int] = ()
+) -> None:
+    """All rounds. `view` says what a member records in a round of this height, None if it is
+    silent. After each round `sender` has the members of `drops` dropped, as far as the program
+    takes that.
     """
     while run.run.state.training:
         height = run.run.current.height
@@ -82,7 +94,13 @@ def end(run: Scenario, sender: int) -> None:
 def known(run: Scenario) -> tuple[object, ...]:
     """What the run knows of its model, and of its members."""
     state = run.run
-    model = state.level_hashes, state.levels_attested, state.attested_step, state.model_source, state.step
+    model = (
+        state.level_hashes,
+        state.levels_attested,
+        state.attested_step,
+        state.model_source,
+        state.step,
+    )
     return (*model, state.finishers, run.members.established)
 
 
@@ -96,7 +114,9 @@ def join(run: Scenario, tiers: Mapping[int, int]) -> None:
 
 @pytest.fixture
 def unconfirmed(world: World) -> Scenario:
-    """A run whose epochs have one step, so newcomers never show a level. Two founders finish an epoch with them."""
+    """A run whose epochs have one step, so newcomers never show a level. Two founders finish an
+    epoch with them.
+    """
     run = founded(world, {0: 0, 1: 2}, rounds=1, init_min_clients=2)
     run.train_of({0: 0, 1: 2} | {index: index % 3 for index in NEWCOMERS})
     while run.run.state.training:
@@ -115,7 +135,9 @@ def test_unconfirmed_finishers_keep_the_model_for_a_day(unconfirmed: Scenario) -
     join(run, {1: 2} | {index: index % 3 for index in NEWCOMERS})
     before = known(run)
     assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
-    assert any("24 hours" in one for one in standing(run.run, run.model, run.members, run.world.now).waits)
+    assert any(
+        "24 hours" in one for one in standing(run.run, run.model, run.members, run.world.now).waits
+    )
     run.world.advance(HOLDERS_WAIT - 1)
     run.tick(1).refused("NothingToTick")
     run.world.advance(1)
@@ -170,9 +192,11 @@ def test_one_of_two_last_level_judges_takes_nobodys_vote(
 
 @pytest.mark.parametrize("tier", [0, 2])
 @pytest.mark.parametrize("saved", [True, False])
-def test_newcomers_that_drop_first_returner_replace_nothing(world: World, tier: int, saved: bool) -> None:
-    """Five established members have an outage. The one that returns first begins with four newcomers, which record its
-    result once, have it dropped, and attest another model.
+def test_newcomers_that_drop_first_returner_replace_nothing(
+    world: World, tier: int, saved: bool
+) -> None:
+    """Five established members have an outage. The one that returns first begins with four
+    newcomers, which record its result once, have it dropped, and attest another model.
     """
     run = founded(world, FOUNDERS, saved=saved, rounds=6)
     before, first = known(run), 3 if tier == 0 else 4
@@ -184,11 +208,18 @@ def test_newcomers_that_drop_first_returner_replace_nothing(world: World, tier: 
     join(run, others)
     begin(run, NEWCOMERS[0])
     own = 1 << run.seat_of(first)
-    train(run, NEWCOMERS[0], lambda index, height: 2**256 - 1 if index == first or height < 2 else ~own, drops=[first])
+    train(
+        run,
+        NEWCOMERS[0],
+        lambda index, height: 2**256 - 1 if index == first or height < 2 else ~own,
+        drops=[first],
+    )
     assert run.members.seats[run.seat_of(first)].state is MemberState.DROPPED
     attest(run, NEWCOMERS, FALSE)
     place = {"kind": 2, "repo": "theirs", "revision": "", "hashes": list(FALSE.values())}
-    run.owner("checkpoint", place, accounts={"user": run.authority.pubkey()}).refused("CheckpointMismatch")
+    run.owner("checkpoint", place, accounts={"user": run.authority.pubkey()}).refused(
+        "CheckpointMismatch"
+    )
     end(run, NEWCOMERS[0])
     world.advance(6)
     run.tick(0)
@@ -291,7 +322,10 @@ def test_established_member_without_results_voids_one_epoch(world: World) -> Non
     for epoch in range(2):
         join(run, dict.fromkeys(NEWCOMERS, 0) | {silent: 2})
         if epoch:
-            assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
+            assert (
+                next_deadline(run.run, run.members, run.model)
+                == run.run.state_started_at + HOLDERS_WAIT
+            )
             world.advance(HOLDERS_WAIT - 1)
             run.tick(20).refused("NothingToTick")
         world.advance(1 if epoch else 36)
@@ -327,7 +361,10 @@ def test_progress_reset_by_owner_makes_nobody_wait(world: World) -> None:
     run = founded(world, {0: 0, 1: 1, 2: 2}, saved=True)
     join(run, {0: 0, 1: 1, 2: 2})
     run.owner("set_paused", True).ok()
-    run.update(progress={"epoch": run.run.epoch, "step": run.run.start_step, "data_index": 0}, use_durable=True).ok()
+    run.update(
+        progress={"epoch": run.run.epoch, "step": run.run.start_step, "data_index": 0},
+        use_durable=True,
+    ).ok()
     run.owner("set_paused", False).ok()
     join(run, {0: 0, 1: 1, 2: 2})
     world.advance(6)
@@ -336,10 +373,16 @@ def test_progress_reset_by_owner_makes_nobody_wait(world: World) -> None:
 
 
 def test_last_epochs_checkpoint_is_named_in_next_epochs_rounds(world: World) -> None:
-    """An upload takes longer than the wait for members. The epoch that runs may still be undone; this model may not."""
+    """An upload takes longer than the wait for members. The epoch that runs may still be undone;
+    this model may not.
+    """
     run = founded(world, FOUNDERS)
     run.train_of(FOUNDERS)
-    run.by(0, "checkpoint", {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}).ok()
+    run.by(
+        0,
+        "checkpoint",
+        {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())},
+    ).ok()
     assert run.model.checkpoint_hashes[:3] == tuple(HASHES.values())
 
 
@@ -365,13 +408,18 @@ def test_abandoned_warm_up_after_rewind_adds_no_day(world: World) -> None:
 
 @pytest.mark.parametrize("who", ["finishers", "established"])
 def test_absent_members_keep_their_seats_while_an_epoch_runs(world: World, who: str) -> None:
-    """All other seats are taken. The first member that returns begins an epoch, and the others find their seats."""
+    """All other seats are taken. The first member that returns begins an epoch, and the others find
+    their seats.
+    """
     run = founded(world, FOUNDERS)
     record = world.record("Members", "test")
     seats = record["seats"][0]
     for index in range(5, 256):
         seats["used"][index], seats["declared"][index] = 1, 60
-        seats["signer"][index], seats["last_epoch"][index] = (5000 + index).to_bytes(32, "little"), 1
+        seats["signer"][index], seats["last_epoch"][index] = (
+            (5000 + index).to_bytes(32, "little"),
+            1,
+        )
         seats["state"][index] = MemberState.HEALTHY
     if who == "finishers":
         record["established"][0] = bytes(32)
@@ -379,7 +427,9 @@ def test_absent_members_keep_their_seats_while_an_epoch_runs(world: World, who: 
     world.store("Members", "test", record)
     state = world.record("Run", "test")
     state["state"] = RunState.WARMUP
-    state["began"][0] = state["next_roster"][0] = state["rounds"][0]["roster"][0] = record["healthy"][0]
+    state["began"][0] = state["next_roster"][0] = state["rounds"][0]["roster"][0] = record[
+        "healthy"
+    ][0]
     if who == "established":
         state["finishers"][0] = bytes(32)
     world.store("Run", "test", state)
@@ -387,7 +437,9 @@ def test_absent_members_keep_their_seats_while_an_epoch_runs(world: World, who: 
 
 
 def test_epoch_without_a_step_makes_no_newcomer_a_finisher(world: World) -> None:
-    """Three wallets sit in the epoch in which an outage begins, and declare that they hold everything."""
+    """Three wallets sit in the epoch in which an outage begins, and declare that they hold
+    everything.
+    """
     run = founded(world, FOUNDERS)
     finishers = run.run.finishers
     join(run, FOUNDERS | dict.fromkeys(NEWCOMERS, 0))
@@ -410,7 +462,9 @@ def test_finisher_barred_in_an_abandoned_warm_up_is_not_awaited(world: World) ->
     world.advance(36)
     run.tick(1)
     assert run.run.state is RunState.WARMUP
-    kick = run.instruction("kick", member(0).pubkey(), True, accounts={"authority": run.authority.pubkey()})
+    kick = run.instruction(
+        "kick", member(0).pubkey(), True, accounts={"authority": run.authority.pubkey()}
+    )
     world.send(kick, signers=[run.authority]).ok()
     run.by(0, "leave_run").ok()
     assert (run.run.state, run.run.finishers) == (RunState.WAITING_FOR_MEMBERS, 0b110)
@@ -418,7 +472,9 @@ def test_finisher_barred_in_an_abandoned_warm_up_is_not_awaited(world: World) ->
 
 @pytest.mark.parametrize("first", [4, 2])
 def test_newcomers_replace_no_level_of_members_that_return_later(world: World, first: int) -> None:
-    """The member that returns first holds the smaller levels. It stays, and the newcomers attest the larger ones."""
+    """The member that returns first holds the smaller levels. It stays, and the newcomers attest
+    the larger ones.
+    """
     run = founded(world, FOUNDERS, saved=True)
     tier = FOUNDERS[first]
     join(run, dict.fromkeys(NEWCOMERS, 0))
@@ -449,9 +505,15 @@ def test_undone_epoch_pays_nobody(world: World) -> None:
     assert (run.run.earning_rate, {seat.points for seat in run.members.seats}) == (900, {0})
 
 
-@pytest.mark.parametrize(("how", "stands"), [("outvoted", False), ("leaves", True), ("leaves early", False)])
-def test_outvoted_first_returner_keeps_run_from_newcomers(world: World, how: str, stands: bool) -> None:
-    """A client that cannot get what was attested joins again without a replica. One that leaves was not outvoted."""
+@pytest.mark.parametrize(
+    ("how", "stands"), [("outvoted", False), ("leaves", True), ("leaves early", False)]
+)
+def test_outvoted_first_returner_keeps_run_from_newcomers(
+    world: World, how: str, stands: bool
+) -> None:
+    """A client that cannot get what was attested joins again without a replica. One that leaves was
+    not outvoted.
+    """
     run = founded(world, FOUNDERS)
     before = known(run)
     join(run, dict.fromkeys(NEWCOMERS, 0) | {4: 2})

@@ -1,4 +1,6 @@
-"""What `update` refuses: every rule of config, model, schema, metadata and progress, one error each."""
+"""What `update` refuses: every rule of config, model, schema, metadata and progress, one error
+each.
+"""
 
 from hashlib import sha256
 from typing import Any
@@ -43,7 +45,9 @@ def created() -> Scenario:
 
 
 @pytest.mark.parametrize(("name", "change"), CONFIG_FAULTS)
-def test_configs_that_break_a_rule_are_refused(created: Scenario, name: str, change: dict[str, int]) -> None:
+def test_configs_that_break_a_rule_are_refused(
+    created: Scenario, name: str, change: dict[str, int]
+) -> None:
     created.update(config={**CONFIG, **change}).refused(name)
 
 
@@ -66,8 +70,12 @@ MODEL_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "model"), MODEL_FAULTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_models_that_break_a_rule_are_refused(created: Scenario, name: str, model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "model"), MODEL_FAULTS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_models_that_break_a_rule_are_refused(
+    created: Scenario, name: str, model: dict[str, Any]
+) -> None:
     created.update(model=model).refused(name)
 
 
@@ -118,14 +126,34 @@ def _cold(**config: int) -> dict[str, Any]:
         ("Overflow", {"progress": {"epoch": 2**31 + 1, "step": 1, "data_index": 0}}),
         ("Overflow", {"progress": {"epoch": 0, "step": 2**31 + 1, "data_index": 0}}),
         ("Overflow", {"progress": {"epoch": 0, "step": 1, "data_index": 2**62 + 1}}),
-        ("NameTooLong", {"metadata": {"name": "n" * 65, "description": "", "num_parameters": 0, "vocab_size": 0}}),
+        (
+            "NameTooLong",
+            {
+                "metadata": {
+                    "name": "n" * 65,
+                    "description": "",
+                    "num_parameters": 0,
+                    "vocab_size": 0,
+                }
+            },
+        ),
         (
             "DescriptionTooLong",
-            {"metadata": {"name": "", "description": "d" * 281, "num_parameters": 0, "vocab_size": 0}},
+            {
+                "metadata": {
+                    "name": "",
+                    "description": "d" * 281,
+                    "num_parameters": 0,
+                    "vocab_size": 0,
+                }
+            },
         ),
         (
             "ColdStartTooLong",
-            {"config": {**CONFIG, "rounds_per_epoch": 4}, "model": model_params(cold_start_warmup_steps=5)},
+            {
+                "config": {**CONFIG, "rounds_per_epoch": 4},
+                "model": model_params(cold_start_warmup_steps=5),
+            },
         ),
         (
             "ColdStartTooLong",
@@ -136,7 +164,9 @@ def _cold(**config: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_other_parts_that_break_a_rule_are_refused(created: Scenario, name: str, parts: dict[str, Any]) -> None:
+def test_other_parts_that_break_a_rule_are_refused(
+    created: Scenario, name: str, parts: dict[str, Any]
+) -> None:
     created.update(**parts).refused(name)
 
 

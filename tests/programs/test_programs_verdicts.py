@@ -21,7 +21,8 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     target = trainers[0]
     assert len(verifiers) == 3
     run.by(verifiers[0], "verify", verifiers[0], 1, target, True).refused("StaleHeight")
-    run.by(verifiers[0], "verify", verifiers[0], 0, target, True).refused("StaleHeight")  # its result is not due yet
+    # its result is not due yet
+    run.by(verifiers[0], "verify", verifiers[0], 0, target, True).refused("StaleHeight")
     run.everyone_witnesses()
     run.by(target, "verify", target, 0, trainers[1], True).refused("NotAVerifier")
     run.by(verifiers[0], "verify", verifiers[0], 0, verifiers[1], True).refused("NotATrainer")
@@ -33,7 +34,8 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     run.by(verifiers[1], "verify", verifiers[1], 0, target, True).ok()
     assert run.members.seats[target].state is MemberState.HEALTHY
     run.everyone_witnesses()
-    run.by(verifiers[2], "verify", verifiers[2], 0, target, True).ok()  # two rounds back may still be judged
+    # two rounds back may still be judged
+    run.by(verifiers[2], "verify", verifiers[2], 0, target, True).ok()
     assert run.members.seats[target].state is MemberState.EJECTED
     healthy = [index for index in run.elected() if index != target]
     run.everyone_witnesses(healthy)
@@ -46,7 +48,9 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     run.tick(healthy[0]).ok()
     seats = run.members.seats
     assert (seats[target].points, seats[target].slashed) == (record_points - 9, 9)
-    assert {seats[index].points for index in members if index != target} == {record_points + 100 // 5}
+    assert {seats[index].points for index in members if index != target} == {
+        record_points + 100 // 5
+    }
 
 
 def roles_of(run: Scenario) -> tuple[list[int], list[int]]:

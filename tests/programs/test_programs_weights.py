@@ -1,4 +1,6 @@
-"""What a member counts for is earned: a newcomer the median at most, then twice what it delivered of its share."""
+"""What a member counts for is earned: a newcomer the median at most, then twice what it delivered
+of its share.
+"""
 
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.state import MemberState, RunState
@@ -56,7 +58,11 @@ def test_member_without_share_next_to_a_large_weight_keeps_vote(world: World) ->
             owing = run.owing()
             owed |= owing
             run.everyone_witnesses(participation=owing)
-        asked = [index for index in declared if committee.levels_to_attest(run.run, run.members, run.seat_of(index))]
+        asked = [
+            index
+            for index in declared
+            if committee.levels_to_attest(run.run, run.members, run.seat_of(index))
+        ]
         assert asked == list(declared)
         for index in asked:
             run.attest(index, {0: b"t" * 32})
@@ -68,7 +74,9 @@ def test_member_without_share_next_to_a_large_weight_keeps_vote(world: World) ->
 
 
 def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
-    """The rounds of an epoch of these members, of whom the first is slow. A bitmap of those who owed something."""
+    """The rounds of an epoch of these members, of whom the first is slow. A bitmap of those who
+    owed something.
+    """
     for index, tier in tiers.items():
         run.join(index, tier=tier, weight=60_000 if index else 1).ok()
     run.world.advance(40)
@@ -85,9 +93,20 @@ def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
 
 
 def test_who_is_left_no_share_of_a_first_epoch_is_no_newcomer_in_the_next(world: World) -> None:
-    """The only holder of level 0 is slow, and two come that say they hold it too: it speaks for its level, not they."""
-    known, newcomers, true = {0: 0} | dict.fromkeys(range(1, 6), 1), {7: 0, 8: 0}, (b"t" * 32, b"u" * 32)
-    rules = {"init_min_clients": 3, "rounds_per_epoch": 2, "global_batch_size_start": 9, "global_batch_size_end": 9}
+    """The only holder of level 0 is slow, and two come that say they hold it too: it speaks for its
+    level, not they.
+    """
+    known, newcomers, true = (
+        {0: 0} | dict.fromkeys(range(1, 6), 1),
+        {7: 0, 8: 0},
+        (b"t" * 32, b"u" * 32),
+    )
+    rules = {
+        "init_min_clients": 3,
+        "rounds_per_epoch": 2,
+        "global_batch_size_start": 9,
+        "global_batch_size_end": 9,
+    }
     Scenario(world).authorize().ok()
     for attempt in range(20):  # the last one in a round's order owes something, however slow it is
         run = Scenario(world, f"run {attempt}", tiers=2)
@@ -110,7 +129,9 @@ def _state(run: Scenario, tiers: dict[int, int], hashes: tuple[bytes, ...]) -> N
     for index, tier in tiers.items():
         levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
         if levels and run.run.state is RunState.COOLDOWN:
-            run.attest(index, {level: hashes[level] for level in range(tier, 2) if level in levels}).ok()
+            run.attest(
+                index, {level: hashes[level] for level in range(tier, 2) if level in levels}
+            ).ok()
     run.world.advance(31)
     run.tick(1)
     assert run.run.level_hashes == hashes
@@ -123,7 +144,9 @@ def test_newcomers_count_the_median_of_what_is_declared(run: Scenario) -> None:
 
 
 def test_a_wallet_that_declares_the_most_moves_no_more_than_it_delivers(world: World) -> None:
-    """65,535 against 60 would be 99 % of the data. It has a tenth while nobody knows it, and then next to nothing."""
+    """65,535 against 60 would be 99 % of the data. It has a tenth while nobody knows it, and then
+    next to nothing.
+    """
     run = Scenario(world).start(global_batch_size_start=1000, global_batch_size_end=1000)
     declared = dict.fromkeys(range(10), 60) | {10: 65_535}
     again(run, declared)
@@ -178,7 +201,9 @@ def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> 
     run = Scenario(world).start(rounds_per_epoch=8)
     again(run, dict.fromkeys(range(5), 64))
     while run.run.current.height < 3:
-        run.everyone_witnesses(participation=run.run.current.roster & ~1 if run.run.current.height else 0)
+        run.everyone_witnesses(
+            participation=run.run.current.roster & ~1 if run.run.current.height else 0
+        )
     run.by(1, "health_check", run.names([0])).ok()
     for index in (3, 4):
         run.by(index, "leave_run").ok()
@@ -188,7 +213,9 @@ def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> 
 
 
 def test_who_leaves_in_the_first_round_has_delivered_nothing(run: Scenario) -> None:
-    """The exploit: wallets left in round 0 of every epoch, and had a whole share planned for them in the next again."""
+    """The exploit: wallets left in round 0 of every epoch, and had a whole share planned for them
+    in the next again.
+    """
     again(run, dict.fromkeys(range(5), 64))
     run.by(4, "leave_run").ok()
     epoch(run, silent={4: 0})
@@ -196,7 +223,9 @@ def test_who_leaves_in_the_first_round_has_delivered_nothing(run: Scenario) -> N
 
 
 def test_who_leaves_in_the_warm_up_counts_for_half(run: Scenario) -> None:
-    """Its share of round 0 stays undone, and that is all: so often as it does that, so little is planned for it."""
+    """Its share of round 0 stays undone, and that is all: so often as it does that, so little is
+    planned for it.
+    """
     for expected in (64, 32, 16):
         for index in range(5):
             run.join(index, weight=64).ok()
@@ -226,8 +255,8 @@ def test_a_warm_up_that_is_given_up_costs_nobody_anything(run: Scenario) -> None
 
 
 def test_member_that_showed_nothing_is_a_newcomer_again(run: Scenario) -> None:
-    """The exploit: wallets that were among themselves in a warm-up, or in an epoch without a step, kept what they had
-    declared there as if they had delivered it.
+    """The exploit: wallets that were among themselves in a warm-up, or in an epoch without a step,
+    kept what they had declared there as if they had delivered it.
     """
     for begins in (False, True):
         for index in (10, 11, 12):
@@ -276,7 +305,9 @@ def test_counts_of_many_members_are_exact() -> None:
     while run.run.state.training:
         height, step = run.run.current.height, run.run.step
         before = run.run.round(height - 1)
-        missing = bitmap.from_seats(seat for seat in range(0, 200, 25) if (height + seat) % 8 >= seat // 25)
+        missing = bitmap.from_seats(
+            seat for seat in range(0, 200, 25) if (height + seat) % 8 >= seat // 25
+        )
         seen = before.roster & ~missing if before else 0
         run.everyone_witnesses(participation=seen)
         if before:

@@ -1,4 +1,6 @@
-"""Who witnesses when members leave: the next in line steps in, votes keep their seat, nobody is waited for in vain."""
+"""Who witnesses when members leave: the next in line steps in, votes keep their seat, nobody is
+waited for in vain.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def test_the_next_in_line_takes_the_place_of_a_witness_that_leaves(world: World)
     run.witness(last).refused("NotElected")
     run.witness(second).ok()
     assert (run.run.current.height, run.run.rounds[0].attestations) == (1, 1)
-    assert run.run.rounds[0].attested == 0  # of a closed round: whose results of the round before count
+    # of a closed round: whose results of the round before count
+    assert run.run.rounds[0].attested == 0
 
 
 def test_in_warm_up_the_next_in_line_reports_ready(world: World) -> None:
@@ -46,7 +49,9 @@ def test_who_has_attested_and_leaves_makes_room_for_nobody(world: World) -> None
     _leave(run, first)
     assert run.elected() == [first, second, third]
     assert run.run.current.attested == 1 << first
-    run.witness(next(index for index in range(9) if index not in (first, second, third))).refused("NotElected")
+    run.witness(next(index for index in range(9) if index not in (first, second, third))).refused(
+        "NotElected"
+    )
     _leave(run, second)
     assert run.elected()[:2] == [first, third]
     run.witness(third).ok()
@@ -62,11 +67,17 @@ def test_a_round_closes_when_nobody_is_left_to_attest_it(world: World) -> None:
         assert run.run.current.height == 0
     _leave(run, 3)
     state = run.run
-    assert (state.current.height, state.draining, state.exit_reason) == (1, True, ExitReason.TOO_FEW_CLIENTS)
+    assert (state.current.height, state.draining, state.exit_reason) == (
+        1,
+        True,
+        ExitReason.TOO_FEW_CLIENTS,
+    )
 
 
 def test_a_minority_that_leaves_after_the_election_does_not_end_the_epoch(world: World) -> None:
-    """Two of five left once they were elected, and the three others could not be the quorum of four any more."""
+    """Two of five left once they were elected, and the three others could not be the quorum of four
+    any more.
+    """
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
     for index in (0, 1):
@@ -93,7 +104,9 @@ def test_a_silent_witness_stays_in_the_number_that_a_quorum_is_of(world: World) 
 
 
 def test_only_a_quorum_that_remains_convicts(world: World) -> None:
-    """Votes of witnesses that have gone since drop nobody: the number that a quorum is of would fall twice."""
+    """Votes of witnesses that have gone since drop nobody: the number that a quorum is of would
+    fall twice.
+    """
     run = Scenario(world).start(init_min_clients=5, min_clients=1)
     run.train(range(5))
     run.everyone_witnesses()
@@ -118,8 +131,12 @@ def test_who_is_dropped_by_a_quorum_leaves_the_number(world: World) -> None:
 
 @pytest.mark.parametrize("witnesses", [1, 2, 3, 4, 8])
 def test_the_few_witnesses_that_are_elected_drop_nobody(world: World, witnesses: int) -> None:
-    """Chance may make all of them one person's, who could have everybody else dropped in a single round."""
-    run = Scenario(world).start(init_min_clients=witnesses, min_clients=witnesses, witness_nodes=witnesses)
+    """Chance may make all of them one person's, who could have everybody else dropped in a single
+    round.
+    """
+    run = Scenario(world).start(
+        init_min_clients=witnesses, min_clients=witnesses, witness_nodes=witnesses
+    )
     run.train(range(3 * witnesses))
     run.everyone_witnesses()
     elected = run.elected()

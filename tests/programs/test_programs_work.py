@@ -18,7 +18,9 @@ def _attest_nothing(run: Scenario, index: int) -> str | None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_idle_wallets_close_no_rounds_in_no_time_and_make_no_step(world: World, overlap: int) -> None:
+def test_idle_wallets_close_no_rounds_in_no_time_and_make_no_step(
+    world: World, overlap: int
+) -> None:
     """They closed 1,001 rounds within one second, and a run of a thousand steps was finished."""
     run = Scenario(world).start(overlap=overlap, rounds_per_epoch=50)
     run.owner("set_future_epoch_rates", 1_000, 0).ok()
@@ -42,8 +44,8 @@ def test_idle_wallets_close_no_rounds_in_no_time_and_make_no_step(world: World, 
 
 
 def test_rounds_without_a_least_time_wait_for_slots_all_the_same(world: World) -> None:
-    """A run whose rounds are short may say so. Idle wallets still close none while the chain stands still, and one in
-    four slots at most when it advances.
+    """A run whose rounds are short may say so. Idle wallets still close none while the chain stands
+    still, and one in four slots at most when it advances.
     """
     run = Scenario(world).start(min_round_time=0, rounds_per_epoch=50)
     run.train(IDLE)
@@ -74,7 +76,8 @@ def test_a_round_without_a_least_time_ends_when_all_have_attested_it(world: Worl
     assert (run.run.current.height, run.run.state_started_at) == (1, world.now)
     for index in IDLE[:2]:
         assert _attest_nothing(run, index) is None
-    assert next_deadline(run.run) == world.now  # it has a quorum, and no seed for the round that follows
+    # it has a quorum, and no seed for the round that follows
+    assert next_deadline(run.run) == world.now
     run.tick().refused("NothingToTick")
     world.advance(0, run.run.seed_slot + 1 - world.slot)
     run.tick().ok()
@@ -101,7 +104,9 @@ def test_a_round_lasts_as_long_as_the_config_says(world: World) -> None:
 
 
 def test_two_silent_wallets_of_five_burn_no_steps(world: World) -> None:
-    """They made a quorum fail in every first round; each epoch counted a step, and twelve of them finished the run."""
+    """They made a quorum fail in every first round; each epoch counted a step, and twelve of them
+    finished the run.
+    """
     run = Scenario(world).start(init_min_clients=5, total_steps=12, rounds_per_epoch=5)
     for epoch in range(12):
         run.train(range(5))
@@ -139,7 +144,9 @@ def test_an_epoch_without_a_step_leaves_the_model_as_it_was(world: World) -> Non
 
 
 def test_steps_are_counted_once_a_round_is_settled(world: World) -> None:
-    """With overlap a round's own label runs ahead of what is settled; a round that nobody delivers gives it back."""
+    """With overlap a round's own label runs ahead of what is settled; a round that nobody delivers
+    gives it back.
+    """
     run = Scenario(world).start(rounds_per_epoch=4)
     run.train(IDLE)
     assert (run.run.step, run.run.current.step) == (1, 1)

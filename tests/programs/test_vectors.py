@@ -1,8 +1,10 @@
-"""The program's shares and committees through `inspect`. tests/rules/test_rules_on_chain.py compares them with ours.
+"""The program's shares and committees through `inspect`. tests/rules/test_rules_on_chain.py
+compares them with ours.
 
-Upstream's generator constants are kept, its use of them is not: it takes the *low* bits of the state. The low k bits of
-such a generator have period 2^k, the lowest one just alternates, so for even moduli the parity of an index is known in
-advance and orders repeat. We take the high half, and draw the first places first, so that few of them cost little.
+Upstream's generator constants are kept, its use of them is not: it takes the *low* bits of the
+state. The low k bits of such a generator have period 2^k, the lowest one just alternates, so for
+even moduli the parity of an index is known in advance and orders repeat. We take the high half, and
+draw the first places first, so that few of them cost little.
 """
 
 import random
@@ -27,7 +29,8 @@ def run() -> Scenario:
 
 def inspect(run: Scenario, which: int) -> bytes:
     outcome = run.world.send(run.instruction("inspect", which, 0)).ok()
-    # return data loses trailing zeros on its way through the runtime's clients; the caller knows the length
+    # return data loses trailing zeros on its way through the runtime's clients; the caller knows
+    # the length
     return outcome.returned
 
 
@@ -43,7 +46,9 @@ def write_round(run: Scenario, rng: random.Random) -> None:
     gone = rng.sample(range(256), rng.choice([0, 0, 1, 20, rng.randint(0, 256)]))
     state["began"][0] = bitmap.to_bytes(bitmap.from_seats({*seats, *gone}))
     header["batch"][0] = rng.choice([0, 1, clients, 65_535, rng.randint(0, 65_535)])
-    state["config"]["verification_percent"] = rng.choice([0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)])
+    state["config"]["verification_percent"] = rng.choice(
+        [0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)]
+    )
     scale = rng.choice([1, 60, 65_535])
     members["seats"]["weight"] = np.array([rng.randint(1, scale) for _ in range(256)])
     run.world.store("Run", "test", state)
@@ -60,7 +65,9 @@ def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
     for _ in range(40):
         write_round(run, rng)
         header = run.run.rounds[0]
-        rows = sorted(struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * header.began.bit_count())))
+        rows = sorted(
+            struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * header.began.bit_count()))
+        )
         assert sum(length for _, length in rows) == header.batch
         position = 0
         for start, length in rows:

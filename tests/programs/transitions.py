@@ -1,9 +1,11 @@
-"""The coordinator's state machine, written a second time: what a run is, and how it changes (`oracle.py` has the rest).
+"""The coordinator's state machine, written a second time: what a run is, and how it changes
+(`oracle.py` has the rest).
 
-Decided: it says the same as the program in other words (sequences are sets of numbers, votes are dicts, time is an int)
-and shares no code with it. The shuffle, the cut into shares and the quorum are the client's, which
-tests/rules/test_rules_on_chain.py compares with the program. It is told the seeds, and the slot that they wait for. It
-expects fewer members than there are seats, and no change of the run's model by the owner.
+Decided: it says the same as the program in other words (sequences are sets of numbers, votes are
+dicts, time is an int) and shares no code with it. The shuffle, the cut into shares and the quorum
+are the client's, which tests/rules/test_rules_on_chain.py compares with the program. It is told the
+seeds, and the slot that they wait for. It expects fewer members than there are seats, and no change
+of the run's model by the owner.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from operator import or_
 
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.committee import quorum
-from aftermath.rules.run import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS, Config, Interval, RoundId
+from aftermath.rules.run import (
+    BACKLOG,
+    MAX_WITNESSES,
+    REDO,
+    STORED_ROUNDS,
+    Config,
+    Interval,
+    RoundId,
+)
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.laps import (
     NOBODY,
@@ -50,9 +60,13 @@ MONTH = 30 * DAY
 
 
 class Transitions:
-    """A run that has been opened, with `levels` levels, and a first checkpoint of which no hash is known."""
+    """A run that has been opened, with `levels` levels, and a first checkpoint of which no hash is
+    known.
+    """
 
-    def __init__(self, config: Config, levels: int, now: int, rates: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self, config: Config, levels: int, now: int, rates: tuple[int, int] = (0, 0)
+    ) -> None:
         self.config, self.levels, self.now, self.rates = config, levels, now, rates
         self.every = (1 << levels) - 1
         self.state, self.since = RunState.WAITING_FOR_MEMBERS, now
@@ -69,7 +83,9 @@ class Transitions:
         self.known_levels = 0
         """Levels of which established holders began the epoch."""
         self.judges = 0
-        """Those who began the epoch and had shown before what they hold, whatever has become of them."""
+        """Those who began the epoch and had shown before what they hold, whatever has become of
+        them.
+        """
         self.slot, self.seed_slot = 0, 0
         """The present slot; the one that the next seed waits for, 0 if none does."""
         self.pausing = self.draining = False
@@ -81,7 +97,9 @@ class Transitions:
         self.earlier: list[Named | None] = [None] * EARLIER
         """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
-        """What the run goes back to if the epoch does not stand: from its beginning to its rounds' end, or its own."""
+        """What the run goes back to if the epoch does not stand: from its beginning to its rounds'
+        end, or its own.
+        """
         """Whether that is settled when the rounds end, and not undone by then."""
         self.statements: dict[int, dict[int, bytes]] = {}
         """What is said of each level, by whom."""
@@ -108,7 +126,9 @@ class Transitions:
         return sum(1 << number for number, seat in enumerate(self.members) if seat.state is state)
 
     def find(self, wallet: int) -> int | None:
-        return next((number for number, seat in enumerate(self.members) if seat.wallet == wallet), None)
+        return next(
+            (number for number, seat in enumerate(self.members) if seat.wallet == wallet), None
+        )
 
     def intervals(self) -> list[Interval]:
         """What waits, as intervals that do not touch."""
@@ -176,10 +196,15 @@ class Transitions:
             idle |= {number for number in ordered if not bitmap.contains(self.judges, number)}
         weights = [0 if number in idle else self.members[number].weight for number in ordered]
         cut = assignment.cut(lap.size, weights)
-        return {number: range(share.start, share.stop) for number, share in zip(ordered, cut, strict=True)}
+        return {
+            number: range(share.start, share.stop)
+            for number, share in zip(ordered, cut, strict=True)
+        }
 
     def electees(self, level: int) -> list[int]:
-        """Who has a place in the committee of a level: holders that have shown it, now or before, gone or not."""
+        """Who has a place in the committee of a level: holders that have shown it, now or before,
+        gone or not.
+        """
 
         def stayed(seat: Seat) -> bool:
             return seat.state is MemberState.HEALTHY or seat.exited > self.lap.height
@@ -195,17 +220,26 @@ class Transitions:
                 return False  # a newcomer
             seat = self.members[number]
             stayed = seat.state is MemberState.HEALTHY or seat.exited
-            return bool((seat.established and stayed) or bitmap.contains(self.proven, number)) and seat.tier <= level
+            return (
+                bool((seat.established and stayed) or bitmap.contains(self.proven, number))
+                and seat.tier <= level
+            )
 
-        return [number for number in self.lap.ordered(committee.COOLDOWN) if counts(number)][:MAX_WITNESSES]
+        return [number for number in self.lap.ordered(committee.COOLDOWN) if counts(number)][
+            :MAX_WITNESSES
+        ]
 
     def _missing(self) -> list[Seat]:
-        """Established members, if there are three, that were dropped, or were in the last epoch alone."""
+        """Established members, if there are three, that were dropped, or were in the last epoch
+        alone.
+        """
         if self._established().bit_count() < 3 or not self.judges:
             return []
         gone = self.judges & (self._seats(MemberState.DROPPED) | self._seats(MemberState.RESTARTED))
         absent = self._established() & ~self.began
-        recent = [one for one in bitmap.seats(absent) if self.members[one].last_epoch + 1 >= self.epoch]
+        recent = [
+            one for one in bitmap.seats(absent) if self.members[one].last_epoch + 1 >= self.epoch
+        ]
         return [self.members[one] for one in (*bitmap.seats(gone), *recent)]
 
     def _half(self, seat: Seat) -> bool:
@@ -217,22 +251,34 @@ class Transitions:
         judged = self.judged_by(lap) if lap else None
         if lap is None or judged is None or not lap.counts:
             return
-        agreed, by_all = self._agreed(lap) if lap.established else self._by_most(lap), self._had_by_all(lap)
+        agreed, by_all = (
+            self._agreed(lap) if lap.established else self._by_most(lap),
+            self._had_by_all(lap),
+        )
         for number in judged.members:
-            seat, result = self.members[number], leading(vote.held.get(number) for vote in lap.votes)
+            seat, result = (
+                self.members[number],
+                leading(vote.held.get(number) for vote in lap.votes),
+            )
             missing = number not in agreed and not bitmap.contains(lap.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
             own = [level for level in range(seat.tier, self.levels) if level not in by_all]
             said = [self._said(lap, number, result, level) for level in own]
-            if self.known_levels:  # where of a level that nobody has shown nobody speaks, the others say the rest
+            if (
+                self.known_levels
+            ):  # where of a level that nobody has shown nobody speaks, the others say the rest
                 known = [self.known_levels >> level & 1 for level in own]
                 said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
             owed = missing or number in agreed
             whole = all(votes for votes, _, _ in said)
             if not owed or seat.shown == -64:
                 continue
-            if whole and number in agreed and all(votes.count(True) >= wanted for votes, wanted, _ in said):
+            if (
+                whole
+                and number in agreed
+                and all(votes.count(True) >= wanted for votes, wanted, _ in said)
+            ):
                 seat.shown = min(63, seat.shown + 1)
             elif result is None:
                 seat.shown -= whole and (lap.established or self._left_out(lap, number))
@@ -242,20 +288,30 @@ class Transitions:
                 seat.shown -= 1
 
     def _had_by_all(self, lap: Lap) -> set[int]:
-        """The levels that nobody has shown before of which all witnesses have the bytes: some who declare one are not
-        drawn, if nobody leaves, and fewer than sixteen are.
+        """The levels that nobody has shown before of which all witnesses have the bytes: some who
+        declare one are not drawn, if nobody leaves, and fewer than sixteen are.
         """
-        ordered = [seat for seat in lap.ordered(committee.WITNESS, self.began) if bitmap.contains(lap.roster, seat)]
+        ordered = [
+            seat
+            for seat in lap.ordered(committee.WITNESS, self.began)
+            if bitmap.contains(lap.roster, seat)
+        ]
         drawn = ordered[: self.config.witness_nodes or MAX_WITNESSES]
         new = [level for level in range(self.levels - 1) if not self.known_levels >> level & 1]
 
         def holders(seats: Iterable[int], level: int) -> int:
             return sum(self.members[seat].tier <= level for seat in seats)
 
-        return {level for level in new if holders(drawn, level) < min(16, holders(lap.members, level))}
+        return {
+            level for level in new if holders(drawn, level) < min(16, holders(lap.members, level))
+        }
 
-    def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int, int]:
-        """Which judges of a level that attested recorded that result of a seat; how many must, or deny it."""
+    def _said(
+        self, lap: Lap, number: int, result: int | None, level: int
+    ) -> tuple[list[bool], int, int]:
+        """Which judges of a level that attested recorded that result of a seat; how many must, or
+        deny it.
+        """
         known = bool(self.known_levels >> level & 1)
         asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
         asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
@@ -268,11 +324,16 @@ class Transitions:
         return votes, needed, self._decides(lap, level, others)
 
     def _decides(self, lap: Lap, level: int, asked: int) -> int:
-        """Return how many decide. Where nobody has shown a level, absent witnesses count if they may hold it."""
+        """Return how many decide. Where nobody has shown a level, absent witnesses count if they
+        may hold it.
+        """
         if self.known_levels >> level & 1:
             return quorum(asked)
         heard = lap.voters
-        unheard = sum(not bitmap.contains(heard, one) and self.members[one].tier <= level for one in lap.members)
+        unheard = sum(
+            not bitmap.contains(heard, one) and self.members[one].tier <= level
+            for one in lap.members
+        )
         return (asked + min(lap.elected - len(lap.votes), unheard)) // 2 + 1
 
     def _remaining(self, lap: Lap) -> list[Vote]:
@@ -296,7 +357,9 @@ class Transitions:
         return max(judges.elected, min(asked.bit_count(), MAX_WITNESSES))
 
     def incomplete(self, judges: Lap, judged: Lap) -> int:
-        """Who often delivered no whole levels, and again did not, as those say who have shown that they hold them."""
+        """Who often delivered no whole levels, and again did not, as those say who have shown that
+        they hold them.
+        """
         votes, needed = self._remaining(judges), quorum(judges.elected)
 
         def owed(number: int) -> bool:
@@ -309,11 +372,16 @@ class Transitions:
             if self.members[number].shown <= -OFTEN
             and len(votes) >= needed
             and owed(number)
-            and any(self._lacks(votes, number, level) for level in range(self.members[number].tier, self.levels))
+            and any(
+                self._lacks(votes, number, level)
+                for level in range(self.members[number].tier, self.levels)
+            )
         )
 
     def _lacks(self, votes: list[Vote], number: int, level: int) -> bool:
-        """Whether a quorum of a level's established holders, of whom the accused is one if it is, did without it."""
+        """Whether a quorum of a level's established holders, of whom the accused is one if it is,
+        did without it.
+        """
         holders = {one for one in bitmap.seats(self.began) if self.members[one].established}
         holders = {one for one in holders if self.members[one].tier <= level}
         judges = {vote.seat: number in vote.held for vote in votes if vote.seat in holders}
@@ -368,7 +436,10 @@ class Transitions:
         if seat.state is MemberState.HEALTHY and restarted and self.state.training:
             self._exit(seat, MemberState.RESTARTED)
         elif seat.state is MemberState.HEALTHY:
-            self._exit(seat, MemberState.LEFT_EARLY if self.state is RunState.WARMUP else MemberState.WITHDRAWN)
+            self._exit(
+                seat,
+                MemberState.LEFT_EARLY if self.state is RunState.WARMUP else MemberState.WITHDRAWN,
+            )
 
     def _exit(self, seat: Seat, state: MemberState) -> None:
         if self.state is not RunState.COOLDOWN:
@@ -450,18 +521,25 @@ class Transitions:
         if self._newcomers_alone(waiting):
             rewound = self.config.waiting_for_members_extra_time + self.config.warmup_time
             extra = max(extra, DAY if self.epoch_since else rewound)
-        if not self._passed(self.since, extra) or waiting.bit_count() < self.config.init_min_clients:
+        if (
+            not self._passed(self.since, extra)
+            or waiting.bit_count() < self.config.init_min_clients
+        ):
             return False
         self._begin(waiting)
         return True
 
     def _claimed(self, waiting: int) -> int:
-        """Unsaved levels that of those who wait only finishers hold that are not established, while others are."""
+        """Unsaved levels that of those who wait only finishers hold that are not established, while
+        others are.
+        """
         here = self._held(self._trusted_finishers() & waiting)
         return self._held(self.finishers & waiting) & ~here & self._unsaved()
 
     def _newcomers_alone(self, waiting: int) -> bool:
-        """None of those waits who have shown before what they hold, or one or two whose epoch was undone."""
+        """None of those waits who have shown before what they hold, or one or two whose epoch was
+        undone.
+        """
         known = self._established()
         may_come = any(self.members[number].wish < REMOVED for number in bitmap.seats(known))
         here = waiting & known
@@ -473,7 +551,9 @@ class Transitions:
         return self.judges & self._established() if undone else 0
 
     def _established(self) -> int:
-        return bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.established)
+        return bitmap.from_seats(
+            number for number, seat in enumerate(self.members) if seat.established
+        )
 
     def _trusted_finishers(self) -> int:
         """The finishers that are established, or all of them if none is."""
@@ -487,11 +567,18 @@ class Transitions:
         for number, seat in enumerate(self.members):
             seat.state, seat.delivered = MemberState.IDLE, 0
             if bitmap.contains(waiting, number):
-                seat.state, seat.wish, seat.exited, seat.last_epoch = MemberState.HEALTHY, 0, 0, self.epoch
+                seat.state, seat.wish, seat.exited, seat.last_epoch = (
+                    MemberState.HEALTHY,
+                    0,
+                    0,
+                    self.epoch,
+                )
         self.judged = self.proven = 0
         self.rostered = self.epoch
         self.began = self.next_roster = waiting
-        self.judges = bitmap.from_seats(one for one in bitmap.seats(waiting) if self.members[one].established)
+        self.judges = bitmap.from_seats(
+            one for one in bitmap.seats(waiting) if self.members[one].established
+        )
         self.known_levels = 0
         self._fix()
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
@@ -505,7 +592,12 @@ class Transitions:
             marked = self.known.lost if held else 0
             self._go_back(lost, whole=not held)
             self.known = replace(self.known, lost=lost | marked)
-        self.epoch_since, self.start_step, self.reason, self.draining = self.now, self.step, ExitReason.NONE, False
+        self.epoch_since, self.start_step, self.reason, self.draining = (
+            self.now,
+            self.step,
+            ExitReason.NONE,
+            False,
+        )
         self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting, established=False))]
         self._enter(RunState.WARMUP)
 
@@ -537,13 +629,17 @@ class Transitions:
             hashes[level] = durable.hashes[level]
             attested = attested & ~(1 << level) | (durable.hashes[level] != UNKNOWN) << level
         known = self.known
-        self.known = Knowledge(tuple(hashes), attested, known.step, known.data_index, known.source, lost)
+        self.known = Knowledge(
+            tuple(hashes), attested, known.step, known.data_index, known.source, lost
+        )
 
     def _use_durable(self) -> None:
         durable = self.durable
         attested = sum(1 << level for level, one in enumerate(durable.hashes) if one != UNKNOWN)
         source = ModelSource.CHECKPOINT
-        self.known = Knowledge(durable.hashes, attested, durable.step, durable.data_index, source, 0)
+        self.known = Knowledge(
+            durable.hashes, attested, durable.step, durable.data_index, source, 0
+        )
 
     def _tick_warmup(self) -> bool:
         if self.healthy.bit_count() < self.config.min_clients:
@@ -564,7 +660,9 @@ class Transitions:
         known = self.judges & self.healthy
         self.known_levels = self._held(known)
         for seat in self.members:
-            seat.shown = -1 if known and seat.state is MemberState.HEALTHY and not seat.established else 0
+            seat.shown = (
+                -1 if known and seat.state is MemberState.HEALTHY and not seat.established else 0
+            )
         self._start_round(0, 0)
         return True
 
@@ -582,7 +680,9 @@ class Transitions:
         alone = alone and not self.config.verification_percent
         if alone:
             weights = {number: self.members[number].weight for number in bitmap.seats(roster)}
-            own = sum(weight for number, weight in weights.items() if bitmap.contains(self.judges, number))
+            own = sum(
+                weight for number, weight in weights.items() if bitmap.contains(self.judges, number)
+            )
             fresh = max(0, wanted * own // sum(weights.values()) - (wanted - fresh))
         if fresh and self._has_room(0):
             batch.append(Interval(self.data_index, fresh))
@@ -622,7 +722,9 @@ class Transitions:
                     return False
                 self._enter(RunState.ROUND_WITNESS)
                 return True
-        elif len(lap.votes) < lap.elected and not self._passed(self.since, config.round_witness_time):
+        elif len(lap.votes) < lap.elected and not self._passed(
+            self.since, config.round_witness_time
+        ):
             return False
         self._close(lap)
         return True
@@ -668,7 +770,10 @@ class Transitions:
     def is_provisional(self) -> bool:
         """Return whether the model is of an epoch that may be undone."""
         before = self.kept and self.kept[0]
-        return before is not None and (before.hashes, before.step) != (self.known.hashes, self.known.step)
+        return before is not None and (before.hashes, before.step) != (
+            self.known.hashes,
+            self.known.step,
+        )
 
     def _remaining_judges(self) -> int:
         """The established members that did not leave by themselves."""
@@ -689,11 +794,18 @@ class Transitions:
         return next((reason for reason, holds in reasons if holds), ExitReason.NONE)
 
     def _settle(self, lap: Lap, judged: Lap) -> tuple[int, int]:
-        """Who delivered, and who of them owed anything: if anybody did, it is a step. What is missing waits."""
+        """Who delivered, and who of them owed anything: if anybody did, it is a step. What is
+        missing waits.
+        """
         agreed = bitmap.from_seats(self._agreed(lap)) & judged.roster
         shares = self.shares(judged)
         idle = bitmap.from_seats(number for number, share in shares.items() if not share)
-        missing = {place for number, share in shares.items() if not bitmap.contains(agreed, number) for place in share}
+        missing = {
+            place
+            for number, share in shares.items()
+            if not bitmap.contains(agreed, number)
+            for place in share
+        }
         gaps = behind(judged.batch, missing)
         if gaps and not self._has_room(len(gaps)):
             agreed, gaps = 0, list(judged.batch)
@@ -702,13 +814,15 @@ class Transitions:
         done = numbers(judged.batch) - again
         assert not done & self.trained, "a sequence is trained twice"
         self.trained |= done
-        if agreed == judged.roster:  # a quorum has something of everybody, also of those who owed nothing
+        if (
+            agreed == judged.roster
+        ):  # a quorum has something of everybody, also of those who owed nothing
             return agreed, agreed if judged.batch else 0
         return agreed | idle, agreed & ~idle
 
     def _counted(self, lap: Lap, judged: Lap, attested: int, delivered: int) -> tuple[int, int]:
-        """Return whom the round counts for. Where newcomers witness, a majority of the elected says it; while some are
-        late, all that no majority left out.
+        """Return whom the round counts for. Where newcomers witness, a majority of the elected says
+        it; while some are late, all that no majority left out.
         """
         if lap.established:
             return attested, delivered
@@ -734,7 +848,9 @@ class Transitions:
 
     def _recorded(self, lap: Lap, least: int) -> dict[int, int]:
         """Return the results that at least `least` of a round's witnesses recorded."""
-        found = Counter((number, result) for vote in lap.votes for number, result in vote.held.items())
+        found = Counter(
+            (number, result) for vote in lap.votes for number, result in vote.held.items()
+        )
         return {number: result for (number, result), votes in found.items() if votes >= least}
 
     def _put_back(self, intervals: Iterable[Interval]) -> None:
@@ -756,9 +872,17 @@ class Transitions:
                     or (seat.state is not MemberState.IDLE and seat.exited >= applied)
                 )
             )
-            hashes = [UNATTESTED if trained >> level & 1 else one for level, one in enumerate(known.hashes)]
+            hashes = [
+                UNATTESTED if trained >> level & 1 else one
+                for level, one in enumerate(known.hashes)
+            ]
             self.known = Knowledge(
-                tuple(hashes), known.attested & ~trained, known.step, known.data_index, known.source, known.lost
+                tuple(hashes),
+                known.attested & ~trained,
+                known.step,
+                known.data_index,
+                known.source,
+                known.lost,
             )
         self.statements = {level: {} for level in range(self.levels)}
         if self.judged:
@@ -766,10 +890,19 @@ class Transitions:
         for number in bitmap.seats(self.proven & self.healthy):
             self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
         if self.judged and not self.judges:
-            least = min((self.members[number].tier for number in bitmap.seats(self.proven)), default=self.levels)
-            idle = [one for one in bitmap.seats(self.healthy & ~self.proven) if self.members[one].tier <= least]
+            least = min(
+                (self.members[number].tier for number in bitmap.seats(self.proven)),
+                default=self.levels,
+            )
+            idle = [
+                one
+                for one in bitmap.seats(self.healthy & ~self.proven)
+                if self.members[one].tier <= least
+            ]
             idle = [one for one in idle if self._half(self.members[one])]
-            self.proven |= bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
+            self.proven |= (
+                bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
+            )
         if self.kept and self._stands():
             self.kept = None
         self._enter(RunState.COOLDOWN)
@@ -778,7 +911,9 @@ class Transitions:
         known = self.known
         hashes = [found if one == level else old for one, old in enumerate(known.hashes)]
         attested = known.attested | 1 << level
-        self.known = Knowledge(tuple(hashes), attested, self.step, self.first_untrained, known.source, known.lost)
+        self.known = Knowledge(
+            tuple(hashes), attested, self.step, self.first_untrained, known.source, known.lost
+        )
 
     def _safe(self) -> bool:
         held = self._held(self.healthy & self.lap.roster)
@@ -790,7 +925,10 @@ class Transitions:
             if not self._passed(self.since, self.config.cooldown_time):
                 return False
             for level in range(self.levels):
-                told, silent = self.statements[level], set(self.electees(level)) - set(self.statements[level])
+                told, silent = (
+                    self.statements[level],
+                    set(self.electees(level)) - set(self.statements[level]),
+                )
                 gone = any(not bitmap.contains(self.healthy, number) for number in silent)
                 known = bool(self.known_levels >> level & 1)
                 new = known and not all(self.members[number].established for number in told)
@@ -801,7 +939,9 @@ class Transitions:
         return True
 
     def _unknown(self) -> int:
-        """Levels that were trained and not attested, of which half of those who could say what they are have gone."""
+        """Levels that were trained and not attested, of which half of those who could say what they
+        are have gone.
+        """
         lost = 0
         for level in range(self.levels):
             asked = self.electees(level)
@@ -860,7 +1000,8 @@ class Transitions:
             self.members[number].established = True
         holders = healthy
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
-            holders = self.finishers & ~(self.began & ~healthy) or healthy  # nobody has anything newer
+            # nobody has anything newer
+            holders = self.finishers & ~(self.began & ~healthy) or healthy
         self.finishers = holders & ~self._unwanted()
         marked = self.known.lost if self.step == self.start_step else unknown
         if unknown == self.every:
@@ -874,10 +1015,14 @@ class Transitions:
         elif source is ModelSource.CHECKPOINT:
             self._use_durable()
             return
-        self.known = Knowledge(known.hashes, known.attested, known.step, known.data_index, source, marked)
+        self.known = Knowledge(
+            known.hashes, known.attested, known.step, known.data_index, source, marked
+        )
 
     def _restore(self) -> bool:
-        """What an epoch changed that does not stand is undone. Finishers that were removed are none any more."""
+        """What an epoch changed that does not stand is undone. Finishers that were removed are none
+        any more.
+        """
         self.finishers &= ~self._unwanted()
         if self.kept is None:
             return False
@@ -889,7 +1034,9 @@ class Transitions:
         return True
 
     def _unwanted(self) -> int:
-        return bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.wish >= REMOVED)
+        return bitmap.from_seats(
+            number for number, seat in enumerate(self.members) if seat.wish >= REMOVED
+        )
 
     def _pause(self) -> None:
         if self.state is RunState.WARMUP:

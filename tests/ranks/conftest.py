@@ -1,4 +1,6 @@
-"""Rank processes that the tests share: each test says by `shape` (data, tensor) which ones it needs."""
+"""Rank processes that the tests share: each test says by `shape` (data, tensor) which ones it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     pool = getattr(item, "funcargs", {}).get("rank_pool")
     if report.failed and pool is not None:

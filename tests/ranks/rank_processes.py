@@ -1,4 +1,6 @@
-"""Ranks as real processes, whose first one is the test's, and replicas that are trained by them and by one alone."""
+"""Ranks as real processes, whose first one is the test's, and replicas that are trained by them and
+by one alone.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,13 @@ NANOGPT: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 16,
 }
-WHOLE = NANOGPT | {"relu_squared": False, "value_embeddings": 2, "x0_residual": True, "unet_skips": True, "head_dim": 6}
+WHOLE = NANOGPT | {
+    "relu_squared": False,
+    "value_embeddings": 2,
+    "x0_residual": True,
+    "unet_skips": True,
+    "head_dim": 6,
+}
 DEEPSEEK: dict[str, Any] = {
     "model_type": "deepseek_v3",
     "vocab_size": 64,
@@ -76,8 +84,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "qwen2": LLAMA | {"model_type": "qwen2"},
     "named": LLAMA
-    | {"num_hidden_layers": 3, "matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
-    "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31]}, {"num_key_value_heads": 1}]},
+    | {
+        "num_hidden_layers": 3,
+        "matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}],
+    },
+    "uneven": LLAMA
+    | {"matformer_tiers": [{"intermediate_size": [64, 31]}, {"num_key_value_heads": 1}]},
     "nanogpt": NANOGPT,
     "skipping nanogpt": NANOGPT | {"unet_skips": True},
     "whole nanogpt": WHOLE,
@@ -90,22 +102,48 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "deepseek": DEEPSEEK,
     "deepseek v2": DEEPSEEK
-    | {"model_type": "deepseek_v2", "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 3},
-    "narrow deepseek": DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": 9}, {"layers": [0]}]},
+    | {
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "topk_method": "group_limited_greedy",
+        "n_shared_experts": 3,
+    },
+    "narrow deepseek": DEEPSEEK
+    | {"matformer_tiers": [{"moe_intermediate_size": 9}, {"layers": [0]}]},
     "named deepseek": DEEPSEEK
-    | {"matformer_tiers": [{"moe_intermediate_size": 10, "intermediate_size": 20}, {"layers": [1]}]},
+    | {
+        "matformer_tiers": [{"moe_intermediate_size": 10, "intermediate_size": 20}, {"layers": [1]}]
+    },
 }
 CUT = ["llama", "qwen2", "qwen3", "named", "nanogpt", "whole nanogpt", "named nanogpt"]
 CUT += ["deepseek", "deepseek v2", "named deepseek"]
 """Models whose layers two ranks can share in every tier."""
-WIDE = LLAMA | {"vocab_size": 1000, "hidden_size": 96, "intermediate_size": 252, "num_hidden_layers": 2}
-DISTRO = Distro(topk=8, topk_embeddings=8, chunk=16, quantize_1bit=False, decay=0.99, weight_decay=0.1, clip=1.0)
+WIDE = LLAMA | {
+    "vocab_size": 1000,
+    "hidden_size": 96,
+    "intermediate_size": 252,
+    "num_hidden_layers": 2,
+}
+DISTRO = Distro(
+    topk=8, topk_embeddings=8, chunk=16, quantize_1bit=False, decay=0.99, weight_decay=0.1, clip=1.0
+)
 RATE = 1e-2
-SIGNS = Distro(topk=5, topk_embeddings=9, chunk=16, quantize_1bit=True, decay=0.99, weight_decay=0.1, clip=1.0)
-FLOATS = Distro(topk=3, topk_embeddings=3, chunk=11, quantize_1bit=False, decay=0.9, weight_decay=0.0, clip=None)
+SIGNS = Distro(
+    topk=5, topk_embeddings=9, chunk=16, quantize_1bit=True, decay=0.99, weight_decay=0.1, clip=1.0
+)
+FLOATS = Distro(
+    topk=3, topk_embeddings=3, chunk=11, quantize_1bit=False, decay=0.9, weight_decay=0.0, clip=None
+)
 SPARSE = SparseLoCo(inner_steps=2, chunk=16, topk=16, topk_embeddings=16)
-DIGITS = SparseLoCo(inner_steps=2, inner_optimizer="muon", chunk=16, topk=256, topk_embeddings=200, bits=1)
-SETTINGS: dict[str, Settings] = {"signs": SIGNS, "floats": FLOATS, "sparse": SPARSE, "digits": DIGITS}
+DIGITS = SparseLoCo(
+    inner_steps=2, inner_optimizer="muon", chunk=16, topk=256, topk_embeddings=200, bits=1
+)
+SETTINGS: dict[str, Settings] = {
+    "signs": SIGNS,
+    "floats": FLOATS,
+    "sparse": SPARSE,
+    "digits": DIGITS,
+}
 TWO = (2, 1)
 """Data and tensor parallelism of two ranks that share the micro-batches."""
 FOUR = (4, 1)
@@ -128,7 +166,9 @@ def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]
 
 
 class RankPool:
-    """Runs the ranks of one shape at a time. Starts new ones when a rank has ended and when the shape changes."""
+    """Runs the ranks of one shape at a time. Starts new ones when a rank has ended and when the
+    shape changes.
+    """
 
     _processes: Launched
     _ranks: Ranks
@@ -141,7 +181,9 @@ class RankPool:
         """Return the processes of these ranks and the first rank, which is this process."""
         if self._shape != (data, tensor) or self._processes.lost() is not None:
             self.close()
-            self._processes, self._ranks = self._until_close.enter_context(ranks_on_cpu(data, tensor))
+            self._processes, self._ranks = self._until_close.enter_context(
+                ranks_on_cpu(data, tensor)
+            )
             self._shape = (data, tensor)
         return self._processes, self._ranks
 
@@ -156,24 +198,46 @@ def share(count: int, round_: int = 0) -> Tensor:
 
 
 def any_weights(config: ModelConfig, tier: int) -> dict[str, Tensor]:
-    """Of a network that has learnt: none of them is 0 or 1, as scalars, norms and biases are in the beginning."""
+    """Of a network that has learnt: none of them is 0 or 1, as scalars, norms and biases are in the
+    beginning.
+    """
     draws = torch.Generator().manual_seed(1)
     initial = init_weights(config, 0, tier)
-    return {name: initial[name] + torch.randn(initial[name].shape, generator=draws) / 4 for name in sorted(initial)}
+    return {
+        name: initial[name] + torch.randn(initial[name].shape, generator=draws) / 4
+        for name in sorted(initial)
+    }
 
 
 def two(
-    ranks: Ranks, model: str, tier: int, micro: int, settings: Settings = DISTRO, *, recompute: bool = False
+    ranks: Ranks,
+    model: str,
+    tier: int,
+    micro: int,
+    settings: Settings = DISTRO,
+    *,
+    recompute: bool = False,
 ) -> tuple[Replica, LedReplica]:
-    """The same replica twice: trained by this process on its device, and by all ranks, as it is in host memory."""
+    """The same replica twice: trained by this process on its device, and by all ranks, as it is in
+    host memory.
+    """
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
     size = PassSize(micro, "on" if recompute else "auto")
     given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0}
     weights = any_weights(config, tier)
-    alone = Replica(schema, config, tier, {n: t.clone() for n, t in weights.items()}, device=ranks.device, **given)
+    alone = Replica(
+        schema,
+        config,
+        tier,
+        {n: t.clone() for n, t in weights.items()},
+        device=ranks.device,
+        **given,
+    )
     lead = Lead(ranks, config, tier, size)
-    return alone, LedReplica(lead, schema, config, tier, weights, device=torch.device("cpu"), **given)
+    return alone, LedReplica(
+        lead, schema, config, tier, weights, device=torch.device("cpu"), **given
+    )
 
 
 def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
@@ -185,13 +249,20 @@ def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:
     loss = float(replica._backward(replica.passes, sequences, threading.Event()))
-    found = {name: parameter.grad for name, parameter in replica.params.items() if parameter.grad is not None}
+    found = {
+        name: parameter.grad
+        for name, parameter in replica.params.items()
+        if parameter.grad is not None
+    }
     replica.model.zero_grad(set_to_none=True)
     return loss, found
 
 
 def apply(replica: Replica, payloads: dict[int, bytes]) -> None:
-    replica.apply({level: [decode_level(p, replica.schema.results, level)] for level, p in payloads.items()}, RATE)
+    replica.apply(
+        {level: [decode_level(p, replica.schema.results, level)] for level, p in payloads.items()},
+        RATE,
+    )
 
 
 def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
@@ -215,14 +286,26 @@ def trained_alike(alone: Replica, led: Replica, count: int, number: int) -> Trai
 
 
 def inner_settings(inner: Any, **changed: Any) -> SparseLoCo:
-    return SparseLoCo(inner_steps=3, inner_optimizer=inner, chunk=16, topk=16, clip=1.0, weight_decay=0.1, **changed)
+    return SparseLoCo(
+        inner_steps=3,
+        inner_optimizer=inner,
+        chunk=16,
+        topk=16,
+        clip=1.0,
+        weight_decay=0.1,
+        **changed,
+    )
 
 
 def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
-    """Compare a share that leaves all ranks but one idle at its end, and one of less than a micro-batch."""
+    """Compare a share that leaves all ranks but one idle at its end, and one of less than a
+    micro-batch.
+    """
     alone, led = two(ranks, model, tier, 2)
     for count in (2 * ranks.size + 1, 1):
-        (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
+        (loss, expected), (found_loss, found) = (
+            gradients(replica, share(count)) for replica in (alone, led)
+        )
         assert found_loss == loss
         assert found.keys() == expected.keys() == dict(alone.params).keys()
         for name, gradient in expected.items():
@@ -232,12 +315,16 @@ def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
 def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
     """Compare what ranks compute that share the layers, and so round otherwise."""
     alone, led = two(ranks, model, tier, 2)
-    (loss, expected), (found_loss, found) = (gradients(replica, share(7)) for replica in (alone, led))
+    (loss, expected), (found_loss, found) = (
+        gradients(replica, share(7)) for replica in (alone, led)
+    )
     assert found_loss == pytest.approx(loss, rel=1e-5)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
-        if name.endswith("e_score_correction_bias"):  # how often experts were chosen, every token once
+        if name.endswith(
+            "e_score_correction_bias"
+        ):  # how often experts were chosen, every token once
             assert torch.equal(found[name], gradient)
             assert int(gradient.sum()) == 2 * 7 * 15
         assert bool(found[name].any()) or name.endswith("bias")
@@ -249,7 +336,11 @@ def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: i
     for number in range(rounds):
         trained = trained_alike(alone, led, 5, number)
         assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
-        assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(led.optimizer.remembered()).root
+        assert (
+            alone.optimizer.tree().root
+            == led.optimizer.tree().root
+            == tree_of(led.optimizer.remembered()).root
+        )
         for replica in (alone, led):
             apply(replica, trained.payloads)
         assert alone.hashes() == led.hashes()
@@ -262,7 +353,11 @@ def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2
         one, other = (learnt(replica, number, measured=True) for replica in (alone, led))
         assert one.payloads == other.payloads
         assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
-        assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(alone.optimizer.remembered()).root
+        assert (
+            alone.optimizer.tree().root
+            == led.optimizer.tree().root
+            == tree_of(alone.optimizer.remembered()).root
+        )
         assert one.measured is not None
         assert other.measured is not None
         for level, figures in one.measured.items():
@@ -273,7 +368,9 @@ def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2
 
 
 def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, count: int) -> None:
-    """While the ranks train a share, whose first step waits for it: its bytes, and the share's, are one rank's."""
+    """While the ranks train a share, whose first step waits for it: its bytes, and the share's, are
+    one rank's.
+    """
     state = alone.optimizer.state()
     read, found = threading.Event(), list[bytes]()
 
@@ -288,7 +385,10 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
 
     reader = threading.Thread(target=ask)
     reader.start()
-    results = [alone.train(share(count), RATE, RATE, threading.Event()), led.train(share(count), RATE, RATE, Waiting())]
+    results = [
+        alone.train(share(count), RATE, RATE, threading.Event()),
+        led.train(share(count), RATE, RATE, Waiting()),
+    ]
     reader.join()
     assert found == [block_of(state, place)]
     assert results[0].payloads == results[1].payloads
@@ -296,4 +396,6 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
 
 def learnt(replica: Replica, number: int, measured: bool = False, count: int = 4) -> Trained:
     """A round's share."""
-    return replica.train(share(count, number), RATE, RATE, threading.Event(), measured, travelling=number > 0)
+    return replica.train(
+        share(count, number), RATE, RATE, threading.Event(), measured, travelling=number > 0
+    )

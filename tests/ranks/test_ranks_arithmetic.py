@@ -1,4 +1,6 @@
-"""What several ranks make of a share, by splitting its micro-batches, is what one makes of it, bit by bit."""
+"""What several ranks make of a share, by splitting its micro-batches, is what one makes of it, bit
+by bit.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,18 @@ def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_no_step_of_a_share_waits_for_the_device(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_of_a_share_waits_for_the_device(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Losses are read once for each share, however many micro-batches it has."""
     _, led = two(ranks, "llama", 0, 1)
     read: list[str] = []
     for name in ("item", "tolist", "__float__", "__bool__"):
         plain = getattr(torch.Tensor, name)
 
-        def noted(tensor: torch.Tensor, name: str = name, plain: Callable[[torch.Tensor], Any] = plain) -> Any:
+        def noted(
+            tensor: torch.Tensor, name: str = name, plain: Callable[[torch.Tensor], Any] = plain
+        ) -> Any:
             read.append(name)
             return plain(tensor)
 
@@ -75,17 +81,22 @@ def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:
 @pytest.mark.parametrize("model", ["llama", "skipping nanogpt", "whole nanogpt", "deepseek"])
 def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
     alone, led = two(ranks, model, 0, 2, recompute=True)
-    (loss, expected), (found_loss, found) = (gradients(replica, share(5)) for replica in (alone, led))
+    (loss, expected), (found_loss, found) = (
+        gradients(replica, share(5)) for replica in (alone, led)
+    )
     assert found_loss == loss
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.slow
-def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their gradients are computed in the backward pass, when the head has to be there once more."""
     whole, _ = two(ranks, "llama", 0, 2)
     _, expected = gradients(whole, share(3))
-    monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)  # of this rank; the other has them whole
+    # of this rank; the other has them whole
+    monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)
     _, led = two(ranks, "llama", 0, 2)
     _, found = gradients(led, share(3))
     for name, gradient in expected.items():

@@ -1,4 +1,6 @@
-"""Four ranks that share the micro-batches: one slow test for each concern, and the nightly tables of all shapes."""
+"""Four ranks that share the micro-batches: one slow test for each concern, and the nightly tables
+of all shapes.
+"""
 
 from __future__ import annotations
 
@@ -55,17 +57,24 @@ def test_gradients_of_every_model_are_one_ranks(ranks: Ranks, model: str, tier: 
 @on_two_and_four
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 @pytest.mark.parametrize(
-    ("model", "tier"), [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0), ("whole nanogpt", 0)]
+    ("model", "tier"),
+    [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0), ("whole nanogpt", 0)],
 )
-def test_three_rounds_with_inner_steps_are_one_ranks(ranks: Ranks, model: str, tier: int, inner: str) -> None:
+def test_three_rounds_with_inner_steps_are_one_ranks(
+    ranks: Ranks, model: str, tier: int, inner: str
+) -> None:
     same_inner_rounds(ranks, model, tier, inner, rounds=3)
 
 
 @pytest.mark.nightly
 @on_two_and_four
 @pytest.mark.parametrize("kind", SETTINGS)
-@pytest.mark.parametrize(("model", "tier"), [("llama", 0), ("uneven", 1), ("nanogpt", 2), ("deepseek", 0)])
-def test_three_rounds_of_every_format_are_one_ranks(ranks: Ranks, model: str, tier: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "tier"), [("llama", 0), ("uneven", 1), ("nanogpt", 2), ("deepseek", 0)]
+)
+def test_three_rounds_of_every_format_are_one_ranks(
+    ranks: Ranks, model: str, tier: int, kind: str
+) -> None:
     same_results(ranks, model, tier, kind, rounds=3)
 
 
@@ -73,5 +82,7 @@ def test_three_rounds_of_every_format_are_one_ranks(ranks: Ranks, model: str, ti
 @pytest.mark.parametrize("shape", [PAIR, SQUARE], ids=["pair", "square"])
 @pytest.mark.parametrize("model", CUT)
 @pytest.mark.parametrize("tier", range(3))
-def test_cut_layers_of_every_model_give_the_same_gradient(ranks: Ranks, model: str, tier: int) -> None:
+def test_cut_layers_of_every_model_give_the_same_gradient(
+    ranks: Ranks, model: str, tier: int
+) -> None:
     close_gradients(ranks, model, tier)

@@ -1,4 +1,6 @@
-"""An inner optimizer's moments are dealt out to the ranks, and every step made of them is one rank's, bit by bit."""
+"""An inner optimizer's moments are dealt out to the ranks, and every step made of them is one
+rank's, bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(ranks: Ranks, inner: str) -> None:
+def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(
+    ranks: Ranks, inner: str
+) -> None:
     """The file of a member's own state is the same for every writer."""
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     for number in range(2):
@@ -151,7 +155,9 @@ def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> 
     learnt(led, 0)
     before = led.optimizer.state()
     of_another_rank = tuple(dealt_inner(led)._plan.dealt[1])
-    first, second, *_, last = [n for n in before if n.startswith("private.") and n.endswith(of_another_rank)]
+    first, second, *_, last = [
+        n for n in before if n.startswith("private.") and n.endswith(of_another_rank)
+    ]
     without_first = {name: tensor for name, tensor in before.items() if name != first}
     for wrong in (without_first, {second: before[second][None]}, {last: before[last].double()}):
         with pytest.raises(BadState):
@@ -202,14 +208,18 @@ def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
     for replica in (alone, led):
         learnt(replica, 0)
     state = alone.optimizer.state()
-    name = "private.momentum/" + next(name for name in dealt_inner(led)._plan.dealt[1] if "proj" in name)
+    name = "private.momentum/" + next(
+        name for name in dealt_inner(led)._plan.dealt[1] if "proj" in name
+    )
     place = BlockSpan(name, 0, state[name].nbytes)
     block_is_read_meanwhile(alone, led, place, 6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_a_rank_holds_its_part_of_the_moments_alone(ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_holds_its_part_of_the_moments_alone(
+    ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE | {"num_hidden_layers": 8, "vocab_size": 100})
     _, led = two(ranks, "wide", 0, 1, inner_settings(inner))
     learnt(led, 0)
@@ -244,7 +254,9 @@ def test_ranks_continue_with_the_next_replica_after_a_failure(ranks: Ranks) -> N
         assert learnt(later, number).payloads == learnt(alone, number).payloads
 
 
-NAMES = st.sampled_from(["model.layers.{}.mlp.up_proj.weight", "model.layers.{}.input_layernorm.weight"])
+NAMES = st.sampled_from(
+    ["model.layers.{}.mlp.up_proj.weight", "model.layers.{}.input_layernorm.weight"]
+)
 EDGES = st.integers(1, 300)
 SHAPES = st.dictionaries(
     st.builds(lambda name, number: name.format(number), NAMES, st.integers(0, 30)),
@@ -258,8 +270,12 @@ def test_every_tensor_is_dealt_once_and_no_rank_has_more_than_a_tensor_too_much(
 ) -> None:
     dealt = deal(shapes, orthogonal, ranks)
     assert sorted(name for own in dealt for name in own) == sorted(shapes)
-    assert dealt == deal(dict(reversed(shapes.items())), orthogonal, ranks), "in whatever order they come"
-    hidden = {name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)}
+    assert dealt == deal(dict(reversed(shapes.items())), orthogonal, ranks), (
+        "in whatever order they come"
+    )
+    hidden = {
+        name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)
+    }
     work = {name: prod(shapes[name]) * min(shapes[name][-2:]) for name in hidden}
     each = [sum(work[name] for name in own if name in hidden) for own in dealt]
     assert max(each) - min(each) <= max(work.values(), default=0)
@@ -270,7 +286,9 @@ def test_every_tensor_is_dealt_once_and_no_rank_has_more_than_a_tensor_too_much(
 
 def test_a_matrix_weighs_as_much_as_it_costs_to_make_it_orthogonal() -> None:
     """A long one has twice the numbers of a square one, and is half the work."""
-    shapes = {"model.layers.0.long.weight": (2, 64)} | {f"model.layers.{n}.square.weight": (8, 8) for n in range(3)}
+    shapes = {"model.layers.0.long.weight": (2, 64)} | {
+        f"model.layers.{n}.square.weight": (8, 8) for n in range(3)
+    }
     long, *square = shapes
     assert deal(shapes, True, 2) == [[square[0], square[2]], [square[1], long]]
 
@@ -282,6 +300,8 @@ def test_what_is_dealt_are_the_parameters_that_a_replica_learns(inner: str) -> N
         schema = build_schema(config.to_hf(), 3, inner_settings(inner))
         for tier in range(3):
             shapes, orthogonal = moments_of(schema, tier)
-            learnt = {n: s for n, s in config.parameter_shapes(tier).items() if not config.balances(n)}
+            learnt = {
+                n: s for n, s in config.parameter_shapes(tier).items() if not config.balances(n)
+            }
             assert shapes == learnt, (model, tier)
             assert orthogonal == (inner == "muon")

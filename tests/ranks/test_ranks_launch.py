@@ -43,9 +43,12 @@ async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks:
     os.kill(processes.processes[0], signal.SIGKILL)
 
     async def train() -> None:
-        led._backward(led.passes, share(4), threading.Event())  # the event loop stands still until it fails
+        # the event loop stands still until it fails
+        led._backward(led.passes, share(4), threading.Event())
 
-    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
+    with pytest.raises(
+        RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL"
+    ) as caught:
         await processes.while_all_run(train())
     assert isinstance(caught.value.__cause__, RuntimeError)
 
@@ -58,7 +61,9 @@ async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks:
         pytest.param("a share begins", marks=pytest.mark.nightly),
     ],
 )
-async def test_killed_rank_that_holds_moments_is_named(processes: Launched, ranks: Ranks, when: str) -> None:
+async def test_killed_rank_that_holds_moments_is_named(
+    processes: Launched, ranks: Ranks, when: str
+) -> None:
     """Nobody waits for it: neither the step of its parameters nor the undoing of the share."""
     _, led = two(ranks, "llama", 0, 1, MUON)
     learnt(led, 0, count=1)
@@ -82,13 +87,17 @@ async def test_killed_rank_that_holds_moments_is_named(processes: Launched, rank
         led.optimizer.state()
 
     before = led.hashes()
-    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
+    with pytest.raises(
+        RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL"
+    ) as caught:
         await processes.while_all_run(work())
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert led.hashes() == before
 
 
-async def test_error_unrelated_to_the_ranks_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_unrelated_to_the_ranks_stays_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("aftermath.ranks.launch._BLAME", 0.01)
 
     async def fail() -> None:
@@ -104,7 +113,10 @@ async def test_error_unrelated_to_the_ranks_stays_what_it_is(monkeypatch: pytest
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
 async def test_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     said = "rank 1 of this member, on cuda:7, has ended with status 1"
-    with launched(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes, pytest.raises(RankLost, match=said):
+    with (
+        launched(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes,
+        pytest.raises(RankLost, match=said),
+    ):
         await processes.while_all_run(_endless())
     assert "rank 1 on cuda:7: " in capfd.readouterr().err
 
@@ -121,7 +133,9 @@ async def test_rank_that_crashes_says_where_it_was(capfd: pytest.CaptureFixture[
     assert "aftermath/ranks/follow.py" in said
 
 
-def test_launched_leaves_no_process_and_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_launched_leaves_no_process_and_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         [number] = processes.processes

@@ -49,8 +49,18 @@ def test_options_that_fit_each_other(
     ("name", "data", "tensor", "says"),
     [
         ("cuda:0,0", 0, 1, "--device cuda:0,0 names a device twice"),
-        ("cuda:0,1,2", 2, 1, "names 3 devices, and --data-parallelism 2 with --tensor-parallelism 1 needs 2"),
-        ("cuda:0,1,2", 0, 2, "names 3 devices, and --data-parallelism 1 with --tensor-parallelism 2 needs 2"),
+        (
+            "cuda:0,1,2",
+            2,
+            1,
+            "names 3 devices, and --data-parallelism 2 with --tensor-parallelism 1 needs 2",
+        ),
+        (
+            "cuda:0,1,2",
+            0,
+            2,
+            "names 3 devices, and --data-parallelism 1 with --tensor-parallelism 2 needs 2",
+        ),
         ("cuda:1", 2, 1, "names 1 device, and --data-parallelism 2"),
         ("cpu", 64, 64, "4096 ranks are too many"),
         ("cpu,cpu", 0, 1, "is not a device"),
@@ -64,9 +74,12 @@ def test_options_that_contradict_each_other_are_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "says"), [("cuda", 8, "8 ranks need as many GPUs, and there are 4"), ("cuda:0,7", 0, "cuda:7 is")]
+    ("name", "data", "says"),
+    [("cuda", 8, "8 ranks need as many GPUs, and there are 4"), ("cuda:0,7", 0, "cuda:7 is")],
 )
-def test_devices_that_are_not_here_are_a_sentence(gpus: None, name: str, data: int, says: str) -> None:
+def test_devices_that_are_not_here_are_a_sentence(
+    gpus: None, name: str, data: int, says: str
+) -> None:
     with pytest.raises(Unsuitable, match=says):
         mesh_of(name, data, 1)
 
@@ -74,11 +87,17 @@ def test_devices_that_are_not_here_are_a_sentence(gpus: None, name: str, data: i
 def test_passes_on_several_devices_are_not_compiled() -> None:
     given = TrainSettings(run_id="mine", device="cpu", compile="on")
     assert mesh_named(given).alone
-    with pytest.raises(UsageError, match="--compile on: passes on several devices are not compiled"):
+    with pytest.raises(
+        UsageError, match="--compile on: passes on several devices are not compiled"
+    ):
         mesh_named(replace(given, tensor_parallelism=2))
 
 
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     two = mesh_of("cpu", 2, 1)
-    assert [threads_of(two, 0), threads_of(two, 5), threads_of(mesh_of("cpu", 0, 1), 0)] == [3, 5, 0]
+    assert [threads_of(two, 0), threads_of(two, 5), threads_of(mesh_of("cpu", 0, 1), 0)] == [
+        3,
+        5,
+        0,
+    ]

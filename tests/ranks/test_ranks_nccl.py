@@ -1,7 +1,8 @@
-"""Two ranks that speak NCCL, where there is a GPU: `make gpu-check` runs these; with one GPU both ranks are on it.
+"""Two ranks that speak NCCL, where there is a GPU: `make gpu-check` runs these; with one GPU both
+ranks are on it.
 
-NCCL refuses two ranks on one GPU of one host. So these two say that they are of two hosts (NCCL_HOSTID), and NCCL
-carries by sockets what ranks on GPUs of one machine copy.
+NCCL refuses two ranks on one GPU of one host. So these two say that they are of two hosts
+(NCCL_HOSTID), and NCCL carries by sockets what ranks on GPUs of one machine copy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from aftermath.ranks.mesh import Mesh
 from aftermath.replica.exactness import exact_device
 from ranks.rank_processes import DISTRO, RATE, RankPool, apply, gradients, share, two
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no CUDA device here"
+)
 SETTINGS = {
     "distro": DISTRO,
     "adamw": SparseLoCo(inner_steps=3, chunk=16, topk=16),
@@ -56,7 +59,9 @@ def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Iterator[Ranks
 def test_gradient_and_loss_are_one_gpus(ranks: Ranks, model: str) -> None:
     alone, led = two(ranks, model, 1, 2)
     for count in (8, 9, 1):
-        (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
+        (loss, expected), (found_loss, found) = (
+            gradients(replica, share(count)) for replica in (alone, led)
+        )
         assert found_loss == pytest.approx(loss, rel=1e-5)
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
@@ -64,7 +69,9 @@ def test_gradient_and_loss_are_one_gpus(ranks: Ranks, model: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_ranks_make_of_a_round_is_applied_by_a_gpu_with_their_bits(ranks: Ranks, name: str) -> None:
+def test_what_ranks_make_of_a_round_is_applied_by_a_gpu_with_their_bits(
+    ranks: Ranks, name: str
+) -> None:
     alone, led = two(ranks, "llama", 1, 2, SETTINGS[name])
     before = led.hashes()
     for number in range(3):
@@ -72,7 +79,8 @@ def test_what_ranks_make_of_a_round_is_applied_by_a_gpu_with_their_bits(ranks: R
             replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
             for replica in (alone, led)
         )
-        assert made.loss == pytest.approx(one.loss, rel=0.02)  # inner steps make more of what was rounded
+        # inner steps make more of what was rounded
+        assert made.loss == pytest.approx(one.loss, rel=0.02)
         for replica in (alone, led):
             apply(replica, made.payloads)
         assert alone.hashes() == led.hashes()

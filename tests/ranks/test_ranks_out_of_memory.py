@@ -1,4 +1,5 @@
-"""A rank whose memory is too small for a pass has all ranks take smaller ones; the system itself refuses the memory.
+"""A rank whose memory is too small for a pass has all ranks take smaller ones; the system itself
+refuses the memory.
 
 The limit is `RLIMIT_AS` of that rank's process, set from outside: no allocator is replaced.
 """
@@ -24,7 +25,9 @@ from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
 from ranks.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two
 
-pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's")
+pytestmark = pytest.mark.skipif(
+    not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's"
+)
 
 MICRO = 2048  # sequences: activations of more than a hundred megabytes in three layers
 ROOM = 48 << 20
@@ -34,7 +37,9 @@ ROOM = 48 << 20
 def limited(process: int, room: int) -> Iterator[None]:
     """Limit that process to `room` more bytes than it has."""
     before = resource.prlimit(process, resource.RLIMIT_AS)
-    resource.prlimit(process, resource.RLIMIT_AS, (psutil.Process(process).memory_info().vms + room, before[1]))
+    resource.prlimit(
+        process, resource.RLIMIT_AS, (psutil.Process(process).memory_info().vms + room, before[1])
+    )
     try:
         yield
     finally:
@@ -42,7 +47,9 @@ def limited(process: int, room: int) -> Iterator[None]:
 
 
 def same(alone: Replica, led: LedReplica, count: int) -> None:
-    (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
+    (loss, expected), (found_loss, found) = (
+        gradients(replica, share(count)) for replica in (alone, led)
+    )
     assert found_loss == loss
     for name, gradient in expected.items():
         assert torch.equal(found[name], gradient), name
@@ -60,14 +67,17 @@ def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
     processes: Launched, ranks: Ranks, model: str
 ) -> None:
     alone, led = two(ranks, model, 0, MICRO)
-    gradients(led, share(1))  # as when a machine is measured: what a pass's collectives are is known then
+    # as when a machine is measured: what a pass's collectives are is known then
+    gradients(led, share(1))
     with limited(processes.processes[-1], ROOM):
         gradients(led, share(MICRO * ranks.size + 3))
         size = led._pass_size.size
         assert 1 <= size < MICRO
         assert {news.partition(":")[0] for news in led.news()} == {"out of memory"}
         same(alone, led, size * ranks.size + 3)  # `alone` has the same sizes
-    results = [replica.train(share(3 * size), RATE, RATE, threading.Event()) for replica in (alone, led)]
+    results = [
+        replica.train(share(3 * size), RATE, RATE, threading.Event()) for replica in (alone, led)
+    ]
     assert results[0].payloads == results[1].payloads
     assert led._pass_size.size == size, "it stays so"
 
@@ -80,7 +90,8 @@ def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks
     with limited(processes.processes[-1], ROOM):
         found = led.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())
     assert led._pass_size.size < MICRO
-    expected = alone.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())  # it has the same sizes
+    # it has the same sizes
+    expected = alone.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())
     assert found.payloads == expected.payloads
     assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
 

@@ -1,4 +1,6 @@
-"""How many sequences fit into a pass of several ranks is found at the start, by the rank with the least room."""
+"""How many sequences fit into a pass of several ranks is found at the start, by the rank with the
+least room.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ranks.rank_processes import PAIR, TWO, gradients, share, two
 
 
 def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
-    (loss, expected), (found_loss, found) = (gradients(replica, share(7)) for replica in (alone, led))
+    (loss, expected), (found_loss, found) = (
+        gradients(replica, share(7)) for replica in (alone, led)
+    )
     exact = {"rtol": 0.0, "atol": 0.0} if ranks.tensor == 1 else {"rtol": 1e-4, "atol": 1e-6}
     assert found_loss == pytest.approx(loss, rel=exact["rtol"] or 1e-15)
     for name, gradient in expected.items():
@@ -50,7 +54,9 @@ def test_the_rank_with_the_least_room_decides_for_all(
 
 
 @pytest.mark.slow
-def test_who_must_not_compute_layers_twice_does_not(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_must_not_compute_layers_twice_does_not(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone, led = two(ranks, "llama", 0, AUTO)
     monkeypatch.setattr("aftermath.ranks.sharded.free_bytes", lambda device: 0)
     led._pass_size._may_recompute = False

@@ -1,4 +1,6 @@
-"""What a member's optimizer has not sent yet is dealt out to the ranks, and all that is made of it is one rank's."""
+"""What a member's optimizer has not sent yet is dealt out to the ranks, and all that is made of it
+is one rank's.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,12 @@ def test_payload_and_state_are_one_ranks_bit_by_bit(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "tier", "kind"), [("llama", 0, "floats"), ("nanogpt", 2, "sparse"), ("deepseek", 0, "digits")]
+    ("model", "tier", "kind"),
+    [("llama", 0, "floats"), ("nanogpt", 2, "sparse"), ("deepseek", 0, "digits")],
 )
-def test_payloads_of_other_formats_are_one_ranks(ranks: Ranks, model: str, tier: int, kind: str) -> None:
+def test_payloads_of_other_formats_are_one_ranks(
+    ranks: Ranks, model: str, tier: int, kind: str
+) -> None:
     same_results(ranks, model, tier, kind)
 
 
@@ -81,7 +86,9 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
 
 
 @pytest.mark.slow
-def test_a_part_that_is_on_a_gpu_gives_the_same(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_is_on_a_gpu_gives_the_same(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone."""
     settings = replace(SPARSE, inner_optimizer="muon")
     alone, _ = two(ranks, "llama", 0, 1, settings)
@@ -144,7 +151,9 @@ def test_a_block_that_is_asked_for_while_all_is_forgotten_is_not_read(ranks: Ran
         found[name] = led.optimizer.block(BlockSpan(name, 0, sizes[name]))
 
     turn = ranks.turn
-    threads = [threading.Thread(target=part.reset) for part in (led.optimizer._step, led.optimizer._result)]
+    threads = [
+        threading.Thread(target=part.reset) for part in (led.optimizer._step, led.optimizer._result)
+    ]
     threads += [threading.Thread(target=ask, args=[name]) for name in sizes]
     with turn:
         for thread in threads:
@@ -181,7 +190,9 @@ def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
     before = led.optimizer.state()
     for name, tensor in before.items():
         wrong = tensor.clone()
-        wrong.view(-1)[-1] = torch.iinfo(torch.int64).max if tensor.dtype == torch.int64 else torch.nan
+        wrong.view(-1)[-1] = (
+            torch.iinfo(torch.int64).max if tensor.dtype == torch.int64 else torch.nan
+        )
         with pytest.raises(BadState):
             led.optimizer.restore(before | {name: wrong})
     assert bits(led.optimizer.state()) == bits(before)
@@ -210,12 +221,16 @@ def test_ranks_hold_the_state_of_the_last_replica_alone(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, SIGNS)
     with pytest.raises(RuntimeError, match="another replica's state"):
         first.optimizer.tree()
-    assert first.optimizer.block(BlockSpan("result.residual.0.0", 0, 4)) == b"", "so the reader learns that it changed"
+    assert first.optimizer.block(BlockSpan("result.residual.0.0", 0, 4)) == b"", (
+        "so the reader learns that it changed"
+    )
     assert learnt(led, 0).payloads == learnt(alone, 0).payloads
 
 
 @pytest.mark.slow
-def test_a_rank_holds_its_part_of_the_state_alone(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_holds_its_part_of_the_state_alone(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
     alone, led = two(ranks, "wide", 0, 1, SIGNS)
     for replica in (alone, led):
@@ -234,7 +249,10 @@ def test_every_block_is_held_once_and_ranks_hold_about_as_much(model: str, kind:
     schema = build_schema(config_of(MODELS[model]).to_hf(), 3, SETTINGS[kind])
     for tier, count in itertools.product(range(3), (1, 3, 64)):
         held = dealt(schema.results, tier, count)
-        layouts = {level: level_layout(schema.results, level) for level in range(tier, schema.results.levels)}
+        layouts = {
+            level: level_layout(schema.results, level)
+            for level in range(tier, schema.results.levels)
+        }
         for level, layout in layouts.items():
             for group, of in enumerate(layout.groups):
                 rows = [own for each in held if (own := each.rows.get((level, group))) is not None]
@@ -242,7 +260,12 @@ def test_every_block_is_held_once_and_ranks_hold_about_as_much(model: str, kind:
                 assert [own.first for own in rows] == ends[:-1]
                 assert ends[-1] == of.blocks
         sizes = [
-            sum(state_sizes({n: each.layout(n) for n in layouts if each.results.of_level(n)}).values()) for each in held
+            sum(
+                state_sizes(
+                    {n: each.layout(n) for n in layouts if each.results.of_level(n)}
+                ).values()
+            )
+            for each in held
         ]
         assert sum(sizes) == sum(state_sizes(layouts).values())
         rows_of_blocks = (_row(part.blocks) for layout in layouts.values() for part in layout.parts)

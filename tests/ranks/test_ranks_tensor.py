@@ -1,4 +1,6 @@
-"""Layers that are cut over ranks compute what whole layers do, in every tier; what cannot be cut is refused by name."""
+"""Layers that are cut over ranks compute what whole layers do, in every tier; what cannot be cut is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.tensor import check_tensor_parallelism
 from aftermath.replica.replica import Replica
-from ranks.rank_processes import CUT, MODELS, PAIR, RATE, SQUARE, close_gradients, gradients, parts, share, two
+from ranks.rank_processes import (
+    CUT,
+    MODELS,
+    PAIR,
+    RATE,
+    SQUARE,
+    close_gradients,
+    gradients,
+    parts,
+    share,
+    two,
+)
 
 # They are slow: other shapes than that of the fast tests need processes of their own.
 _PAIR = pytest.param(PAIR, id="pair", marks=pytest.mark.slow)
@@ -28,7 +41,9 @@ ESSENTIAL = [("qwen3", 0), ("named deepseek", 1)]
 
 @on_both
 @pytest.mark.parametrize(("model", "tier"), ESSENTIAL)
-def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Ranks, model: str, tier: int) -> None:
+def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(
+    ranks: Ranks, model: str, tier: int
+) -> None:
     close_gradients(ranks, model, tier)
 
 
@@ -43,7 +58,8 @@ def test_cut_layers_of_other_models_give_the_same_gradient(ranks: Ranks, model: 
 @pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
 def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
     (loss, expected), (found_loss, found) = (
-        gradients(two(ranks, model, 0, 2, recompute=recompute)[1], share(5)) for recompute in (False, True)
+        gradients(two(ranks, model, 0, 2, recompute=recompute)[1], share(5))
+        for recompute in (False, True)
     )
     assert found_loss == loss
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
@@ -54,11 +70,14 @@ def drawn(replica: Replica, number: int) -> Trained:
     rounding.
     """
     draws = torch.Generator().manual_seed(number)
-    given = {name: torch.randn(tensor.shape, generator=draws) for name, tensor in replica.params.items()}
+    given = {
+        name: torch.randn(tensor.shape, generator=draws) for name, tensor in replica.params.items()
+    }
 
     def backward(part: Tensor) -> float:
         for name, gradient in given.items():
-            replica.params[name].grad = gradient + replica.params[name].detach().abs()  # so that looking ahead counts
+            # so that looking ahead counts
+            replica.params[name].grad = gradient + replica.params[name].detach().abs()
         return float(len(part))
 
     return replica.optimizer.train(share(4), backward, RATE, RATE, travelling=number > 0)
@@ -74,8 +93,12 @@ def test_ranks_of_one_layer_share_the_optimizers_state_too(ranks: Ranks) -> None
 
 @on_pair
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_ranks_of_one_layer_step_what_is_theirs_by_the_same_gradient_but_for_rounding(ranks: Ranks, inner: Any) -> None:
-    alone, led = two(ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16))
+def test_ranks_of_one_layer_step_what_is_theirs_by_the_same_gradient_but_for_rounding(
+    ranks: Ranks, inner: Any
+) -> None:
+    alone, led = two(
+        ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16)
+    )
     one, made = (replica.train(share(4), 1e-4, 1e-4, threading.Event()) for replica in (alone, led))
     assert made.loss == pytest.approx(one.loss, rel=1e-5)
     expected, found = (replica.optimizer.state() for replica in (alone, led))
@@ -90,7 +113,11 @@ def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None
     """And every rank of a pair tables, head, norms, gates, and what heads share."""
     whole, held = parts(ranks, model, 0)
     shapes = config_of(MODELS[model]).parameter_shapes(0)
-    matrices = [name for name in shapes if name.endswith("proj.weight") and not name.endswith("q_a_proj.weight")]
+    matrices = [
+        name
+        for name in shapes
+        if name.endswith("proj.weight") and not name.endswith("q_a_proj.weight")
+    ]
     cut = sum(torch.Size(shapes[name]).numel() for name in matrices)
     assert held * (ranks.size // ranks.tensor) == whole - cut + cut // ranks.tensor
 
@@ -99,7 +126,12 @@ def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None
     ("model", "tier", "count", "says"),
     [
         ("deepseek", 0, 4, "does not divide the 2 heads of a layer of tier 0"),
-        ("narrow deepseek", 1, 2, "does not divide the 9 hidden units of an expert of a layer of tier 1"),
+        (
+            "narrow deepseek",
+            1,
+            2,
+            "does not divide the 9 hidden units of an expert of a layer of tier 1",
+        ),
         ("nanogpt", 1, 8, "does not divide the 4 key/value heads of a layer of tier 1"),
         ("llama", 0, 4, "does not divide the 2 key/value heads of a layer of tier 0"),
         ("qwen3", 2, 3, "does not divide the 2 key/value heads of a layer of tier 2"),
@@ -107,7 +139,9 @@ def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None
         ("uneven", 2, 2, "does not divide the 1 key/value heads of a layer of tier 2"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_by_name(model: str, tier: int, count: int, says: str) -> None:
+def test_what_cannot_be_cut_is_refused_by_name(
+    model: str, tier: int, count: int, says: str
+) -> None:
     with pytest.raises(Unsuitable, match=says):
         check_tensor_parallelism(config_of(MODELS[model]), tier, count)
 
@@ -115,6 +149,10 @@ def test_what_cannot_be_cut_is_refused_by_name(model: str, tier: int, count: int
 @pytest.mark.slow  # importing transformers takes seconds
 def test_a_model_of_transformers_is_refused_with_the_reason() -> None:
     pytest.importorskip("transformers")
-    config = config_of({"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2})
-    with pytest.raises(Unsuitable, match="of type hf_auto cannot be cut: its layers are transformers' own"):
+    config = config_of(
+        {"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    )
+    with pytest.raises(
+        Unsuitable, match="of type hf_auto cannot be cut: its layers are transformers' own"
+    ):
         check_tensor_parallelism(config, 0, 2)

@@ -37,7 +37,11 @@ class OnGpu(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> OnGpu:
         self: OnGpu = Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
         )
         self.inner = inner
         return self
@@ -52,7 +56,11 @@ class OnGpu(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         del types
         return _computed(func, args, dict(kwargs or {}))
@@ -69,7 +77,9 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     strangers = [tensor for tensor in tensors if not isinstance(tensor, OnGpu) and tensor.dim()]
     if there and strangers and func not in _ACROSS:
-        raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {GPU} and {_CPU}")
+        raise RuntimeError(
+            f"{func}: expected all tensors to be on the same device, but found {GPU} and {_CPU}"
+        )
     on_gpu = bool(there) if func is not _aten.copy_.default else isinstance(args[0], OnGpu)
     if (asked := kwargs.get("device")) is not None:
         on_gpu = torch.device(asked).type == "cuda" or _in_backward()
@@ -78,8 +88,11 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = func(*_with_tensors(_inner, args), **given)
     if not on_gpu:
         return out
-    before = {id(tensor.inner): tensor for tensor in there}  # in place: the very tensor that was given
-    return _with_tensors(lambda tensor: before[id(tensor)] if id(tensor) in before else OnGpu(tensor), out)
+    # in place: the very tensor that was given
+    before = {id(tensor.inner): tensor for tensor in there}
+    return _with_tensors(
+        lambda tensor: before[id(tensor)] if id(tensor) in before else OnGpu(tensor), out
+    )
 
 
 # torch's own `tree_map` knows every kind of container and takes five times as long as the
@@ -116,7 +129,11 @@ class _Operations(TorchDispatchMode):
     """Makes tensors on the GPU where that is asked for, of none that is there yet."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         del types
         return _computed(func, args, dict(kwargs or {}))
@@ -126,7 +143,11 @@ class _Places(TorchFunctionMode):
     """Answers the calls that torch itself decides by the place of a tensor."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         del types
         given = dict(kwargs or {})
@@ -149,7 +170,9 @@ class _Places(TorchFunctionMode):
 
 def _moved(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """`tensor.to(...)`: itself where nothing is to change, else a copy in the other place."""
-    device, dtype, _, _ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+    device, dtype, _, _ = torch._C._nn._parse_to(
+        *args, **{k: v for k, v in kwargs.items() if k != "copy"}
+    )
     dtype = dtype or tensor.dtype
     goes = GPU if _is_gpu(device) or (device is None and isinstance(tensor, OnGpu)) else _CPU
     if goes.type == tensor.device.type and dtype == tensor.dtype and not kwargs.get("copy"):

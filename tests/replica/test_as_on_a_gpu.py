@@ -43,7 +43,11 @@ stand-in sees it, and loops over numbers that `FakeTensorMode` does not have. `t
 ESSENTIAL = [("nanogpt", "distro"), ("qwen3", "sparseloco-muon")]
 """Signs and a mean; the second with inner steps, Muon, and heads that share keys."""
 OTHERS = [(model, "distro") for model in HERE if model != "nanogpt"]
-OTHERS += [("llama", optimizer) for optimizer in OPTIMIZERS if optimizer not in ("distro", "sparseloco-muon")]
+OTHERS += [
+    ("llama", optimizer)
+    for optimizer in OPTIMIZERS
+    if optimizer not in ("distro", "sparseloco-muon")
+]
 
 
 @pytest.mark.slow
@@ -52,13 +56,16 @@ def test_rounds_as_on_a_gpu_leave_the_bits_of_the_cpu(model: str, optimizer: str
     if model.startswith("auto"):
         pytest.importorskip("transformers")
     there = play(model, optimizer, CPU)
-    shares_heads = "num_key_value_heads" in MODELS[model]  # in torch's own attention on a GPU, which rounds otherwise
+    # in torch's own attention on a GPU, which rounds otherwise
+    shares_heads = "num_key_value_heads" in MODELS[model]
     with gpu_at_hand() as gpu:
         here = play(model, optimizer, gpu, given=there.payloads if shares_heads else None)
     assert here.hashes == there.hashes
     assert shares_heads or here.payloads == there.payloads
     assert here.loaded == here.hashes
-    assert len({frozenset(hashes.items()) for hashes in here.hashes}) == len(set(map(len, here.hashes)))
+    assert len({frozenset(hashes.items()) for hashes in here.hashes}) == len(
+        set(map(len, here.hashes))
+    )
 
 
 def test_imitated_gpu_measures_speed_and_writes_text() -> None:
@@ -82,7 +89,9 @@ def test_imitated_gpu_measures_speed_and_writes_text() -> None:
 
 
 @pytest.mark.parametrize("model", HERE)
-def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another
     type, shows.
     """
@@ -99,16 +108,24 @@ def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(monkeypatch: pytest
 
     with FakeTensorMode(shape_env=ShapeEnv()):
         shapes = config.parameter_shapes()
-        network = config.build(0, {name: torch.empty(shape, device=GPU) for name, shape in shapes.items()})
+        network = config.build(
+            0, {name: torch.empty(shape, device=GPU) for name, shape in shapes.items()}
+        )
         for module in network.modules():
             module.register_forward_hook(note)
-        loss = Passes(network, Arithmetic(bf16=True)).loss(torch.zeros(2, 16, dtype=torch.int64, device=GPU))
+        loss = Passes(network, Arithmetic(bf16=True)).loss(
+            torch.zeros(2, 16, dtype=torch.int64, device=GPU)
+        )
     assert (loss.dtype, loss.device) == (torch.float32, GPU)
     assert {device for _, _, device in seen} == {"cuda"}
     types = {(name, dtype) for name, dtype, _ in seen}
     products = {"Linear", "Conv1D"} & {name for name, _ in types}
-    assert all((name, torch.bfloat16) in types and (name, torch.float32) not in types for name in products)
-    assert not {"RMSNorm", "LayerNorm", "Layer", "Decoder"} & {name for name, dtype in types if dtype == torch.bfloat16}
+    assert all(
+        (name, torch.bfloat16) in types and (name, torch.float32) not in types for name in products
+    )
+    assert not {"RMSNorm", "LayerNorm", "Layer", "Decoder"} & {
+        name for name, dtype in types if dtype == torch.bfloat16
+    }
 
 
 def test_imitated_gpu_refuses_mixed_devices() -> None:

@@ -15,12 +15,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aftermath.base.errors import Unsuitable
-from aftermath.replica.exactness import exact_device, is_exact, keep_compiled, prove, prove_cpu, set_exact
+from aftermath.replica.exactness import (
+    exact_device,
+    is_exact,
+    keep_compiled,
+    prove,
+    prove_cpu,
+    set_exact,
+)
 from replica import as_on_a_gpu
 from replica.as_on_a_gpu import gpu_at_hand
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION")
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +67,8 @@ def test_deterministic_workspace_setting_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(VARIABLES[0], ":0:0"), (VARIABLES[1], "1"), (VARIABLES[2], "1"), (VARIABLES[0], "")]
+    ("name", "value"),
+    [(VARIABLES[0], ":0:0"), (VARIABLES[1], "1"), (VARIABLES[2], "1"), (VARIABLES[0], "")],
 )
 def test_inexact_environment_is_refused_by_name(name: str, value: str) -> None:
     os.environ[name] = value
@@ -96,7 +108,9 @@ def test_device_with_native_float64_passes_the_check() -> None:
 
 
 @pytest.mark.parametrize("bits", [24, 40, 51, 52])
-def test_device_that_emulates_float64_is_refused(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+def test_device_that_emulates_float64_is_refused(
+    monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
     """Products whose numbers, or sums, keep fewer than 53 bits."""
     plain = as_on_a_gpu._computed
 
@@ -105,11 +119,16 @@ def test_device_that_emulates_float64_is_refused(monkeypatch: pytest.MonkeyPatch
         products = torch.ops.aten.mm.default, torch.ops.aten.bmm.default
         if func in products and isinstance(out, as_on_a_gpu.OnGpu) and out.dtype == torch.float64:
             mantissa, exponent = torch.frexp(out.inner)
-            out.inner.copy_(torch.ldexp(torch.ldexp(mantissa, torch.tensor(bits)).round(), exponent - bits))
+            out.inner.copy_(
+                torch.ldexp(torch.ldexp(mantissa, torch.tensor(bits)).round(), exponent - bits)
+            )
         return out
 
     monkeypatch.setattr(as_on_a_gpu, "_computed", emulated)
-    with gpu_at_hand() as gpu, pytest.raises(Unsuitable, match=r"cuda:0 does not compute .* exactly"):
+    with (
+        gpu_at_hand() as gpu,
+        pytest.raises(Unsuitable, match=r"cuda:0 does not compute .* exactly"),
+    ):
         prove(gpu)
 
 
@@ -129,5 +148,7 @@ def test_keep_compiled_names_user_cache_unless_set_or_unwritable(
             monkeypatch.delenv(name)
     keep_compiled()
     own = {name: str(tmp_path / home / "aftermath" / part) for name, part in CACHES.items()}
-    assert {name: os.environ.get(name) for name in CACHES} == (own if kept else dict.fromkeys(CACHES, given))
+    assert {name: os.environ.get(name) for name in CACHES} == (
+        own if kept else dict.fromkeys(CACHES, given)
+    )
     assert all(Path(place).is_dir() is kept for place in own.values())

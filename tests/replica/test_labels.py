@@ -41,9 +41,9 @@ def test_micro_batches_make_no_difference(micro: int) -> None:
 def test_labels_equal_to_tokens_give_the_pretraining_loss() -> None:
     model = network()
     other = network()
-    assert accumulate(Passes(model), torch.stack([IDS, IDS], 1), 4, threading.Event()) == pytest.approx(
-        accumulate(Passes(other), IDS, 4, threading.Event()), rel=1e-6
-    )
+    assert accumulate(
+        Passes(model), torch.stack([IDS, IDS], 1), 4, threading.Event()
+    ) == pytest.approx(accumulate(Passes(other), IDS, 4, threading.Event()), rel=1e-6)
 
 
 def test_share_without_labels_changes_nothing() -> None:

@@ -38,7 +38,10 @@ def fetcher_of(desk: Desk, parallel: int, deadline_s: float) -> LevelFetcher:
 def replica(seed: int) -> dict[str, torch.Tensor]:
     """A whole model of repeatable values, no two tensors alike."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in CONFIG.parameter_shapes(0).items()}
+    return {
+        name: torch.randn(shape, generator=generator)
+        for name, shape in CONFIG.parameter_shapes(0).items()
+    }
 
 
 def blank() -> dict[str, torch.Tensor]:
@@ -119,7 +122,9 @@ def test_offers_of_unattested_levels_fetch_nothing() -> None:
         wanted = level_hash(replica(2), SCHEMA.state, 0)
         fetcher = fetcher_of(desk, 2, 10)
         many = Offer(STEP, wrong.digests, PEERS[:1] * 100)
-        with pytest.raises(ModelUnavailable, match="100 peers offered tensors that are not the attested ones"):
+        with pytest.raises(
+            ModelUnavailable, match="100 peers offered tensors that are not the attested ones"
+        ):
             await fetcher.fetch(0, [many], weights, wanted)
         began = desk.ports.clock.monotonic()
         await fetcher.fetch(0, [wrong, right], weights, wanted)
@@ -151,7 +156,10 @@ def test_false_level_is_detected_at_the_first_segment() -> None:
 
 
 def test_manifest_beyond_limit_or_schema_is_ignored() -> None:
-    levels = {level: [bytes(32)] * len(SCHEMA.state.of_level(level)) for level in range(SCHEMA.state.levels)}
+    levels = {
+        level: [bytes(32)] * len(SCHEMA.state.of_level(level))
+        for level in range(SCHEMA.state.levels)
+    }
     whole = msgspec.msgpack.encode(SnapshotManifest(2**63 - 1, levels))
     assert len(whole) <= manifest_limit(SCHEMA.state)
     assert checked(whole, SCHEMA.state) == SnapshotManifest(2**63 - 1, levels)

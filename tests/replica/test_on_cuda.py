@@ -22,7 +22,9 @@ from aftermath.replica.passes import arithmetic_of
 from aftermath.replica.replica import Replica
 from replica.whole_round import CPU, MODELS, OPTIMIZERS, play
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no CUDA device here"
+)
 SHARE = torch.randint(0, 48, (6, 16), generator=torch.Generator().manual_seed(1))
 
 
@@ -57,12 +59,22 @@ def test_equal_gradients_give_equal_payloads(gpu: torch.device) -> None:
     for _ in range(2):
         replica = _replica(gpu, Arithmetic())
         draws = torch.Generator().manual_seed(5)
-        tensors = {name: torch.randn(own.shape, generator=draws).to(gpu) for name, own in replica.params.items()}
-        results.append([replica.optimizer._result.compress(PseudoGradient(tensors, 0.5, 0.0)) for _ in range(3)])
+        tensors = {
+            name: torch.randn(own.shape, generator=draws).to(gpu)
+            for name, own in replica.params.items()
+        }
+        results.append(
+            [
+                replica.optimizer._result.compress(PseudoGradient(tensors, 0.5, 0.0))
+                for _ in range(3)
+            ]
+        )
     assert results[0] == results[1]
 
 
-def test_compiled_pass_has_the_loss_of_an_eager_pass(gpu: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_pass_has_the_loss_of_an_eager_pass(
+    gpu: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
     losses = []
     with caplog.at_level(logging.WARNING, "aftermath"):
         for compiled in (False, True):
@@ -86,6 +98,10 @@ def test_tokens_are_uploaded_from_pinned_memory_whole(gpu: torch.device) -> None
 
 def _replica(device: torch.device, arithmetic: Arithmetic) -> Replica:
     config = config_of(MODELS["llama"])
-    given: dict[str, Any] = {"device": device, "pass_size": PassSize(3, "auto"), "stopwatch": lambda: 0.0}
+    given: dict[str, Any] = {
+        "device": device,
+        "pass_size": PassSize(3, "auto"),
+        "stopwatch": lambda: 0.0,
+    }
     schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
     return Replica(schema, config, 0, init_weights(config, 3), arithmetic=arithmetic, **given)

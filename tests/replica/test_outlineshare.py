@@ -16,7 +16,14 @@ from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.replica.outlineshare import TOPIC, CompanionFile, OutlineReply, OutlineShare, ask_outline, checked
+from aftermath.replica.outlineshare import (
+    TOPIC,
+    CompanionFile,
+    OutlineReply,
+    OutlineShare,
+    ask_outline,
+    checked,
+)
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.virtual_time import run_virtual
 from member.desk import DISTRO, SCHEMA, Desk, p2p_of
@@ -58,12 +65,16 @@ def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Out
 
 
 def test_the_config_and_the_tokenizer_come_from_members() -> None:
-    assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
+    assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(
+        RIGHT, TOKENIZER
+    )
 
 
 @pytest.mark.parametrize("liar", [1, 2])
 def test_outline_with_another_schema_hash_is_rejected(liar: int) -> None:
-    assert told({liar: Outline(OTHER, {}), 3 - liar: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
+    assert told({liar: Outline(OTHER, {}), 3 - liar: Outline(RIGHT, TOKENIZER)}) == Outline(
+        RIGHT, TOKENIZER
+    )
     assert told({liar: Outline(OTHER, TOKENIZER)}) is None
 
 
@@ -74,12 +85,16 @@ def test_internal_error_with_a_reply_drops_only_that_reply(monkeypatch: pytest.M
         return SCHEMA
 
     monkeypatch.setattr(sys.modules[__name__], "of_the_run", fragile)
-    assert told({1: Outline(OTHER, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
+    assert told({1: Outline(OTHER, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(
+        RIGHT, TOKENIZER
+    )
 
 
 def test_disputed_tokenizer_is_left_out() -> None:
     """No hash on chain says which is right; the model is."""
-    assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, {"tokenizer.json": b"{} "})}) == Outline(RIGHT)
+    assert told(
+        {1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, {"tokenizer.json": b"{} "})}
+    ) == Outline(RIGHT)
 
 
 def test_unavailable_files_are_left_out() -> None:
@@ -94,15 +109,26 @@ STRANGE = {
     "no config": msgspec.msgpack.encode(OutlineReply(b"[]", {})),
     "no JSON": msgspec.msgpack.encode(OutlineReply(b"{", {})),
     "nested": msgspec.msgpack.encode(OutlineReply(b"[" * 100_000, {})),
-    "a strange name": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"../key.json": CompanionFile(3, bytes(32))})),
+    "a strange name": msgspec.msgpack.encode(
+        OutlineReply(CONFIG_JSON, {"../key.json": CompanionFile(3, bytes(32))})
+    ),
     "too much": msgspec.msgpack.encode(
-        OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(MAX_COMPANION_BYTES + 1, bytes(32))})
+        OutlineReply(
+            CONFIG_JSON, {"tokenizer.json": CompanionFile(MAX_COMPANION_BYTES + 1, bytes(32))}
+        )
     ),
     "too much in all": msgspec.msgpack.encode(
-        OutlineReply(CONFIG_JSON, dict.fromkeys(COMPANIONS[:3], CompanionFile(MAX_COMPANION_BYTES, bytes(32))))
+        OutlineReply(
+            CONFIG_JSON,
+            dict.fromkeys(COMPANIONS[:3], CompanionFile(MAX_COMPANION_BYTES, bytes(32))),
+        )
     ),
-    "no size": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(0, bytes(32))})),
-    "no hash": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(3, b"short")})),
+    "no size": msgspec.msgpack.encode(
+        OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(0, bytes(32))})
+    ),
+    "no hash": msgspec.msgpack.encode(
+        OutlineReply(CONFIG_JSON, {"tokenizer.json": CompanionFile(3, b"short")})
+    ),
     "a long config": msgspec.msgpack.encode(OutlineReply(b" " * (MAX_CONFIG_BYTES + 5000), {})),
 }
 

@@ -36,7 +36,9 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
-NANOGPT = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"} | {"model_type": "nanogpt"}
+NANOGPT = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"} | {
+    "model_type": "nanogpt"
+}
 DEEPSEEK = NANOGPT | {
     "model_type": "deepseek_v3",
     "q_lora_rank": 8,
@@ -54,7 +56,8 @@ DEEPSEEK = NANOGPT | {
 }
 FILES: dict[str, dict[str, Any]] = {
     "llama": SHAPE,
-    "llama with tiers of layers": SHAPE | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2]}]},
+    "llama with tiers of layers": SHAPE
+    | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2]}]},
     "nanogpt": NANOGPT | {"value_embeddings": 1, "x0_residual": True, "unet_skips": True},
     "deepseek": DEEPSEEK,
 }
@@ -63,7 +66,15 @@ SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences,
 
 def _replica(pass_size: PassSize) -> Replica:
     weights = init_weights(CONFIG, 0)
-    return Replica(SCHEMA, CONFIG, 0, weights, device=torch.device("cpu"), pass_size=pass_size, stopwatch=lambda: 0.0)
+    return Replica(
+        SCHEMA,
+        CONFIG,
+        0,
+        weights,
+        device=torch.device("cpu"),
+        pass_size=pass_size,
+        stopwatch=lambda: 0.0,
+    )
 
 
 def _payloads(pass_size: PassSize) -> dict[int, bytes]:
@@ -109,7 +120,12 @@ def test_recomputed_layers_keep_less_memory() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rows", "labels"),
-    [*((kind, 40, True) for kind in FILES), ("llama", 1, True), ("nanogpt", 7, False), ("deepseek", 89, False)],
+    [
+        *((kind, 40, True) for kind in FILES),
+        ("llama", 1, True),
+        ("nanogpt", 7, False),
+        ("deepseek", 89, False),
+    ],
 )
 def test_loss_computed_in_parts_equals_the_loss(
     kind: str, rows: int, labels: bool, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +138,9 @@ def test_loss_computed_in_parts_equals_the_loss(
         model = config.build(0, init_weights(config, 1))
         loss = model.loss(SEQUENCES, targets)
         loss.backward()
-        found.append((loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}))
+        found.append(
+            (loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()})
+        )
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     for name, gradient in found[0][1].items():
         torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-7)
@@ -131,7 +149,11 @@ def test_loss_computed_in_parts_equals_the_loss(
 # --- what fits ------------------------------------------------------------------------------------
 
 
-@given(peak=st.integers(1, 1 << 40), free=st.integers(-(1 << 40), 1 << 40), kind=st.sampled_from(["auto", "on", "off"]))
+@given(
+    peak=st.integers(1, 1 << 40),
+    free=st.integers(-(1 << 40), 1 << 40),
+    kind=st.sampled_from(["auto", "on", "off"]),
+)
 def test_chosen_size_fits_or_is_the_smallest(peak: int, free: int, kind: Checkpointing) -> None:
     passes = PassSize(AUTO, kind)
     assert passes.unknown

@@ -44,13 +44,21 @@ def replica(arithmetic: Arithmetic) -> Replica:
     config = config_of(MODELS["llama"])
     schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
     weights = init_weights(config, 3)
-    given: dict[str, Any] = {"device": CPU, "pass_size": PassSize(3, "auto"), "stopwatch": lambda: 0.0}
+    given: dict[str, Any] = {
+        "device": CPU,
+        "pass_size": PassSize(3, "auto"),
+        "stopwatch": lambda: 0.0,
+    }
     return Replica(schema, config, 0, weights, arithmetic=arithmetic, **given)
 
 
 def gradients(passes: Passes, model: nn.Module) -> dict[str, Tensor]:
     accumulate(passes, SHARE, 3, threading.Event())
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 # --- what options mean ----------------------------------------------------------------------------
@@ -79,7 +87,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     ],
 )
 def test_auto_is_bf16_where_a_gpu_has_it_and_compiled_on_cuda(
-    machine: dict[str, bool], device: str, has: bool, precision: Precision, compiled: Compile, wanted: Arithmetic
+    machine: dict[str, bool],
+    device: str,
+    has: bool,
+    precision: Precision,
+    compiled: Compile,
+    wanted: Arithmetic,
 ) -> None:
     machine[device[:4].rstrip(":")] = has
     assert arithmetic_of(torch.device(device), precision, compiled) == wanted
@@ -104,7 +117,10 @@ def test_bf16_passes_give_gradients_close_to_fp32(model: str) -> None:
     assert found.keys() == wanted.keys()
     assert {tensor.dtype for tensor in (*found.values(), *cast.parameters())} == {torch.float32}
     assert any(not torch.equal(found[name], wanted[name]) for name in wanted)
-    flat, other = (torch.cat([tensors[name].flatten() for name in sorted(wanted)]) for tensors in (found, wanted))
+    flat, other = (
+        torch.cat([tensors[name].flatten() for name in sorted(wanted)])
+        for tensors in (found, wanted)
+    )
     assert torch.nn.functional.cosine_similarity(flat, other, 0) > 0.99
 
 
@@ -166,10 +182,18 @@ def test_compiler_that_fails_is_reported_once(
     one = replica(Arithmetic(compiled=True))
     other = replica(Arithmetic())
     with caplog.at_level(logging.WARNING, "aftermath"):
-        results = [[own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for _ in range(2)] for own in (one, other)]
+        results = [
+            [own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for _ in range(2)]
+            for own in (one, other)
+        ]
     assert results[0] == results[1]
-    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("aftermath")]
-    assert said == "the model could not be compiled and is trained without, more slowly: no compiler here"
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.name.startswith("aftermath")
+    ]
+    assert (
+        said
+        == "the model could not be compiled and is trained without, more slowly: no compiler here"
+    )
 
 
 def test_compiler_that_runs_out_of_memory_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +220,13 @@ def test_passes_of_the_first_kind_alone_are_compiled(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "compile", compile_nothing)
     passes = Passes(network("llama"), Arithmetic(compiled=True))
-    for shares, labels in ((SHARE, None), (SHARE, None), (SHARE[:1], None), (SHARE[:, :8], None), (SHARE, SHARE)):
+    for shares, labels in (
+        (SHARE, None),
+        (SHARE, None),
+        (SHARE[:1], None),
+        (SHARE[:, :8], None),
+        (SHARE, SHARE),
+    ):
         passes.loss(shares, labels)
     assert seen == [(5, 16)] * 3, "one try and two passes"
     passes.loss(SHARE[:3])
@@ -213,16 +243,27 @@ def test_machine_without_a_compiler_trains_without(
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    passes = [Passes(network("qwen3"), arithmetic) for arithmetic in (Arithmetic(compiled=True), Arithmetic())]
-    with inductor.patch({"cpp.cxx": (str(tmp_path / "no-compiler"),)}), caplog.at_level(logging.WARNING, "aftermath"):
+    passes = [
+        Passes(network("qwen3"), arithmetic)
+        for arithmetic in (Arithmetic(compiled=True), Arithmetic())
+    ]
+    with (
+        inductor.patch({"cpp.cxx": (str(tmp_path / "no-compiler"),)}),
+        caplog.at_level(logging.WARNING, "aftermath"),
+    ):
         compiled, plain = (own.loss(SHARE) for own in passes)
     assert torch.equal(compiled, plain)
-    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("aftermath")]
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.name.startswith("aftermath")
+    ]
     assert said.startswith("the model could not be compiled and is trained without")
 
 
 @pytest.fixture(
-    params=[pytest.param("aot_eager", marks=pytest.mark.slow), pytest.param("inductor", marks=pytest.mark.nightly)]
+    params=[
+        pytest.param("aot_eager", marks=pytest.mark.slow),
+        pytest.param("inductor", marks=pytest.mark.nightly),
+    ]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What is behind `torch.compile`: C++ takes half a minute, and graphs and gradients are the
@@ -245,7 +286,9 @@ def test_one_compiled_graph_serves_all_replicas_and_batches(backend: str) -> Non
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_compiled_pass_has_the_gradients_of_an_eager_pass(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_compiled_pass_has_the_gradients_of_an_eager_pass(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
     torch._dynamo.reset()
     plain = network("llama")
     compiled = network("llama")

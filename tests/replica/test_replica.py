@@ -38,7 +38,9 @@ def _replica(micro: int = 4, tier: int = 0, clip: float | None = None) -> Replic
     )
 
 
-def _gradient(replica: Replica, monkeypatch: pytest.MonkeyPatch, sequences: torch.Tensor) -> dict[str, torch.Tensor]:
+def _gradient(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, sequences: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """What a replica hands to its optimizer for these sequences."""
     found: dict[str, torch.Tensor] = {}
     result = replica.optimizer._result
@@ -115,10 +117,14 @@ def test_replicas_of_two_tiers_stay_equal_on_what_they_share() -> None:
     """Each applies the results of both, of which the small one's has fewer levels."""
     replicas = [_replica(tier=0), _replica(tier=1)]
     for step in range(3):
-        payloads = [r.train(SEQUENCES[r.tier :: 2], 0.1, 0.1, threading.Event()).payloads for r in replicas]
+        payloads = [
+            r.train(SEQUENCES[r.tier :: 2], 0.1, 0.1, threading.Event()).payloads for r in replicas
+        ]
         for replica in replicas:
             votes = {
-                level: [decode_level(p[level], SCHEMA.results, level) for p in payloads if level in p]
+                level: [
+                    decode_level(p[level], SCHEMA.results, level) for p in payloads if level in p
+                ]
                 for level in replica.levels
             }
             replica.apply(votes, 0.1)
@@ -143,7 +149,9 @@ def test_cancelled_training_changes_nothing() -> None:
 def test_nonfinite_gradient_leaves_state_unchanged() -> None:
     replica = _replica()
     other = _replica()
-    hook = replica.params["model.norm.weight"].register_hook(lambda grad: torch.full_like(grad, float("nan")))
+    hook = replica.params["model.norm.weight"].register_hook(
+        lambda grad: torch.full_like(grad, float("nan"))
+    )
     with pytest.raises(NonFiniteGradient, match="norm"):
         replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
     hook.remove()
@@ -154,7 +162,9 @@ def test_nonfinite_gradient_leaves_state_unchanged() -> None:
 @pytest.mark.parametrize(
     ("sequences", "seconds", "weight"), [(8, 2.0, 240), (8, 0.0, 65535), (1, 1e9, 1), (3, 7.0, 26)]
 )
-def test_weight_is_sequences_per_minute_within_limits(sequences: int, seconds: float, weight: int) -> None:
+def test_weight_is_sequences_per_minute_within_limits(
+    sequences: int, seconds: float, weight: int
+) -> None:
     assert weight_of(sequences, seconds) == weight
 
 
@@ -184,14 +194,28 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         (4, 0, "cuda:3,0,1", "cuda:3"),
     ],
 )
-def test_available_device_is_picked(machine: dict[str, int], gpus: int, mps: int, name: str, device: str) -> None:
+def test_available_device_is_picked(
+    machine: dict[str, int], gpus: int, mps: int, name: str, device: str
+) -> None:
     machine.update(gpus=gpus, mps=mps)
     assert pick_device(name) == torch.device(device)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["foo", "", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cuda:0,", "cuda:1234", "cpu:0", "cpu,mps", "auto "],
+    [
+        "foo",
+        "",
+        "CUDA",
+        "cuda:",
+        "cuda:x",
+        "cuda:-1",
+        "cuda:0,",
+        "cuda:1234",
+        "cpu:0",
+        "cpu,mps",
+        "auto ",
+    ],
 )
 def test_unknown_device_error_lists_valid_names(machine: dict[str, int], name: str) -> None:
     machine.update(gpus=8, mps=1)
@@ -209,11 +233,15 @@ def test_unavailable_device_raises_an_error(machine: dict[str, int], name: str, 
 
 def test_gpu_index_beyond_the_last_raises_an_error(machine: dict[str, int]) -> None:
     machine.update(gpus=2)
-    with pytest.raises(Unsuitable, match=r"--device cuda:2 is not here\nThe CUDA devices here are cuda:0 to cuda:1"):
+    with pytest.raises(
+        Unsuitable, match=r"--device cuda:2 is not here\nThe CUDA devices here are cuda:0 to cuda:1"
+    ):
         pick_device("cuda:2")
 
 
-@pytest.mark.parametrize("optimizer", ["distro", "sparseloco", "sparseloco-muon", "sparseloco-polar"])
+@pytest.mark.parametrize(
+    "optimizer", ["distro", "sparseloco", "sparseloco-muon", "sparseloco-polar"]
+)
 def test_replicas_with_stacked_experts_stay_equal(optimizer: str) -> None:
     pytest.importorskip("transformers")
     left = play("auto-experts", optimizer, CPU)

@@ -45,29 +45,62 @@ _EXPERTS = _SIZES | {
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": _SIZES | {"model_type": "llama", "num_hidden_layers": 2, "rope_scaling": _YARN},
-    "qwen3": _SIZES | {"model_type": "qwen3", "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8},
+    "qwen3": _SIZES
+    | {"model_type": "qwen3", "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8},
     "nanogpt": _SIZES
-    | {"model_type": "nanogpt", "num_hidden_layers": 3, "relu_squared": True, "qk_norm": True, "logit_softcap": 15.0}
+    | {
+        "model_type": "nanogpt",
+        "num_hidden_layers": 3,
+        "relu_squared": True,
+        "qk_norm": True,
+        "logit_softcap": 15.0,
+    }
     | {"value_embeddings": 1, "x0_residual": True, "unet_skips": True},
     "deepseek-v2": _EXPERTS | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
     "deepseek-v3": _EXPERTS | {"model_type": "deepseek_v3"},
     "auto-experts": _SIZES
-    | {"model_type": "qwen3_moe", "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4}
+    | {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_experts": 4,
+    }
     | {"num_experts_per_tok": 2, "moe_intermediate_size": 12},
-    "auto": {"model_type": "gpt2", "vocab_size": 48, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64},
+    "auto": {
+        "model_type": "gpt2",
+        "vocab_size": 48,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 64,
+    },
 }
 """A `config.json` of each architecture; those that begin with `auto` need transformers. The experts
 of one are stacks of matrices.
 """
-_DISTRO = {"topk": 4, "topk_embeddings": 6, "chunk": 7, "decay": 0.999, "weight_decay": 0.01, "clip": 1.0}
+_DISTRO = {
+    "topk": 4,
+    "topk_embeddings": 6,
+    "chunk": 7,
+    "decay": 0.999,
+    "weight_decay": 0.01,
+    "clip": 1.0,
+}
 OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(**_DISTRO, quantize_1bit=True),  # type: ignore[arg-type]
     "distro-float": Distro(**_DISTRO, quantize_1bit=False),  # type: ignore[arg-type]
     "sparseloco": SparseLoCo(inner_steps=2, topk=5, topk_embeddings=5, chunk=7),
     "sparseloco-whole": SparseLoCo(inner_steps=2, topk=49, topk_embeddings=49, chunk=7, bits=1),
-    "sparseloco-muon": SparseLoCo(inner_steps=2, topk=5, topk_embeddings=5, chunk=7, inner_optimizer="muon"),
-    "sparseloco-polar": SparseLoCo(inner_steps=2, topk=5, topk_embeddings=5, chunk=7, orthogonal_lr=15.0),
-    "sparseloco-whole-polar": SparseLoCo(inner_steps=2, topk=49, topk_embeddings=49, chunk=7, orthogonal_lr=15.0),
+    "sparseloco-muon": SparseLoCo(
+        inner_steps=2, topk=5, topk_embeddings=5, chunk=7, inner_optimizer="muon"
+    ),
+    "sparseloco-polar": SparseLoCo(
+        inner_steps=2, topk=5, topk_embeddings=5, chunk=7, orthogonal_lr=15.0
+    ),
+    "sparseloco-whole-polar": SparseLoCo(
+        inner_steps=2, topk=49, topk_embeddings=49, chunk=7, orthogonal_lr=15.0
+    ),
 }
 
 
@@ -82,7 +115,10 @@ class Left:
 
 
 def play(
-    model: str, optimizer: str, device: torch.device, given: Sequence[Sequence[Mapping[int, bytes]]] | None = None
+    model: str,
+    optimizer: str,
+    device: torch.device,
+    given: Sequence[Sequence[Mapping[int, bytes]]] | None = None,
 ) -> Left:
     """Play two rounds with replicas of tiers 0, 1 and 2 (all of 0 where a model has one), and load
     what they end with.
@@ -92,15 +128,20 @@ def play(
     config = config_of(MODELS[model])
     tiers = (0, 1, 2) if not model.startswith("auto") else (0, 0, 0)
     schema = build_schema(config.to_hf(), len(set(tiers)), OPTIMIZERS[optimizer])
-    replicas = [_replica(schema, config, tier, init_weights(config, 3, tier), device) for tier in tiers]
+    replicas = [
+        _replica(schema, config, tier, init_weights(config, 3, tier), device) for tier in tiers
+    ]
     draws = torch.Generator().manual_seed(9)
     payloads = []
     for later in (False, True):
         shares = torch.randint(0, 48, (3, 4, 16), generator=draws)
         if later:
-            shares = torch.stack((shares, shares.masked_fill(shares % 5 == 0, -100)), 2)  # with labels [3, 4, 2, 16]
+            # with labels [3, 4, 2, 16]
+            shares = torch.stack((shares, shares.masked_fill(shares % 5 == 0, -100)), 2)
         results = [
-            replica.train(share, 1e-2, 1e-2, threading.Event(), measured=later, travelling=later).payloads
+            replica.train(
+                share, 1e-2, 1e-2, threading.Event(), measured=later, travelling=later
+            ).payloads
             for replica, share in zip(replicas, shares, strict=True)
         ]
         payloads.append(results)
@@ -109,22 +150,46 @@ def play(
         state = replicas[0].optimizer.state()
         replicas[0].optimizer.reset()
         replicas[0].optimizer.restore(state)
-    loaded = [_replica(schema, config, replica.tier, _handed_on(replica), device) for replica in replicas]
-    return Left(payloads, [replica.hashes() for replica in replicas], [replica.hashes() for replica in loaded])
+    loaded = [
+        _replica(schema, config, replica.tier, _handed_on(replica), device) for replica in replicas
+    ]
+    return Left(
+        payloads,
+        [replica.hashes() for replica in replicas],
+        [replica.hashes() for replica in loaded],
+    )
 
 
-def votes_of(schema: Schema, replica: Replica, results: Sequence[Mapping[int, bytes]]) -> dict[int, list[Votes]]:
+def votes_of(
+    schema: Schema, replica: Replica, results: Sequence[Mapping[int, bytes]]
+) -> dict[int, list[Votes]]:
     """What a replica applies of everyone's results."""
     return {
-        level: [decode_level(own[level], schema.results, level, replica.device) for own in results if level in own]
+        level: [
+            decode_level(own[level], schema.results, level, replica.device)
+            for own in results
+            if level in own
+        ]
         for level in replica.levels
     }
 
 
 def _replica(
-    schema: Schema, config: ModelConfig, tier: int, weights: Mapping[str, Tensor], device: torch.device
+    schema: Schema,
+    config: ModelConfig,
+    tier: int,
+    weights: Mapping[str, Tensor],
+    device: torch.device,
 ) -> Replica:
-    return Replica(schema, config, tier, weights, device=device, pass_size=PassSize(3, "auto"), stopwatch=lambda: 0.0)
+    return Replica(
+        schema,
+        config,
+        tier,
+        weights,
+        device=device,
+        pass_size=PassSize(3, "auto"),
+        stopwatch=lambda: 0.0,
+    )
 
 
 def _handed_on(replica: Replica) -> dict[str, Tensor]:

@@ -74,12 +74,16 @@ class Settled:
     backlog: Backlog
 
 
-def settle(backlog: Backlog, header: Round, shares: Mapping[int, PositionInterval], agreed: int) -> Settled:
+def settle(
+    backlog: Backlog, header: Round, shares: Mapping[int, PositionInterval], agreed: int
+) -> Settled:
     """Settle round `header`: the shares (in position order) of members on whom no quorum agreed
     come back.
     """
     idle = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
-    missing = _merged(share for seat, share in shares.items() if share.len and not bitmap.contains(agreed, seat))
+    missing = _merged(
+        share for seat, share in shares.items() if share.len and not bitmap.contains(agreed, seat)
+    )
     untrained = [Interval(r.start, len(r)) for gap in missing for r in sequences(header, gap)]
     if untrained and not backlog.has_room(len(untrained)):
         return Settled(idle, False, put_back(backlog, header))

@@ -11,7 +11,15 @@ from aftermath.rules import bitmap
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Checkpoint, LrSchedule, Metadata, Model
 from aftermath.rules.run import Config, Round, Run
-from aftermath.rules.state import Alone, CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
+from aftermath.rules.state import (
+    Alone,
+    CheckpointKind,
+    ExitReason,
+    MemberState,
+    ModelSource,
+    RunState,
+    ScheduleKind,
+)
 from rules import program_rules
 
 IDLE_SEAT = Seat(
@@ -60,8 +68,15 @@ def members(seats: dict[int, Seat], **given: Any) -> Members:
     """Return members with these seats. By default they have delivered everything that was
     judged.
     """
-    healthy = bitmap.from_seats(index for index, one in seats.items() if one.state is MemberState.HEALTHY)
-    values: dict[str, Any] = {"epoch": 0, "forfeited": 0, "judged": 0, "delivered": (0,) * bitmap.MAX_MEMBERS}
+    healthy = bitmap.from_seats(
+        index for index, one in seats.items() if one.state is MemberState.HEALTHY
+    )
+    values: dict[str, Any] = {
+        "epoch": 0,
+        "forfeited": 0,
+        "judged": 0,
+        "delivered": (0,) * bitmap.MAX_MEMBERS,
+    }
     values |= {
         "shown": (0,) * bitmap.MAX_MEMBERS,
         "proven": bitmap.from_seats(seats),
@@ -126,4 +141,8 @@ def model(**given: Any) -> Model:
 
 def view(run: Run, members_: Members | None = None, model_: Model | None = None) -> View:
     """A run with members (nobody) and a model (any)."""
-    return View(run, members_ if members_ is not None else members({}), model_ if model_ is not None else model())
+    return View(
+        run,
+        members_ if members_ is not None else members({}),
+        model_ if model_ is not None else model(),
+    )

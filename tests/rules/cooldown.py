@@ -20,5 +20,9 @@ def stated_in(witnesses: bytes) -> tuple[dict[int, bytes], ...]:
         witnesses[at : at + _HASH_BYTES]
         for at in range(start, start + MAX_LEVELS * MAX_WITNESSES * _HASH_BYTES, _HASH_BYTES)
     ]
-    levels = [hashes[MAX_WITNESSES * level : MAX_WITNESSES * (level + 1)] for level in range(MAX_LEVELS)]
-    return tuple({place: digest for place, digest in enumerate(stated) if any(digest)} for stated in levels)
+    levels = [
+        hashes[MAX_WITNESSES * level : MAX_WITNESSES * (level + 1)] for level in range(MAX_LEVELS)
+    ]
+    return tuple(
+        {place: digest for place, digest in enumerate(stated) if any(digest)} for stated in levels
+    )

@@ -81,7 +81,11 @@ class Onchain:
         """Create the run with all its accounts at full size, open for everybody."""
         ix = self.ix(self.owner)
         sizes = {0: views.members_account().size, 1: views.witnesses_account().size}
-        grows = [ix.grow(RUN_ID, which) for which, size in sizes.items() for _ in range(GROWTH, size, GROWTH)]
+        grows = [
+            ix.grow(RUN_ID, which)
+            for which, size in sizes.items()
+            for _ in range(GROWTH, size, GROWTH)
+        ]
         self.send(self.owner, ix.init_run(RUN_ID), *grows)
         open_door = AuthorizerInstructions(self.authorizer, self.owner.pubkey())
         self.send(self.owner, open_door.create(EVERYONE), open_door.grantor_update(EVERYONE, True))
@@ -134,11 +138,23 @@ class Onchain:
         run, wallet = self.run, self.wallet(seat + 1)
         judged = run.round(run.config.judged(run.current.height))
         fingerprints = (
-            pack_fingerprints(results, judged.roster, run.current.salt) if judged else bytes(FINGERPRINT_BYTES)
+            pack_fingerprints(results, judged.roster, run.current.salt)
+            if judged
+            else bytes(FINGERPRINT_BYTES)
         )
         participation = bitmap.from_seats(results)
-        metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}
-        self.send(wallet, self.ix(wallet).witness(RUN_ID, seat, run.round_id, participation, fingerprints, metadata))
+        metadata = {
+            "step": run.step,
+            "loss_milli": 2500,
+            "tokens_per_sec": 100,
+            "bytes_per_sec": 1000,
+        }
+        self.send(
+            wallet,
+            self.ix(wallet).witness(
+                RUN_ID, seat, run.round_id, participation, fingerprints, metadata
+            ),
+        )
 
     def join(self, number: int, *, tier: int = 0, weight: int = 1) -> None:
         """Let a wallet ask for the next epoch."""
@@ -180,7 +196,9 @@ class Onchain:
 
     def attestations(self, ring: int, count: int) -> tuple[Attestation, ...]:
         offset, length = views.witness_round_range(ring, count)
-        return views.parse_witness_round(self.data(self.addresses.witnesses)[offset : offset + length], count)
+        return views.parse_witness_round(
+            self.data(self.addresses.witnesses)[offset : offset + length], count
+        )
 
     def backlog(self) -> tuple[Interval, ...]:
         offset, length = views.witnesses_backlog_range()

@@ -28,14 +28,18 @@ def witness_positions(header: Round) -> list[int]:
     return positions(header.seed, WITNESS, header.began.bit_count())
 
 
-def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int) -> int:
+def attested_mask(
+    attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int
+) -> int:
     """What the program writes to `attesting.attested` when that round closes.
 
     `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty:
     they owe nothing and always count.
     """
     everything = replace(attesting, attested=judged.roster)
-    return bitmap.from_seats(consensus(everything, attestations, judged.roster)) | idle & judged.roster
+    return (
+        bitmap.from_seats(consensus(everything, attestations, judged.roster)) | idle & judged.roster
+    )
 
 
 def leading(results: Iterable[Result | None]) -> Result | None:

@@ -37,7 +37,9 @@ weight_decay = 0.125
 def plain(value: Any) -> Any:
     """A view as JSON values: bytes in hex, enums and masks as numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, IntEnum):
         return int(value)
     if isinstance(value, bytes):
@@ -62,7 +64,9 @@ def witness_round(chain: Onchain, missing: int) -> None:
     results = {seat: bytes([run.current.height + 1, seat]) * 16 for seat in delivered}
     for seat in healthy(chain):
         chain.witness(seat, results)
-    while chain.run.current.height == run.current.height and chain.run.state is not RunState.COOLDOWN:
+    while (
+        chain.run.current.height == run.current.height and chain.run.state is not RunState.COOLDOWN
+    ):
         chain.tick_at_deadline()
 
 
@@ -81,11 +85,25 @@ def record() -> dict[str, bytes]:
     chain = Onchain()
     chain.create()
     text = changed((DISTRO, SPARSELOCO + OPTIMIZER))
-    metadata = {"name": "fixture é", "description": "two epochs", "num_parameters": 1234567, "vocab_size": 512}
+    metadata = {
+        "name": "fixture é",
+        "description": "two epochs",
+        "num_parameters": 1234567,
+        "vocab_size": 512,
+    }
     chain.update(metadata=metadata)
-    chain.send(chain.owner, chain.ix(chain.owner).set_future_epoch_rates(RUN_ID, earning=1000, slashing=10))
+    chain.send(
+        chain.owner, chain.ix(chain.owner).set_future_epoch_rates(RUN_ID, earning=1000, slashing=10)
+    )
     chain.send(chain.owner, chain.ix(chain.owner).update_client_version(RUN_ID, "0.1.0"))
-    chain.configure(text, min_clients=2, init_min_clients=5, witness_nodes=0, rounds_per_epoch=6, total_steps=1000)
+    chain.configure(
+        text,
+        min_clients=2,
+        init_min_clients=5,
+        witness_nodes=0,
+        rounds_per_epoch=6,
+        total_steps=1000,
+    )
     chain.begin({number: (number % 3, number) for number in range(1, 6)})
     epoch(chain)
     hashes = chain.run.level_hashes
@@ -103,8 +121,13 @@ def record() -> dict[str, bytes]:
     chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID, chain.run.round_id))
     epoch(chain)
     kept = chain.ix(leaver).membership(RUN_ID, chain.run.created, leaver.pubkey())
-    chain.send(chain.owner, chain.ix(chain.owner).settle(RUN_ID, chain.run.created, leaver.pubkey()))
-    four = {name: chain.data(getattr(chain.addresses, name)) for name in ("run", "model", "members", "witnesses")}
+    chain.send(
+        chain.owner, chain.ix(chain.owner).settle(RUN_ID, chain.run.created, leaver.pubkey())
+    )
+    four = {
+        name: chain.data(getattr(chain.addresses, name))
+        for name in ("run", "model", "members", "witnesses")
+    }
     return {**four, "membership": chain.data(kept)}
 
 
@@ -116,10 +139,16 @@ def expected(data: dict[str, bytes]) -> dict[str, Any]:
     return {
         "run": plain(run),
         "model": plain(views.parse_model(data["model"])),
-        "members": plain(dataclasses.replace(members, seats=tuple(seat for seat in members.seats if seat.used))),
+        "members": plain(
+            dataclasses.replace(members, seats=tuple(seat for seat in members.seats if seat.used))
+        ),
         "membership": plain(views.parse_membership(data["membership"])),
         "attestations": [
-            plain(views.parse_witness_round(cut(data["witnesses"], views.witness_round_range(ring, count)), count))
+            plain(
+                views.parse_witness_round(
+                    cut(data["witnesses"], views.witness_round_range(ring, count)), count
+                )
+            )
             for ring, count in enumerate(counts)
         ],
         "cooldown": plain(stated_in(data["witnesses"])),

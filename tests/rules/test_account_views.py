@@ -50,7 +50,9 @@ def patched(name: str, field: str, value: bytes) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("part", ["run", "model", "members", "membership", "attestations", "cooldown"])
+@pytest.mark.parametrize(
+    "part", ["run", "model", "members", "membership", "attestations", "cooldown"]
+)
 def test_recorded_accounts_read_as_recorded(part: str) -> None:
     assert json.loads(json.dumps(expected(DATA)[part])) == EXPECTED[part]
 
@@ -72,7 +74,11 @@ def test_the_program_writes_accounts_of_the_recorded_sizes() -> None:
     chain = Onchain()
     chain.create()
     for name in NAMES:
-        assert len(chain.data(getattr(chain.addresses, name))) == len(DATA[name]) == ACCOUNTS[name]().size
+        assert (
+            len(chain.data(getattr(chain.addresses, name)))
+            == len(DATA[name])
+            == ACCOUNTS[name]().size
+        )
 
 
 def test_the_run_account_is_small_enough_to_push() -> None:
@@ -103,7 +109,9 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
         ("model", "client_version", b"\xc3\x28", "client_version"),
     ],
 )
-def test_values_the_program_never_writes_are_refused(name: str, field: str, value: bytes, said: str) -> None:
+def test_values_the_program_never_writes_are_refused(
+    name: str, field: str, value: bytes, said: str
+) -> None:
     data = patched(name, field, value)
     with pytest.raises(AccountError, match=said):
         PARSERS[name](data)

@@ -47,8 +47,19 @@ GOOD: dict[str, Any] = {
     "tokens_per_sec": 800.0,
 }
 READY = Ready(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, seat=5)
-CLOSED = Closed(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 1, seat=5)
-KEY = Key(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 1, seat=5, key=b"k" * 32)
+CLOSED = Closed(
+    sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 1, seat=5
+)
+KEY = Key(
+    sender=SENDER,
+    signer=b"w" * 32,
+    run_id="test",
+    epoch=2,
+    height=7,
+    seed=2**64 - 1,
+    seat=5,
+    key=b"k" * 32,
+)
 
 
 def signed(body: bytes) -> bytes:
@@ -56,7 +67,12 @@ def signed(body: bytes) -> bytes:
     send.
     """
     head = commitment.head_of(Commitment(**GOOD))
-    return SENDER + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body))) + head + body
+    return (
+        SENDER
+        + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))
+        + head
+        + body
+    )
 
 
 def raw(**changed: Any) -> bytes:
@@ -121,12 +137,18 @@ def test_the_commitment_binds_every_committed_field(changed: dict[str, Any]) -> 
 
 
 def test_the_commitment_does_not_bind_hearsay() -> None:
-    assert Commitment(**(GOOD | {"loss": 1.0, "tokens_per_sec": 1.0})).digest == Commitment(**GOOD).digest
+    assert (
+        Commitment(**(GOOD | {"loss": 1.0, "tokens_per_sec": 1.0})).digest
+        == Commitment(**GOOD).digest
+    )
 
 
 def test_the_commitment_keeps_its_value() -> None:
     """Members of different versions must agree on it; a change here needs a new domain prefix."""
-    assert Commitment(**GOOD).digest.hex() == "fa1f97027ad7e05dbda5c4bd865ffa187a66dd62266a9e97fc58898c5ec2a278"
+    assert (
+        Commitment(**GOOD).digest.hex()
+        == "fa1f97027ad7e05dbda5c4bd865ffa187a66dd62266a9e97fc58898c5ec2a278"
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +231,11 @@ def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> No
     parsed: list[bytes] = []
     monkeypatch.setattr(commitment, "_parse_body", parsed.append)
     unsigned = commitment.head_of(Commitment(**GOOD)) + raw()
-    for data in (bytes(96) + unsigned, SENDER + bytes(64) + unsigned, SENDER + bytes(64) + b"\x02" + raw()):
+    for data in (
+        bytes(96) + unsigned,
+        SENDER + bytes(64) + unsigned,
+        SENDER + bytes(64) + b"\x02" + raw(),
+    ):
         with pytest.raises(BadAnnouncement, match="not signed"):
             decode_announcement(data)
     assert parsed == []
@@ -218,7 +244,14 @@ def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_head_says_what_the_body_does() -> None:
     """The chain believes the head, and members the body."""
     body = encode_announcement(Commitment(**GOOD), SECRET)[96 + 82 :]
-    for changed in ({"epoch": 3}, {"height": 8}, {"seed": 0}, {"seat": 6}, {"run_id": "other"}, {"step": 28}):
+    for changed in (
+        {"epoch": 3},
+        {"height": 8},
+        {"seed": 0},
+        {"seat": 6},
+        {"run_id": "other"},
+        {"step": 28},
+    ):
         head = commitment.head_of(Commitment(**(GOOD | changed)))
         assert len(head) == 82
         signature = bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))
@@ -261,7 +294,9 @@ def test_what_peers_would_refuse_is_not_sent() -> None:
         {"tag": 2},
     ],
 )
-def test_what_opens_results_is_refused_unless_it_is_in_range(good: Closed | Key, changed: dict[str, Any]) -> None:
+def test_what_opens_results_is_refused_unless_it_is_in_range(
+    good: Closed | Key, changed: dict[str, Any]
+) -> None:
     if changed.keys() - {"extra", "tag"} > set(good.__struct_fields__):
         return
     tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(good), strict=False)
@@ -270,7 +305,12 @@ def test_what_opens_results_is_refused_unless_it_is_in_range(good: Closed | Key,
 
     def said(values: dict[str, Any]) -> bytes:
         body = commitment._encoder.encode(list(values.values()))
-        return SENDER + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body))) + head + body
+        return (
+            SENDER
+            + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))
+            + head
+            + body
+        )
 
     assert decode_announcement(said(fields)) == good
     with pytest.raises(BadAnnouncement):

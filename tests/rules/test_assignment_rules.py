@@ -56,7 +56,9 @@ def test_all_shares_cover_redone_and_fresh_sequences(
     data_index: int, redo_index: int, weights: list[int], batch: int, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(1, max(batch, 1)), max_size=REDO)))
-    again = [(first, stop) for first, stop in pairwise([0, *cuts]) if stop > first and stop <= batch]
+    again = [
+        (first, stop) for first, stop in pairwise([0, *cuts]) if stop > first and stop <= batch
+    ]
     redo = tuple(Interval(redo_index + 2 * first, stop - first) for first, stop in again)
     round_ = header(1, data_index=data_index, batch=batch, redo=redo)
     shares = assignment.cut(batch, weights)
@@ -72,20 +74,37 @@ def test_all_shares_cover_redone_and_fresh_sequences(
 
 def test_a_share_across_the_redo_border_has_two_ranges() -> None:
     round_ = header(1, data_index=1000, batch=10, redo=(Interval(40, 4),))
-    assert assignment.sequences(round_, assignment.PositionInterval(2, 7)) == [range(42, 44), range(1000, 1003)]
+    assert assignment.sequences(round_, assignment.PositionInterval(2, 7)) == [
+        range(42, 44),
+        range(1000, 1003),
+    ]
     assert assignment.sequences(round_, assignment.PositionInterval(5, 5)) == []
 
 
 def test_nobody_trains_in_the_drain_round() -> None:
     table = members({index: seat(index) for index in range(3)})
-    assert all(share.len == 0 for share in assignment.assign(header(0b111, batch=0), table, 0).values())
+    assert all(
+        share.len == 0 for share in assignment.assign(header(0b111, batch=0), table, 0).values()
+    )
 
 
 def test_a_batch_grows_with_the_tokens_and_rounds_halves_up() -> None:
     rules = config(
-        global_batch_size_start=8, global_batch_size_end=11, global_batch_size_warmup_tokens=600, max_seq_len=100
+        global_batch_size_start=8,
+        global_batch_size_end=11,
+        global_batch_size_warmup_tokens=600,
+        max_seq_len=100,
     )
-    assert [assignment.batch_size(rules, index) for index in range(8)] == [8, 9, 9, 10, 10, 11, 11, 11]
+    assert [assignment.batch_size(rules, index) for index in range(8)] == [
+        8,
+        9,
+        9,
+        10,
+        10,
+        11,
+        11,
+        11,
+    ]
 
 
 def test_a_batch_without_warm_up_has_its_final_size_at_once() -> None:
@@ -93,7 +112,13 @@ def test_a_batch_without_warm_up_has_its_final_size_at_once() -> None:
     assert assignment.batch_size(rules, 0) == 8
 
 
-@given(st.integers(1, 1000), st.integers(0, 1000), st.integers(1, 2**40), st.integers(1, 4096), st.integers(0, 2**30))
+@given(
+    st.integers(1, 1000),
+    st.integers(0, 1000),
+    st.integers(1, 2**40),
+    st.integers(1, 4096),
+    st.integers(0, 2**30),
+)
 def test_a_batch_never_shrinks_nor_leaves_its_range(
     start: int, more: int, warmup: int, seq_len: int, index: int
 ) -> None:

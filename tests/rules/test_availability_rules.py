@@ -22,9 +22,14 @@ def _run(
     tiers: list[int], *, nodes: int = 0, known: int = 0, judges: int = 0, seed: int = 0
 ) -> tuple[Round, Run, Members]:
     roster = (1 << len(tiers)) - 1
-    members = builders.members({number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges)
+    members = builders.members(
+        {number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges
+    )
     run = builders.run(
-        RunState.ROUND_TRAIN, levels=LEVELS, levels_established=known, config=config(witness_nodes=nodes)
+        RunState.ROUND_TRAIN,
+        levels=LEVELS,
+        levels_established=known,
+        config=config(witness_nodes=nodes),
     )
     most = min(nodes or MAX_WITNESSES, MAX_WITNESSES, len(tiers))
     return header(roster, seed=seed, elected=most), run, members
@@ -35,7 +40,9 @@ def _had_by_all(round: Round, run: Run, members: Members) -> frozenset[int]:
 
 
 @given(st.integers(1, 256), st.integers(0, 32), st.integers(0, 2**64 - 1), st.data())
-def test_drawn_seats_witness_if_nobody_leaves(count: int, nodes: int, seed: int, data: st.DataObject) -> None:
+def test_drawn_seats_witness_if_nobody_leaves(
+    count: int, nodes: int, seed: int, data: st.DataObject
+) -> None:
     judges = data.draw(st.integers(0, 2**count - 1))
     round, run, members = _run([0] * count, nodes=nodes, judges=judges, seed=seed)
     if data.draw(st.booleans()) and judges:
@@ -44,9 +51,14 @@ def test_drawn_seats_witness_if_nobody_leaves(count: int, nodes: int, seed: int,
     drawn = availability.drawn(round, run, members)
     assert drawn == committee.witnesses(round, members)
     gone = data.draw(st.sampled_from(range(count)))
-    seats = [replace(one, state=MemberState.DROPPED) if at == gone else one for at, one in enumerate(members.seats)]
+    seats = [
+        replace(one, state=MemberState.DROPPED) if at == gone else one
+        for at, one in enumerate(members.seats)
+    ]
     later = replace(members, seats=tuple(seats), healthy=members.healthy & ~(1 << gone))
-    assert availability.drawn(replace(round, attested=1), run, later) == drawn, "it is the same at any time"
+    assert availability.drawn(replace(round, attested=1), run, later) == drawn, (
+        "it is the same at any time"
+    )
 
 
 def test_only_holders_have_a_level_if_all_members_witness() -> None:
@@ -55,7 +67,9 @@ def test_only_holders_have_a_level_if_all_members_witness() -> None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=33, max_size=256), st.integers(0, 2**64 - 1), st.data())
-def test_all_witnesses_have_a_level_with_few_drawn_holders(tiers: list[int], seed: int, data: st.DataObject) -> None:
+def test_all_witnesses_have_a_level_with_few_drawn_holders(
+    tiers: list[int], seed: int, data: st.DataObject
+) -> None:
     judges, known = data.draw(st.integers(0, 2 ** len(tiers) - 1)), data.draw(st.integers(0, 7))
     round, run, members = _run(tiers, known=known, judges=judges, seed=seed)
     drawn = availability.drawn(round, run, members)
@@ -63,7 +77,9 @@ def test_all_witnesses_have_a_level_with_few_drawn_holders(tiers: list[int], see
     assert LEVELS - 1 not in found
     for level in range(LEVELS - 1):
         holders = {
-            at for at, tier in enumerate(tiers) if tier <= level and (not known >> level & 1 or judges >> at & 1)
+            at
+            for at, tier in enumerate(tiers)
+            if tier <= level and (not known >> level & 1 or judges >> at & 1)
         }
         there = holders & set(drawn)
         needed = sum(tier <= level for tier in tiers) > 1
@@ -82,9 +98,17 @@ def test_common_levels_need_no_holder_quorum() -> None:
         if len(holders) != 1:
             continue
         for without in ({0}, {1}, {0, 1}):
-            recorded = {number: set(range(6)) - (without if number in holders else set()) for number in drawn}
-            attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, round.roster) for w, of in recorded.items()]
+            recorded = {
+                number: set(range(6)) - (without if number in holders else set())
+                for number in drawn
+            }
+            attestations = [
+                attest(w, {s: bytes([s]) * 32 for s in of}, round.roster)
+                for w, of in recorded.items()
+            ]
             attesting = replace(round, attested=round.roster)
             accepted = consensus.consensus(attesting, attestations, round.roster)
-            found = consensus.vouched(accepted, attestations, round.roster, run, members, range(LEVELS), judged)
+            found = consensus.vouched(
+                accepted, attestations, round.roster, run, members, range(LEVELS), judged
+            )
             assert found[0] == found[LEVELS - 1] == frozenset(range(6))

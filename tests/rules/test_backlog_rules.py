@@ -19,7 +19,10 @@ ROSTER = (1 << CLIENTS) - 1
 TABLE = members({index: seat(index, weight=index + 1) for index in range(CLIENTS)})
 
 
-@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 90), st.integers(0, ROSTER)), min_size=1, max_size=40))
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.tuples(st.integers(1, 90), st.integers(0, ROSTER)), min_size=1, max_size=40),
+)
 def test_every_sequence_is_trained_once_or_waits(seed: int, rounds: list[tuple[int, int]]) -> None:
     """Rounds of any size, in which any members fail: what was handed out is accounted for at the
     end.
@@ -34,9 +37,15 @@ def test_every_sequence_is_trained_once_or_waits(seed: int, rounds: list[tuple[i
         settled = settle(backlog, round_, shares, delivered)
         done = [share for index, share in shares.items() if settled.attested >> index & 1]
         assert settled.worked == any(share.len for share in done)
-        trained.update(chain.from_iterable(chain.from_iterable(assignment.sequences(round_, share) for share in done)))
+        trained.update(
+            chain.from_iterable(
+                chain.from_iterable(assignment.sequences(round_, share) for share in done)
+            )
+        )
         backlog = settled.backlog
-    waiting = Counter(chain.from_iterable(range(interval.start, interval.stop) for interval in backlog.intervals))
+    waiting = Counter(
+        chain.from_iterable(range(interval.start, interval.stop) for interval in backlog.intervals)
+    )
     assert all(count == 1 for count in (trained + waiting).values())
     assert set(trained + waiting) == set(range(data_index))
     assert len(backlog.intervals) <= BACKLOG
@@ -73,8 +82,14 @@ def test_a_round_whose_gaps_do_not_fit_comes_back_whole() -> None:
 
 def test_take_uses_first_intervals_and_shrinks_the_last() -> None:
     backlog = Backlog((Interval(40, 5), Interval(90, 2), Interval(95, 1)))
-    assert backlog.take(3) == ((Interval(40, 3),), Backlog((Interval(43, 2), Interval(90, 2), Interval(95, 1))))
-    assert backlog.take(6) == ((Interval(40, 5), Interval(90, 1)), Backlog((Interval(91, 1), Interval(95, 1))))
+    assert backlog.take(3) == (
+        (Interval(40, 3),),
+        Backlog((Interval(43, 2), Interval(90, 2), Interval(95, 1))),
+    )
+    assert backlog.take(6) == (
+        (Interval(40, 5), Interval(90, 1)),
+        Backlog((Interval(91, 1), Interval(95, 1))),
+    )
     assert backlog.take(9) == (backlog.intervals, Backlog())
     assert Backlog().take(9) == ((), Backlog())
     assert backlog.take(0) == ((), backlog)

@@ -70,13 +70,17 @@ def test_a_quorum_is_never_none() -> None:
 
 
 @given(U64, ROSTERS, st.integers(0, 32))
-def test_witnesses_are_distinct_members_and_as_many_as_elected(seed: int, roster: int, witness_nodes: int) -> None:
+def test_witnesses_are_distinct_members_and_as_many_as_elected(
+    seed: int, roster: int, witness_nodes: int
+) -> None:
     clients = roster.bit_count()
     round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, clients))
     elected = committee.witnesses(round_, _newcomers(roster))
     assert len(set(elected)) == len(elected) == min(witness_nodes or 32, clients, 32)
     assert all(bitmap.contains(roster, seat) for seat in elected)
-    positions = {seat: place for place, seat in enumerate(committee.ordered(round_, committee.WITNESS))}
+    positions = {
+        seat: place for place, seat in enumerate(committee.ordered(round_, committee.WITNESS))
+    }
     assert [positions[seat] for seat in elected] == list(range(len(elected)))
 
 
@@ -88,7 +92,9 @@ def test_next_member_witnesses_for_a_leaver_unless_it_voted(
     empty in vain.
     """
     healthy, attested = roster, 0
-    round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, roster.bit_count()))
+    round_ = header(
+        roster, seed=seed, elected=program_rules.elected_count(witness_nodes, roster.bit_count())
+    )
     for _ in range(20):
         seated = committee.witnesses(replace(round_, attested=attested), _newcomers(healthy))
         still = [seat for seat in seated if not bitmap.contains(attested, seat)]
@@ -102,12 +108,18 @@ def test_next_member_witnesses_for_a_leaver_unless_it_voted(
 
 
 @given(U64, ROSTERS, ROSTERS, st.integers(0, 100))
-def test_leaver_does_not_change_the_order_of_others(seed: int, began: int, stayed: int, percent: int) -> None:
+def test_leaver_does_not_change_the_order_of_others(
+    seed: int, began: int, stayed: int, percent: int
+) -> None:
     """Among those who stay, each order is the one of those who began."""
     whole, left = header(began, seed=seed), header(began & stayed, began=began, seed=seed)
     before = [seat for seat in committee.roles(whole, percent) if bitmap.contains(stayed, seat)]
     assert list(committee.roles(left, percent)) == before
-    in_order = [seat for seat in committee.ordered(whole, committee.WITNESS) if bitmap.contains(stayed, seat)]
+    in_order = [
+        seat
+        for seat in committee.ordered(whole, committee.WITNESS)
+        if bitmap.contains(stayed, seat)
+    ]
     assert list(committee.witnesses(left, _newcomers(began))) == in_order[: left.elected]
 
 
@@ -143,8 +155,12 @@ def test_one_member_always_trains(seed: int, roster: int, percent: int) -> None:
     assert verifiers == min(clients - 1 if percent == 100 else clients * percent // 100, 32)
 
 
-@pytest.mark.parametrize(("clients", "percent", "verifiers"), [(0, 100, 0), (1, 100, 0), (2, 100, 1), (256, 100, 32)])
-def test_verifier_count_leaves_one_member_that_trains(clients: int, percent: int, verifiers: int) -> None:
+@pytest.mark.parametrize(
+    ("clients", "percent", "verifiers"), [(0, 100, 0), (1, 100, 0), (2, 100, 1), (256, 100, 32)]
+)
+def test_verifier_count_leaves_one_member_that_trains(
+    clients: int, percent: int, verifiers: int
+) -> None:
     assert committee.verifier_count(clients, percent) == verifiers
 
 
@@ -176,7 +192,9 @@ def test_a_committee_holds_its_level_and_has_delivered(
         established=bitmap.from_seats(before),
         judges=bitmap.from_seats(judges),
     )
-    cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels)
+    cooldown = run(
+        RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels
+    )
     # Nobody speaks of a level whose established holder was dropped, if three or more are
     # established.
     withheld = levels

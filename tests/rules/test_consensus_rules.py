@@ -23,7 +23,9 @@ SEAT_SETS = st.sets(st.integers(0, 255), min_size=1, max_size=256)
 
 
 def attest(seat: int, results: dict[int, bytes], roster: int) -> Attestation:
-    return Attestation(seat, bitmap.from_seats(results), consensus.pack_fingerprints(results, roster, SEED))
+    return Attestation(
+        seat, bitmap.from_seats(results), consensus.pack_fingerprints(results, roster, SEED)
+    )
 
 
 @pytest.mark.parametrize("last", [0, 1, 62, 63, 64, 65, 127, 128, 191, 192, 193, 254, 255])
@@ -34,7 +36,9 @@ def test_fingerprints_round_trip_for_every_reach_of_a_roster(last: int) -> None:
     attestation = attest(0, results, roster)
     assert len(attestation.fingerprints) == FINGERPRINT_BYTES
     read = consensus.unpack_fingerprints(attestation, roster)
-    assert read == {seat: consensus.fingerprint(result, roster, SEED) for seat, result in results.items()}
+    assert read == {
+        seat: consensus.fingerprint(result, roster, SEED) for seat, result in results.items()
+    }
     assert all(consensus.matches(read[seat], result, SEED) for seat, result in results.items())
     assert read[last].bits == [40, 20, 10, 10][last // 64]
 
@@ -79,18 +83,30 @@ def test_results_that_look_alike_in_one_round_differ_in_another() -> None:
     others = (number.to_bytes(32, "big") for number in range(1, 100_000))
     twin = next(other for other in others if consensus.matches(seen, other, SEED))
     unknown = range(SEED + 1, SEED + 101)
-    alike = [seed for seed in unknown if consensus.matches(consensus.fingerprint(first, FULL, seed), twin, seed)]
+    alike = [
+        seed
+        for seed in unknown
+        if consensus.matches(consensus.fingerprint(first, FULL, seed), twin, seed)
+    ]
     assert len(alike) <= 2
 
 
 def test_the_fingerprint_is_the_low_bits_of_the_hash() -> None:
     digest = hashlib.sha256(b"c" * 32 + SEED.to_bytes(8, "little")).digest()
-    assert consensus.fingerprint(b"c" * 32, 0b111, SEED) == (int.from_bytes(digest[:5], "little"), 40)
-    assert consensus.fingerprint(b"c" * 32, FULL, SEED) == (int.from_bytes(digest[:2], "little") % 1024, 10)
+    assert consensus.fingerprint(b"c" * 32, 0b111, SEED) == (
+        int.from_bytes(digest[:5], "little"),
+        40,
+    )
+    assert consensus.fingerprint(b"c" * 32, FULL, SEED) == (
+        int.from_bytes(digest[:2], "little") % 1024,
+        10,
+    )
 
 
 @given(st.integers(1, 256), st.integers(0, 2**32), st.data())
-def test_result_is_applied_iff_a_quorum_recorded_the_same(clients: int, seed: int, data: st.DataObject) -> None:
+def test_result_is_applied_iff_a_quorum_recorded_the_same(
+    clients: int, seed: int, data: st.DataObject
+) -> None:
     roster = (1 << clients) - 1
     elected = program_rules.elected_count(0, clients)
     needed = committee.quorum(elected)
@@ -100,7 +116,10 @@ def test_result_is_applied_iff_a_quorum_recorded_the_same(clients: int, seed: in
     seen, other = (consensus.fingerprint(of[watched], roster, SEED) for of in (true, forged))
     assume(seen != other)  # of many members it has ten bits only
     honest = data.draw(st.integers(0, elected))
-    witnesses = [attest(w, {watched: true[watched] if w < honest else forged[watched]}, roster) for w in range(elected)]
+    witnesses = [
+        attest(w, {watched: true[watched] if w < honest else forged[watched]}, roster)
+        for w in range(elected)
+    ]
     attesting = header(roster, attested=roster)
     accepted = consensus.consensus(attesting, witnesses, roster)
     if honest >= needed:
@@ -117,14 +136,20 @@ def test_quorum_counts_the_elected_not_the_attesters() -> None:
     roster = 0b111111
     results = {seat: bytes([seat]) * 32 for seat in range(6)}
     attesting = header(roster, attested=roster)
-    assert consensus.consensus(attesting, [attest(w, results, roster) for w in range(3)], roster) == {}
-    assert list(consensus.consensus(attesting, [attest(w, results, roster) for w in range(4)], roster)) == [*range(6)]
+    assert (
+        consensus.consensus(attesting, [attest(w, results, roster) for w in range(3)], roster) == {}
+    )
+    assert list(
+        consensus.consensus(attesting, [attest(w, results, roster) for w in range(4)], roster)
+    ) == [*range(6)]
 
 
 def test_what_the_program_did_not_count_is_not_applied() -> None:
     results = {0: b"a" * 32, 1: b"b" * 32}
     attesting = header(0b11, attested=0b10)
-    assert list(consensus.consensus(attesting, [attest(w, results, 0b11) for w in range(2)], 0b11)) == [1]
+    assert list(
+        consensus.consensus(attesting, [attest(w, results, 0b11) for w in range(2)], 0b11)
+    ) == [1]
 
 
 def test_members_without_a_share_always_count() -> None:
@@ -137,19 +162,34 @@ def test_members_without_a_share_always_count() -> None:
 
 
 def vouched_by(
-    recorded: dict[int, set[int]], tiers: list[int], levels: int = 3, *, judges: int = 0, known: int = 0
+    recorded: dict[int, set[int]],
+    tiers: list[int],
+    levels: int = 3,
+    *,
+    judges: int = 0,
+    known: int = 0,
 ) -> dict[int, frozenset[int]]:
     """What is applied of each level, where these witnesses recorded the true results of these
     members; of the levels `known`, the `judges` say who delivers them.
     """
     roster = (1 << len(tiers)) - 1
-    attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, roster) for w, of in recorded.items()]
+    attestations = [
+        attest(w, {s: bytes([s]) * 32 for s in of}, roster) for w, of in recorded.items()
+    ]
     attesting = header(roster, attested=roster)
     accepted = consensus.consensus(attesting, attestations, roster)
-    of_all = builders.members({number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges)
+    of_all = builders.members(
+        {number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges
+    )
     run = builders.run(RunState.ROUND_TRAIN, levels=levels, levels_established=known)
     return consensus.vouched(
-        accepted, attestations, roster, run, of_all, range(levels), availability.judged_by(attesting, run, of_all)
+        accepted,
+        attestations,
+        roster,
+        run,
+        of_all,
+        range(levels),
+        availability.judged_by(attesting, run, of_all),
     )
 
 
@@ -180,9 +220,13 @@ def test_level_is_not_applied_on_its_senders_word_alone() -> None:
     others = dict.fromkeys(range(3, 11), everybody)
     assert vouched_by(others, tiers) == {0: frozenset(), 1: frozenset(), 2: everybody}
     alone = vouched_by(others | {0: everybody}, tiers)
-    assert alone == {0: set(), 1: set(), 2: everybody}, "one of three may lie, and the others be dead"
+    assert alone == {0: set(), 1: set(), 2: everybody}, (
+        "one of three may lie, and the others be dead"
+    )
     late = vouched_by(others | {0: everybody, 1: everybody - {0}}, tiers)
-    assert late == {0: everybody - {0}, 1: everybody - {0}, 2: everybody}, "a quorum of three is two"
+    assert late == {0: everybody - {0}, 1: everybody - {0}, 2: everybody}, (
+        "a quorum of three is two"
+    )
 
 
 def test_two_newcomers_do_not_judge_an_established_level() -> None:
@@ -193,12 +237,16 @@ def test_two_newcomers_do_not_judge_an_established_level() -> None:
     tiers = [0, 1, 1, 2, 2, 0, 0]
     found = vouched_by(recorded, tiers, judges=0b11111, known=0b111)
     assert found == {0: frozenset(range(5)), 1: frozenset(range(7)), 2: frozenset(range(7))}
-    assert vouched_by(recorded, tiers)[0] == frozenset(range(7)), "nobody has shown it in a first epoch: two of three"
+    assert vouched_by(recorded, tiers)[0] == frozenset(range(7)), (
+        "nobody has shown it in a first epoch: two of three"
+    )
 
 
 def test_silent_judge_counts_for_its_own_result_only() -> None:
     recorded = {w: set(range(5)) for w in range(1, 5)}
-    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1111, known=0b111)[0] == {0}, "4 has come later"
+    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1111, known=0b111)[0] == {0}, (
+        "4 has come later"
+    )
     assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1110, known=0b110)[0] == {0}, (
         "of two newcomers a quorum is both"
     )
@@ -212,22 +260,33 @@ def test_no_judge_blocks_the_last_level_against_a_quorum() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=32), st.data())
-def test_level_is_applied_iff_a_quorum_of_its_judges_agrees(of: list[int], data: st.DataObject) -> None:
+def test_level_is_applied_iff_a_quorum_of_its_judges_agrees(
+    of: list[int], data: st.DataObject
+) -> None:
     everybody = set(range(len(of)))
     silent = data.draw(st.sets(st.sampled_from(sorted(everybody)), max_size=len(of) // 3))
-    recorded = {w: data.draw(st.sets(st.sampled_from(sorted(everybody)))) for w in everybody - silent}
+    recorded = {
+        w: data.draw(st.sets(st.sampled_from(sorted(everybody)))) for w in everybody - silent
+    }
     judges, known = data.draw(st.integers(0, 2 ** len(of) - 1)), data.draw(st.integers(0, 15))
     found = vouched_by(recorded, of, 4, judges=judges, known=known)
     roster = (1 << len(of)) - 1
-    attestations = [attest(w, {s: bytes([s]) * 32 for s in seen}, roster) for w, seen in recorded.items()]
+    attestations = [
+        attest(w, {s: bytes([s]) * 32 for s in seen}, roster) for w, seen in recorded.items()
+    ]
     accepted = set(consensus.consensus(header(roster, attested=roster), attestations, roster))
     assert found[3] == accepted
     for level in range(3):
         holders = {w for w in everybody if of[w] <= level}
         asked = {w for w in holders if not known >> level & 1 or judges >> w & 1}
         for member in accepted:
-            having, quorum = [w for w in asked if member in recorded.get(w, ())], -(-2 * len(asked) // 3)
-            needed = max(quorum - 1, 2 if len(asked) == 3 else 0) if member in asked & silent else quorum
+            having, quorum = (
+                [w for w in asked if member in recorded.get(w, ())],
+                -(-2 * len(asked) // 3),
+            )
+            needed = (
+                max(quorum - 1, 2 if len(asked) == 3 else 0) if member in asked & silent else quorum
+            )
             enough = asked and len(having) >= needed
             trusted = not known >> level & 1 or judges >> member & 1
             assert (member in found[level]) == bool(trusted if len(holders) == 1 else enough)

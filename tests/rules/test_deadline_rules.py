@@ -38,18 +38,25 @@ def test_each_state_waits_for_its_own_time(state: RunState, wait: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "drawn_by"), [(RunState.WARMUP, 1), (RunState.ROUND_TRAIN, 30), (RunState.COOLDOWN, 20)]
+    ("state", "drawn_by"),
+    [(RunState.WARMUP, 1), (RunState.ROUND_TRAIN, 30), (RunState.COOLDOWN, 20)],
 )
 def test_undrawn_seed_is_due_before_the_state_ends(state: RunState, drawn_by: int) -> None:
     """A warm-up's witnesses wait for the seed. An attestation usually draws a round's seed."""
     waits = run(state, config=TIMES, state_started_at=1000, seed_slot=8)
     assert deadlines.next_deadline(waits) == 1000 + drawn_by
     long = replace(waits, config=replace(TIMES, max_round_train_time=3000, warmup_time=3000))
-    assert deadlines.next_deadline(long) == 1000 + (60 if state is RunState.ROUND_TRAIN else drawn_by)
+    assert deadlines.next_deadline(long) == 1000 + (
+        60 if state is RunState.ROUND_TRAIN else drawn_by
+    )
 
 
-@pytest.mark.parametrize(("least", "attestations", "wait"), [(7, 1, 30), (7, 2, 7), (1, 2, 1), (0, 1, 30), (0, 2, 0)])
-def test_a_round_with_a_quorum_waits_for_its_least_time(least: int, attestations: int, wait: int) -> None:
+@pytest.mark.parametrize(
+    ("least", "attestations", "wait"), [(7, 1, 30), (7, 2, 7), (1, 2, 1), (0, 1, 30), (0, 2, 0)]
+)
+def test_a_round_with_a_quorum_waits_for_its_least_time(
+    least: int, attestations: int, wait: int
+) -> None:
     times = replace(TIMES, min_round_time=least)
     rounds = (header(0b111, attestations=attestations),)
     trains = run(RunState.ROUND_TRAIN, config=times, rounds=rounds, state_started_at=1000)
@@ -79,8 +86,12 @@ def test_nothing_is_due_while_too_few_members_wait() -> None:
         (0b0001, (2,), None),  # no finisher waits: only a finisher or the owner can continue
     ],
 )
-def test_epoch_waits_for_absent_sole_holders(finishers: int, differing: tuple[int, ...], wait: int | None) -> None:
-    table = members({i: seat(i, tier=(0, 1, 2, 0)[i], pending=i > 0, state=MemberState.IDLE) for i in range(4)})
+def test_epoch_waits_for_absent_sole_holders(
+    finishers: int, differing: tuple[int, ...], wait: int | None
+) -> None:
+    table = members(
+        {i: seat(i, tier=(0, 1, 2, 0)[i], pending=i > 0, state=MemberState.IDLE) for i in range(4)}
+    )
     waiting = run(
         RunState.WAITING_FOR_MEMBERS,
         config=TIMES,
@@ -94,15 +105,22 @@ def test_epoch_waits_for_absent_sole_holders(finishers: int, differing: tuple[in
     assert deadlines.next_deadline(waiting, table, durable) == expected  # type: ignore[arg-type]
     for known in (b"\1" * 32, bytes(32)):  # also of a checkpoint that was never attested
         hashes = tuple(b"\xff" * 32 if level in differing else known for level in range(3))
-        unattested, durable = replace(waiting, level_hashes=hashes), SimpleNamespace(checkpoint_hashes=(known,) * 3)
+        unattested, durable = (
+            replace(waiting, level_hashes=hashes),
+            SimpleNamespace(checkpoint_hashes=(known,) * 3),
+        )
         assert deadlines.next_deadline(unattested, table, durable) == expected  # type: ignore[arg-type]
 
 
-@given(st.sampled_from(RunState), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**30))
+@given(
+    st.sampled_from(RunState), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**30)
+)
 def test_deadlines_lie_in_the_future_and_move_with_the_start(
     state: RunState, started: int, later: int, wait: int
 ) -> None:
-    times = config(warmup_time=wait, cooldown_time=wait, max_round_train_time=wait, round_witness_time=wait)
+    times = config(
+        warmup_time=wait, cooldown_time=wait, max_round_train_time=wait, round_witness_time=wait
+    )
     before = deadlines.next_deadline(run(state, config=times, state_started_at=started))
     after = deadlines.next_deadline(run(state, config=times, state_started_at=started + later))
     if state.halted:
@@ -113,26 +131,44 @@ def test_deadlines_lie_in_the_future_and_move_with_the_start(
         assert after == before + later
 
 
-@given(st.sets(st.integers(0, 255), min_size=1), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.data())
+@given(
+    st.sets(st.integers(0, 255), min_size=1),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**40),
+    st.data(),
+)
 def test_every_healthy_member_has_one_place_in_the_tick_order(
     present: set[int], seed: int, started: int, data: st.DataObject
 ) -> None:
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))
-    table = members({i: seat(i, state=MemberState.DROPPED if i in gone else MemberState.HEALTHY) for i in present})
-    state = run(RunState.ROUND_TRAIN, rounds=(header(bitmap.from_seats(present), seed=seed),), state_started_at=started)
+    table = members(
+        {
+            i: seat(i, state=MemberState.DROPPED if i in gone else MemberState.HEALTHY)
+            for i in present
+        }
+    )
+    state = run(
+        RunState.ROUND_TRAIN,
+        rounds=(header(bitmap.from_seats(present), seed=seed),),
+        state_started_at=started,
+    )
     assert sorted(deadlines.tick_order(state, table)) == sorted(present - gone)
     assert deadlines.tick_order(state, table) == deadlines.tick_order(state, table)
 
 
 def test_those_who_wait_may_tick_an_epoch_into_life() -> None:
-    table = members({3: seat(3, state=MemberState.IDLE, pending=True), 4: seat(4, state=MemberState.IDLE)})
+    table = members(
+        {3: seat(3, state=MemberState.IDLE, pending=True), 4: seat(4, state=MemberState.IDLE)}
+    )
     assert deadlines.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
 
 
 def test_the_fee_of_ticking_is_shared_over_time() -> None:
     table = members({index: seat(index) for index in range(4)})
     first = [
-        deadlines.tick_order(run(RunState.ROUND_TRAIN, rounds=(header(0b1111),), state_started_at=now), table)[0]
+        deadlines.tick_order(
+            run(RunState.ROUND_TRAIN, rounds=(header(0b1111),), state_started_at=now), table
+        )[0]
         for now in range(400)
     ]
     assert all(60 <= first.count(index) <= 140 for index in range(4))

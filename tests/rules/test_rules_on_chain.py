@@ -75,9 +75,17 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, cases: 
         roster = bitmap.from_seats(rng.sample(range(256), clients))
         percent = rng.choice([0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)])
         batch = rng.choice([0, 1, clients, 65535, rng.randint(0, 65535)])
-        began = roster | bitmap.from_seats(rng.sample(range(256), rng.choice([0, 1, 20, rng.randint(0, 256)])))
-        alone = Alone.TRAIN if percent == 0 and rng.random() < 0.5 else rng.choice([Alone.NOTHING, Alone.WITNESS])
-        round_ = header(roster, began=began, seed=rng.getrandbits(64), batch=batch, established=alone)
+        began = roster | bitmap.from_seats(
+            rng.sample(range(256), rng.choice([0, 1, 20, rng.randint(0, 256)]))
+        )
+        alone = (
+            Alone.TRAIN
+            if percent == 0 and rng.random() < 0.5
+            else rng.choice([Alone.NOTHING, Alone.WITNESS])
+        )
+        round_ = header(
+            roster, began=began, seed=rng.getrandbits(64), batch=batch, established=alone
+        )
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[2] = _round_record(rounds[2], round_)
         config = np.zeros(1, run_layout.dtype["config"])[0]
@@ -86,14 +94,24 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, cases: 
         overwrite(chain, run_layout, chain.addresses.run, **written)
         seats = np.zeros(256, members_layout.dtype["seats"].base)
         seats["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
-        judges = bitmap.from_seats(rng.sample(sorted(bitmap.seats(roster)), rng.randint(1, clients)))
-        overwrite(chain, members_layout, chain.addresses.members, seats=seats, judges=bitmap.to_bytes(judges))
+        judges = bitmap.from_seats(
+            rng.sample(sorted(bitmap.seats(roster)), rng.randint(1, clients))
+        )
+        overwrite(
+            chain,
+            members_layout,
+            chain.addresses.members,
+            seats=seats,
+            judges=bitmap.to_bytes(judges),
+        )
         if alone is Alone.NOTHING:
             assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
         positions = list(chain.inspect(1, 2))
         assert positions == committee.positions(round_.seed, committee.COMMITTEE, began.bit_count())
         shares = assignment.assign(round_, chain.members, percent)
-        rows = dict(zip(bitmap.seats(began), struct.iter_unpack("<HH", chain.inspect(2, 2)), strict=True))
+        rows = dict(
+            zip(bitmap.seats(began), struct.iter_unpack("<HH", chain.inspect(2, 2)), strict=True)
+        )
         returned = {seat: row for seat, row in rows.items() if bitmap.contains(roster, seat)}
         assert returned == {seat: (share.start, share.len) for seat, share in shares.items()}
         assert not any(length for seat, (_, length) in rows.items() if seat not in returned)
@@ -111,24 +129,40 @@ def test_witnesses_match_the_program_when_members_leave(chain: Onchain, cases: i
         clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
         seats_of_round = rng.sample(range(256), clients)
         elected = program_rules.elected_count(rng.choice([0, 1, 2, rng.randint(1, 32)]), clients)
-        attested = bitmap.from_seats(rng.sample(seats_of_round, rng.randint(0, min(elected, clients))))
+        attested = bitmap.from_seats(
+            rng.sample(seats_of_round, rng.randint(0, min(elected, clients)))
+        )
         roster = bitmap.from_seats(seats_of_round)
         began = roster | bitmap.from_seats(rng.sample(range(256), rng.choice([0, 1, 20])))
-        given = {"elected": elected, "attested": attested, "established": Alone(rng.choice([0, 1, 2]))}
+        given = {
+            "elected": elected,
+            "attested": attested,
+            "established": Alone(rng.choice([0, 1, 2])),
+        }
         round_ = header(roster, began=began, seed=rng.getrandbits(64), **given)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[1] = _round_record(rounds[1], round_)
         rounds[1]["attested"] = bitmap.to_bytes(attested)
-        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, began=bitmap.to_bytes(began))
+        overwrite(
+            chain, run_layout, chain.addresses.run, rounds=rounds, began=bitmap.to_bytes(began)
+        )
         healthy = bitmap.from_seats(seat for seat in range(256) if rng.random() < 0.6)
         among = list(bitmap.seats(began & ~healthy & ~attested if rng.random() < 0.1 else began))
-        judges = bitmap.from_seats(rng.sample(among, min(len(among), rng.choice([0, 2, 3, 10, 256]))))
+        judges = bitmap.from_seats(
+            rng.sample(among, min(len(among), rng.choice([0, 2, 3, 10, 256])))
+        )
         bits = {"healthy": bitmap.to_bytes(healthy), "judges": bitmap.to_bytes(judges)}
         overwrite(chain, members_layout, chain.addresses.members, **bits)
         expected = committee.witnesses(round_, chain.members)
         seated = chain.inspect(3, 1).ljust(began.bit_count(), b"\0")
-        assert [seat for seat, one in zip(bitmap.seats(began), seated, strict=True) if one] == sorted(expected)
-        alone.add(bool(roster & healthy & ~judges) and bool(expected) and not set(expected) - set(bitmap.seats(judges)))
+        assert [
+            seat for seat, one in zip(bitmap.seats(began), seated, strict=True) if one
+        ] == sorted(expected)
+        alone.add(
+            bool(roster & healthy & ~judges)
+            and bool(expected)
+            and not set(expected) - set(bitmap.seats(judges))
+        )
     assert alone == {True, False}
 
 
@@ -147,7 +181,14 @@ def test_failed_epoch_leaves_the_predicted_backlog(chain: Onchain, seed: int, ov
     """
     rng = random.Random(seed)
     members = {number: (number % 3, rng.randint(1, 9)) for number in range(1, 7)}
-    chain.configure(SEED, min_clients=3, init_min_clients=6, witness_nodes=3, verification_percent=20, overlap=overlap)
+    chain.configure(
+        SEED,
+        min_clients=3,
+        init_min_clients=6,
+        witness_nodes=3,
+        verification_percent=20,
+        overlap=overlap,
+    )
     chain.begin(members)
     predicted = Backlog()
     while chain.run.state.training:
@@ -158,9 +199,13 @@ def test_failed_epoch_leaves_the_predicted_backlog(chain: Onchain, seed: int, ov
             assert round_.batch == predicted.batch(wanted)
             redo, predicted = predicted.take(wanted)
             assert round_.redo == redo
-        present = [seat for seat in committee.witnesses(round_, chain.members) if rng.random() < 0.9]
+        present = [
+            seat for seat in committee.witnesses(round_, chain.members) if rng.random() < 0.9
+        ]
         sent = [_attest(chain, rng, seat, judged.roster if judged else 0) for seat in present]
-        while chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN:
+        while (
+            chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN
+        ):
             chain.tick_at_deadline()
         closed = chain.run.round(round_.height)
         assert closed is not None
@@ -178,7 +223,9 @@ def test_failed_epoch_leaves_the_predicted_backlog(chain: Onchain, seed: int, ov
         if not sent and overlap and not run.draining:
             predicted = backlog.put_back(predicted, round_)
         after = chain.run
-        wanted = 0 if after.draining else assignment.batch_size(after.config, after.current.data_index)
+        wanted = (
+            0 if after.draining else assignment.batch_size(after.config, after.current.data_index)
+        )
         left = predicted if after.current.height == round_.height else predicted.take(wanted)[1]
         assert chain.backlog() == left.intervals
         assert (after.backlog, after.lost_sequences) == (left.waiting, 0)
@@ -208,7 +255,9 @@ def test_program_drops_members_that_left_out_names(chain: Onchain, seed: int, ov
     """
     rng = random.Random(seed)
     members = 6
-    chain.configure(SEED, min_clients=members, init_min_clients=members, witness_nodes=members, overlap=overlap)
+    chain.configure(
+        SEED, min_clients=members, init_min_clients=members, witness_nodes=members, overlap=overlap
+    )
     chain.begin(dict.fromkeys(range(1, members + 1), (0, 1)))
     while chain.run.current.height < 2:
         chain.at(chain.now + 1)
@@ -241,19 +290,26 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
     would name it.
     """
     rng, size = random.Random(seed), 8
-    chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=2, rounds_per_epoch=60)
+    chain.configure(
+        SEED, min_clients=2, init_min_clients=size, witness_nodes=2, rounds_per_epoch=60
+    )
     chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
     while chain.run.current.height < 2 + conviction.OFTEN:  # as many as a count can have fallen in
         chain.at(chain.now + 1)
         for seat in committee.witnesses(chain.run.current, chain.members):
-            chain.witness(seat, dict.fromkeys(range(size), bytes(32)) if chain.run.current.height else {})
+            chain.witness(
+                seat, dict.fromkeys(range(size), bytes(32)) if chain.run.current.height else {}
+            )
     taken = 0
     for _ in range(60):
         given = [rng.getrandbits(size) | rng.getrandbits(size) for _ in range(rng.randint(1, size))]
         _write_attestations(chain, given, attested=rng.getrandbits(size) | rng.getrandbits(size))
         _appoint(chain, rng.getrandbits(size) | rng.getrandbits(size))
         counts = [64 - conviction.OFTEN + rng.randint(-1, 1) for _ in range(size)]
-        planes = [bitmap.to_bytes(sum((one >> bit & 1) << at for at, one in enumerate(counts))) for bit in range(7)]
+        planes = [
+            bitmap.to_bytes(sum((one >> bit & 1) << at for at, one in enumerate(counts)))
+            for bit in range(7)
+        ]
         overwrite(chain, views.members_account(), chain.addresses.members, shown=planes)
         members, last = chain.members, chain.run.current.height - 1
         judges, ring = chain.run.round(last), chain.run.ring(last)
@@ -286,7 +342,14 @@ def test_level_judges_match_the_program(chain: Onchain, seed: int, overlap: int)
     majority of them says counts for nothing.
     """
     rng, size = random.Random(seed), 8
-    chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=0, rounds_per_epoch=60, overlap=overlap)
+    chain.configure(
+        SEED,
+        min_clients=2,
+        init_min_clients=size,
+        witness_nodes=0,
+        rounds_per_epoch=60,
+        overlap=overlap,
+    )
     chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
     everybody = (1 << size) - 1
     while chain.run.config.judged(chain.run.current.height) < 0:
@@ -295,9 +358,14 @@ def test_level_judges_match_the_program(chain: Onchain, seed: int, overlap: int)
             _attest(chain, rng, seat, 0)
     seen, splits = set[int](), 0
     for _ in range(25):
-        judges, closing = rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)]), chain.run.current.height
+        judges, closing = (
+            rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)]),
+            chain.run.current.height,
+        )
         if judges.bit_count() >= committee.ENOUGH:  # holders of all levels would attest alone
-            judges &= ~bitmap.from_seats(seat for seat in range(size) if not chain.members.seats[seat].tier)
+            judges &= ~bitmap.from_seats(
+                seat for seat in range(size) if not chain.members.seats[seat].tier
+            )
         _appoint(chain, judges)
         known = chain.run.levels_established
         chain.at(chain.now + 1)
@@ -317,10 +385,14 @@ def test_level_judges_match_the_program(chain: Onchain, seed: int, overlap: int)
                 committee.quorum(len(votes)) if known >> level & 1 else len(votes) // 2 + 1
                 for level, votes in zip(own, recorded, strict=True)
             ]
-            denied = [votes.count(False) >= enough for votes, enough in zip(recorded, needed, strict=True)]
+            denied = [
+                votes.count(False) >= enough for votes, enough in zip(recorded, needed, strict=True)
+            ]
             if known and len(recorded[-1]) == 2:
                 needed[-1] = 1  # of two judges of the last level, one is enough
-            had = [votes.count(True) >= enough for votes, enough in zip(recorded, needed, strict=True)]
+            had = [
+                votes.count(True) >= enough for votes, enough in zip(recorded, needed, strict=True)
+            ]
             most = 2 * sum(held[one.seat].get(seat) == leads for one in attestations) > size
             whole = most and leads is not None and all(had)
             against = most and (leads is None or any(denied))
@@ -341,10 +413,16 @@ def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None
     """
     ring = chain.run.ring(chain.run.current.height - 1)
     for layout, address, change in (
-        (views.run_account(), chain.addresses.run, {"attestations": len(given), "attested": bitmap.to_bytes(attested)}),
+        (
+            views.run_account(),
+            chain.addresses.run,
+            {"attestations": len(given), "attested": bitmap.to_bytes(attested)},
+        ),
         (views.witnesses_account(), chain.addresses.witnesses, {}),
     ):
-        rounds = np.frombuffer(chain.data(address), layout.dtype, count=1, offset=8)[0]["rounds"].copy()
+        rounds = np.frombuffer(chain.data(address), layout.dtype, count=1, offset=8)[0][
+            "rounds"
+        ].copy()
         for name, value in change.items():
             rounds[ring][name] = value
         for place, participation in enumerate(given if not change else []):
@@ -355,10 +433,14 @@ def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None
 
 def _have_gone(chain: Onchain, gone: set[int]) -> None:
     """All others are healthy."""
-    record = np.frombuffer(chain.data(chain.addresses.members), views.members_account().dtype, count=1, offset=8)[0]
+    record = np.frombuffer(
+        chain.data(chain.addresses.members), views.members_account().dtype, count=1, offset=8
+    )[0]
     seats = record["seats"].copy()
     used = np.flatnonzero(seats["used"])
-    seats["state"][used] = [(MemberState.DROPPED if seat in gone else MemberState.HEALTHY).value for seat in used]
+    seats["state"][used] = [
+        (MemberState.DROPPED if seat in gone else MemberState.HEALTHY).value for seat in used
+    ]
     healthy = bitmap.to_bytes(bitmap.from_seats(set(used.tolist()) - gone))
     overwrite(chain, views.members_account(), chain.addresses.members, seats=seats, healthy=healthy)
 
@@ -383,7 +465,12 @@ def _takes(chain: Onchain, dropped: int) -> bool:
 def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -> None:
     chain.configure(SEED, min_clients=1, init_min_clients=1)
     chain.join(1)
-    for expected in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN):
+    for expected in (
+        RunState.WARMUP,
+        RunState.ROUND_TRAIN,
+        RunState.ROUND_WITNESS,
+        RunState.COOLDOWN,
+    ):
         if not chain.run.seed_is_drawn:  # the first instruction draws it
             chain.at(chain.now)
             chain.tick()
@@ -411,7 +498,11 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
         judged = run.round(run.config.judged(run.current.height))
         (witness,) = committee.witnesses(run.current, chain.members)
         chain.at(chain.now + 1)
-        heard = [seat for seat in bitmap.seats(judged.roster if judged else 0) if rng.random() < (seat + 1) / 40]
+        heard = [
+            seat
+            for seat in bitmap.seats(judged.roster if judged else 0)
+            if rng.random() < (seat + 1) / 40
+        ]
         chain.witness(witness, dict.fromkeys(heard, bytes(32)))
         if rng.random() < 0.3 and run.current.height and chain.run.state.training:
             wallet = chain.wallet(rng.choice(list(bitmap.seats(chain.members.healthy))) + 1)
@@ -449,9 +540,13 @@ def test_level_committees_match_with_established_members(chain: Onchain, least: 
         (witness,) = committee.witnesses(chain.run.current, chain.members)
         judged = chain.run.round(chain.run.config.judged(chain.run.current.height))
         chain.at(chain.now + 1)
-        chain.witness(witness, dict.fromkeys(bitmap.seats(judged.roster if judged else 0), bytes(32)))
+        chain.witness(
+            witness, dict.fromkeys(bitmap.seats(judged.roster if judged else 0), bytes(32))
+        )
     tiers = [seat.tier for seat in chain.members.seats[:size]]
-    _appoint(chain, bitmap.from_seats(seat for seat in range(size) if tiers[seat] >= least and seat % 7))
+    _appoint(
+        chain, bitmap.from_seats(seat for seat in range(size) if tiers[seat] >= least and seat % 7)
+    )
     run, members = chain.run, chain.members
     committees = [committee.cooldown_electees(run, members, level) for level in range(3)]
     for level, electees in enumerate(committees):

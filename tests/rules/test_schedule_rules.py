@@ -65,13 +65,17 @@ def test_known_rates(rule: LrSchedule, step: int, rate: float) -> None:
 )
 def test_rates_do_not_jump_where_a_phase_ends(rule: LrSchedule, borders: list[int]) -> None:
     for border in borders:
-        before, at, after = (schedules.learning_rate(rule, border + offset) for offset in (-1, 0, 1))
+        before, at, after = (
+            schedules.learning_rate(rule, border + offset) for offset in (-1, 0, 1)
+        )
         assert abs(at - before) <= rule.base_lr / 90
         assert abs(after - at) <= rule.base_lr / 90
 
 
 @given(st.integers(1, 10**6), st.data())
-def test_the_cosine_is_that_of_the_platform_to_the_last_bits(total: int, data: st.DataObject) -> None:
+def test_the_cosine_is_that_of_the_platform_to_the_last_bits(
+    total: int, data: st.DataObject
+) -> None:
     done = data.draw(st.integers(0, total - 1))
     shape = schedule(ScheduleKind.COSINE, base_lr=2.0, total_steps=total)
     expected = 1.0 + math.cos(math.pi * done / total)
@@ -95,11 +99,15 @@ def test_a_cold_start_rises_to_the_full_rate_and_stays(start: int, warmup: int, 
 
 
 @given(st.sampled_from([LINEAR, COSINE, STABLE]), st.integers(1, 20), st.integers(1, 300))
-def test_the_first_trained_step_has_a_rate_above_zero(rule: LrSchedule, warmup: int, start: int) -> None:
+def test_the_first_trained_step_has_a_rate_above_zero(
+    rule: LrSchedule, warmup: int, start: int
+) -> None:
     """A rate of 0 would waste the whole batch of the first step."""
     assert rule.warmup_init_lr == 0.0
     assert schedules.learning_rate(rule, 1) > 0
-    assert schedules.learning_rate(rule, start) * schedules.cold_start_factor(start, start, warmup) > 0
+    assert (
+        schedules.learning_rate(rule, start) * schedules.cold_start_factor(start, start, warmup) > 0
+    )
 
 
 def test_only_the_epoch_after_a_cold_start_is_warmed_up(configured_model: Model) -> None:
@@ -114,4 +122,9 @@ def test_only_the_epoch_after_a_cold_start_is_warmed_up(configured_model: Model)
 
 def test_last_change_is_the_end_of_the_last_phase() -> None:
     constant = schedule(ScheduleKind.CONSTANT, warmup_steps=4, total_steps=9)
-    assert [schedules.last_change(one) for one in (constant, LINEAR, COSINE, STABLE)] == [4, 25000, 25000, 1000]
+    assert [schedules.last_change(one) for one in (constant, LINEAR, COSINE, STABLE)] == [
+        4,
+        25000,
+        25000,
+        1000,
+    ]

@@ -31,7 +31,9 @@ def test_a_mask_is_taken_off_by_putting_it_on_again(data: bytes, key: bytes, lev
 
 
 @given(secrets, levels, secrets, levels)
-def test_another_key_and_another_level_have_another_stream(one: bytes, level: int, other: bytes, second: int) -> None:
+def test_another_key_and_another_level_have_another_stream(
+    one: bytes, level: int, other: bytes, second: int
+) -> None:
     same = (one, level) == (other, second)
     assert (masked(bytes(64), one, level) == masked(bytes(64), other, second)) == same
 

@@ -37,7 +37,10 @@ async def serving(
     **rules: int,
 ) -> AsyncIterator[CentralServer]:
     """The server, listening on loopback; the run is started if it is not there yet."""
-    config, wallet = ServerConfig(RUN, "127.0.0.1", port, state, tls, allowed, withdraw), owner_wallet(state)
+    config, wallet = (
+        ServerConfig(RUN, "127.0.0.1", port, state, tls, allowed, withdraw),
+        owner_wallet(state),
+    )
     async with opened(config) as server:
         async with inside(server.node, wallet) as chain:
             if not await chain.coordinator.list_runs():
@@ -49,7 +52,9 @@ async def serving(
 class Visitor:
     """A member without a model: its keys, its connection and its client of the run."""
 
-    def __init__(self, server: CentralServer, key: Keypair | None = None, trust: Trust | None = None) -> None:
+    def __init__(
+        self, server: CentralServer, key: Keypair | None = None, trust: Trust | None = None
+    ) -> None:
         self.wallet = Wallet(key or Keypair())
         self.peer = Keypair()
         self.link = ServerConnection(f"localhost:{server.port}", trust, RUN, self.wallet, self.peer)
@@ -70,7 +75,12 @@ class Visitor:
         await self.pool.close()
 
     async def join(self, **changes: Any) -> None:
-        wish = {"p2p": bytes(self.peer.pubkey()), "tier": 0, "weight": 10, "schema_hash": SCHEMA_HASH}
+        wish = {
+            "p2p": bytes(self.peer.pubkey()),
+            "tier": 0,
+            "weight": 10,
+            "schema_hash": SCHEMA_HASH,
+        }
         await self.chain.join(**{**wish, "stateless": False, **changes})
 
     async def seat(self) -> Seat | None:

@@ -57,13 +57,17 @@ def test_help_has_a_valid_example_and_the_indexs_summary(name: str) -> None:
 
 def test_the_page_is_what_help_says() -> None:
     page = (ROOT / "docs/commands-centralized.md").read_text()
-    assert page == docs.page(CENTRALIZED, PREFACE), "run: python -m aftermath.server.docs docs/commands-centralized.md"
+    assert page == docs.page(CENTRALIZED, PREFACE), (
+        "run: python -m aftermath.server.docs docs/commands-centralized.md"
+    )
 
 
 def test_help_imports_no_command() -> None:
     script = "import sys\nfrom aftermath.server.__main__ import main\nsys.argv[1:] = ['--help']\ntry:\n main()\n"
     script += "except SystemExit:\n print([m for m in ('torch', 'solders', 'aiohttp', 'iroh') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -75,7 +79,13 @@ def test_mistakes_are_told_under_this_scripts_name() -> None:
 def test_a_member_has_the_options_of_train_but_for_a_cluster() -> None:
     given = {name for option in CENTRALIZED.load("client train").params for name in option.opts}
     assert {"--server-addr", "--matformer-tier", "--checkpoint-dir", "--tls-ca", "-i"} <= given
-    assert not given & {"--rpc", "--wallet-private-key-path", "--authorizer", "--iroh-discovery", "--max-bond"}
+    assert not given & {
+        "--rpc",
+        "--wallet-private-key-path",
+        "--authorizer",
+        "--iroh-discovery",
+        "--max-bond",
+    }
     assert len(given) > len(settings_options()) / 2
 
 
@@ -87,7 +97,9 @@ def test_an_identity_is_32_bytes_or_hex(tmp_path: Path, monkeypatch: pytest.Monk
     expected = str(Keypair.from_seed(secret).pubkey())
     show = ("client", "show-identity", "--json")
     assert json.loads(invoke(*show, "-i", path).stdout)["identity"] == expected
-    first, second = (json.loads(invoke(*show, "-i", path, "--run-id", run).stdout)["p2p"] for run in ("a", "b"))
+    first, second = (
+        json.loads(invoke(*show, "-i", path, "--run-id", run).stdout)["p2p"] for run in ("a", "b")
+    )
     assert first != second
     assert "show-identity --create -i secret.key" in refused("client", "show-identity")
     monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", secret.hex())
@@ -106,7 +118,9 @@ def test_show_identity_create_makes_private_key_once(tmp_path: Path) -> None:
     assert "--create needs a path" in refused(*words)
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:0", "host:70000", "http://host:1", "a b:1", "h:1/x", "u@h:1"])
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:0", "host:70000", "http://host:1", "a b:1", "h:1/x", "u@h:1"]
+)
 def test_an_address_is_host_and_port(address: str) -> None:
     from aftermath.base.errors import UsageError
     from aftermath.server.client_backend import reaching
@@ -120,11 +134,17 @@ def test_a_state_file_is_a_config_with_the_runs_name(tmp_path: Path) -> None:
     path.write_text(SEED)
     assert load_state(path, "mine")[0] == "mine"
     assert "does not say the run's id" in refused("server", "validate-config", "--state", path)
-    path.write_text('run_id = "demo"\nrun_state = "WaitingForMembers"\n' + SEED + "\n[progress]\nepoch = 0\nstep = 1\n")
+    path.write_text(
+        'run_id = "demo"\nrun_state = "WaitingForMembers"\n'
+        + SEED
+        + "\n[progress]\nepoch = 0\nstep = 1\n"
+    )
     chosen, state = load_state(path, None, 77)
     assert (chosen, state.config.warmup_time) == ("demo", 77)
     assert load_state(path, "demo")[0] == "demo"
-    assert "says 'demo'" in refused("server", "validate-config", "--state", path, "--run-id", "other")
+    assert "says 'demo'" in refused(
+        "server", "validate-config", "--state", path, "--run-id", "other"
+    )
     path.write_text(path.read_text().replace("step = 1", "step = 5"))
     assert "[progress] step" in refused("server", "validate-config", "--state", path)
     path.write_text('run_id = "demo"\nrun_idd = 1\n' + SEED)
@@ -147,7 +167,11 @@ def test_a_state_file_that_is_right_is_told_tier_by_tier(tmp_path: Path) -> None
     shape = ("--hidden", 32, "--layers", 1, "--intermediate", 64, "--tiers", 3)
     assert run_command("model", "init", "--out", tmp_path / "model", *shape).code == 0
     state = tmp_path / "state.toml"
-    text = (ROOT / "config/demo/config.toml").read_text().replace("runs/demo/model", str(tmp_path / "model"))
+    text = (
+        (ROOT / "config/demo/config.toml")
+        .read_text()
+        .replace("runs/demo/model", str(tmp_path / "model"))
+    )
     state.write_text('run_id = "demo"\n' + text)
     said = invoke("server", "validate-config", "--state", state)
     assert said.exit_code == 0, said.output
@@ -159,7 +183,9 @@ def test_a_state_file_that_is_right_is_told_tier_by_tier(tmp_path: Path) -> None
 def _server(tmp_path: Path, *words: str | Path) -> str:
     path = tmp_path / "state.toml"
     path.write_text('run_id = "demo"\n' + SEED)
-    return refused("server", "run", "--state", path, "--host", "127.0.0.1", "--tui", "false", *words)
+    return refused(
+        "server", "run", "--state", path, "--host", "127.0.0.1", "--tui", "false", *words
+    )
 
 
 def garbage(path: Path) -> Path:
@@ -173,15 +199,30 @@ MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
     ("half a pair", lambda place: ["--tls-key", place / "key"], "two parts of one thing"),
     (
         "no pair",
-        lambda place: ["--tls-key", garbage(place / "key"), "--tls-certificate", garbage(place / "cert")],
+        lambda place: [
+            "--tls-key",
+            garbage(place / "key"),
+            "--tls-certificate",
+            garbage(place / "cert"),
+        ],
         "cannot use the certificate",
     ),
-    ("data", lambda place: ["--data-config", garbage(place / "data.toml")], "does not have its data from a server"),
-    ("place", lambda place: ["--save-state-dir", garbage(place / "file") / "in"], "cannot make the directory"),
+    (
+        "data",
+        lambda place: ["--data-config", garbage(place / "data.toml")],
+        "does not have its data from a server",
+    ),
+    (
+        "place",
+        lambda place: ["--save-state-dir", garbage(place / "file") / "in"],
+        "cannot make the directory",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), [(w, s) for _, w, s in MISTAKES], ids=[name for name, _, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("words", "said"), [(w, s) for _, w, s in MISTAKES], ids=[name for name, _, _ in MISTAKES]
+)
 def test_what_a_server_cannot_use_is_told_before_it_serves(
     tmp_path: Path, words: Callable[[Path], list[str | Path]], said: str
 ) -> None:

@@ -52,7 +52,9 @@ async def test_connection_broken_during_a_call_logs_nothing(
 @pytest.mark.parametrize("port", [20000, 65535])
 @pytest.mark.parametrize("tls", [False, True])
 async def test_messages_name_the_servers_address(port: int, tls: bool) -> None:
-    link = ServerConnection(f"train.example:{port}", Trust.by(None) if tls else None, "mine", _WALLET, Keypair())
+    link = ServerConnection(
+        f"train.example:{port}", Trust.by(None) if tls else None, "mine", _WALLET, Keypair()
+    )
     async with CentralPool(link, patience=1.0, seed=0) as pool:
         (at,) = pool.endpoints
     assert at.shown == f"http{'s' if tls else ''}://train.example:{port}"
@@ -61,7 +63,9 @@ async def test_messages_name_the_servers_address(port: int, tls: bool) -> None:
 
 @asynccontextmanager
 async def answering(says: str | None) -> AsyncIterator[str]:
-    """The address of what is no server of ours: a website, or a websocket whose first message is what it `says`."""
+    """The address of what is no server of ours: a website, or a websocket whose first message is
+    what it `says`.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if says is None:
@@ -85,7 +89,9 @@ async def answering(says: str | None) -> AsyncIterator[str]:
 
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a call up after its first failure: the pause after it would be longer than the call's patience."""
+    """Give a call up after its first failure: the pause after it would be longer than the call's
+    patience.
+    """
     monkeypatch.setattr(rpc, "BACKOFF_FIRST", 60.0)
 
 
@@ -99,9 +105,14 @@ async def test_foreign_server_is_told_apart_from_an_absent_one(says: str | None)
     async with answering(says) as address:
         link = ServerConnection(address, None, "mine", _WALLET, Keypair())
         async with CentralPool(link, patience=1.5, seed=0) as pool:
-            with pytest.raises(Unavailable, match="it does not greet as an aftermath-centralized server does") as told:
+            with pytest.raises(
+                Unavailable, match="it does not greet as an aftermath-centralized server does"
+            ) as told:
                 await pool.genesis()
-    assert "No certificate was given: a server that has one is reached with --tls-ca FILE" in told.value.fix
+    assert (
+        "No certificate was given: a server that has one is reached with --tls-ca FILE"
+        in told.value.fix
+    )
 
 
 @pytest.mark.usefixtures("one_try")
@@ -112,6 +123,10 @@ async def test_server_without_tls_is_told_apart_with_certificate(tmp_path: Path)
             async with CentralPool(
                 ServerConnection(address, trust, "mine", _WALLET, Keypair()), patience=1.5, seed=0
             ) as pool:
-                with pytest.raises(Unavailable, match="does not speak TLS as a server with a certificate") as told:
+                with pytest.raises(
+                    Unavailable, match="does not speak TLS as a server with a certificate"
+                ) as told:
                     await pool.genesis()
-            assert (str(certificate) if trust.certificate else "that this machine trusts (--tls)") in told.value.fix
+            assert (
+                str(certificate) if trust.certificate else "that this machine trusts (--tls)"
+            ) in told.value.fix

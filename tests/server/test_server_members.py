@@ -1,4 +1,6 @@
-"""The server and its members over real sockets: who is let in, what they may send, and what survives."""
+"""The server and its members over real sockets: who is let in, what they may send, and what
+survives.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,14 @@ class Certificate:
     def made_in(cls, folder: Path) -> Certificate:
         made = cls(folder / "cert.pem", folder / "key.pem")
         line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-        names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(made.key), "-out", str(made.path)]
+        names = [
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            str(made.key),
+            "-out",
+            str(made.path),
+        ]
         subprocess.run([*line.split(), *names], check=True, capture_output=True)
         return made
 
@@ -71,7 +80,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 async def test_members_need_neither_money_nor_a_cluster() -> None:
-    async with serving(init_min_clients=2, min_clients=2) as server, Visitor(server) as one, Visitor(server) as two:
+    async with (
+        serving(init_min_clients=2, min_clients=2) as server,
+        Visitor(server) as one,
+        Visitor(server) as two,
+    ):
         await one.join()
         await two.join(tier=1)
         seen = (await two.chain.view(fresh=True)).members
@@ -120,7 +133,9 @@ def forged(challenge: Challenge) -> list[bytes]:
     ]
 
 
-async def converse(server: CentralServer, *messages: bytes, key: Keypair | None = None) -> list[str]:
+async def converse(
+    server: CentralServer, *messages: bytes, key: Keypair | None = None
+) -> list[str]:
     """What the server says to messages of a stranger, or of a member, until it ends the connection."""
     async with ClientSession() as http, http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
         challenge = challenged(await socket.receive_str(timeout=10))
@@ -164,7 +179,13 @@ async def test_an_answer_is_good_for_its_own_connection_only() -> None:
 async def test_what_is_no_call_is_answered_or_ends_the_connection() -> None:
     async with serving() as server:
         call = b'{"jsonrpc":"2.0","id":1,"method":"%s","params":[]}'
-        for method in (b"requestAirdrop", b"getProgramAccounts", b"logsSubscribe", b"slotSubscribe", b"nothing"):
+        for method in (
+            b"requestAirdrop",
+            b"getProgramAccounts",
+            b"logsSubscribe",
+            b"slotSubscribe",
+            b"nothing",
+        ):
             (said,) = await converse(server, call % method, b"[]", key=Keypair())
             assert json.loads(said)["error"]["message"] == "Method not found"
         assert await converse(server, b"[" + call % b"getGenesisHash" + b"]", key=Keypair()) == []
@@ -176,7 +197,9 @@ async def test_what_is_no_call_is_answered_or_ends_the_connection() -> None:
 
 async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
     with pytest.raises(RpcRejected) as caught:
-        await visitor.pool.call(lambda node: node.send_raw_transaction(bytes(sent), TxOpts(skip_preflight=True)))
+        await visitor.pool.call(
+            lambda node: node.send_raw_transaction(bytes(sent), TxOpts(skip_preflight=True))
+        )
     return str(caught.value)
 
 
@@ -185,14 +208,17 @@ async def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.Mon
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
         silent = [
-            await stack.enter_async_context(http.ws_connect(url)) for _ in range(connection_limiter.MOST_STRANGERS + 3)
+            await stack.enter_async_context(http.ws_connect(url))
+            for _ in range(connection_limiter.MOST_STRANGERS + 3)
         ]
         async with Visitor(server) as visitor:
             await visitor.join()
         challenges = [(await one.receive(timeout=10)).type for one in silent]
         assert set(challenges) == {WSMsgType.TEXT}
         for one in silent[:3]:  # those who were there for longest have made room
-            assert (await one.receive(timeout=connection_limiter.STRANGER_SECONDS / 2)).type is not WSMsgType.TEXT
+            assert (
+                await one.receive(timeout=connection_limiter.STRANGER_SECONDS / 2)
+            ).type is not WSMsgType.TEXT
 
 
 def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
@@ -227,7 +253,9 @@ async def test_connections_without_request_make_room(
     given = {"ssl": trust.context, "server_hostname": "localhost"} if trust else {}
     async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
         count = connection_limiter.MOST_STRANGERS + 3
-        ends = [await asyncio.open_connection("127.0.0.1", server.port, **given) for _ in range(count)]
+        ends = [
+            await asyncio.open_connection("127.0.0.1", server.port, **given) for _ in range(count)
+        ]
         async with asyncio.timeout(connection_limiter.STRANGER_SECONDS / 2):
             for reader, _ in ends[:3]:  # the oldest
                 with contextlib.suppress(ConnectionResetError):
@@ -264,18 +292,31 @@ async def test_a_connection_holds_few_subscriptions() -> None:
     call = b'{"jsonrpc":"2.0","id":%d,"method":"%s","params":[%s]}'
     key = f'"{Keypair().pubkey()}"'.encode()
     async with serving() as server:
-        asked = [call % (number, b"accountSubscribe", key) for number in range(rpc_methods.MOST_SUBSCRIPTIONS + 1)]
+        asked = [
+            call % (number, b"accountSubscribe", key)
+            for number in range(rpc_methods.MOST_SUBSCRIPTIONS + 1)
+        ]
         said = await converse(server, *asked, b"[]", key=Keypair())
         *held, refused = map(json.loads, said)
         assert all("result" in one for one in held)
-        assert refused["error"]["message"] == f"a connection may hold {rpc_methods.MOST_SUBSCRIPTIONS} subscriptions"
-        again = [*asked[:-1], call % (98, b"accountUnsubscribe", b"%d" % (held[-1]["result"] + 1)), asked[-1]]
-        said = await converse(server, *again, b"[]", key=Keypair())  # those of a connection that is gone count no more
+        assert (
+            refused["error"]["message"]
+            == f"a connection may hold {rpc_methods.MOST_SUBSCRIPTIONS} subscriptions"
+        )
+        again = [
+            *asked[:-1],
+            call % (98, b"accountUnsubscribe", b"%d" % (held[-1]["result"] + 1)),
+            asked[-1],
+        ]
+        # those of a connection that is gone count no more
+        said = await converse(server, *again, b"[]", key=Keypair())
         assert all("result" in json.loads(one) for one in said)
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_member_that_takes_nothing_holds_no_connection(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_takes_nothing_holds_no_connection(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither by a message that ends it, nor by silence; and what it owes it nobody waits for."""
     monkeypatch.setattr(session, "MOST_OWED", 1 << 30)
     monkeypatch.setattr(session, "PING_SECONDS", 0.25)
@@ -288,7 +329,12 @@ async def test_a_member_that_takes_nothing_holds_no_connection(ends: bool, monke
             assert transport is not None
             transport.pause_reading()
             members = str(run_addresses(server_module.PROGRAM, RUN).members)
-            call = {"jsonrpc": "2.0", "id": 1, "method": "getMultipleAccounts", "params": [[members] * 100]}
+            call = {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "getMultipleAccounts",
+                "params": [[members] * 100],
+            }
             for _ in range(5):
                 await socket.send_json(call)
             assert len(server._connections) == 3  # the other has two
@@ -309,11 +355,17 @@ async def test_member_sends_only_its_own_transactions_on_this_run() -> None:
             message = Message.new_with_blockhash(instructions, by.pubkey(), blockhash)  # type: ignore[arg-type]
             return VersionedTransaction(message, [by])
 
-        money = transfer(TransferParams(from_pubkey=me.pubkey(), to_pubkey=Pubkey.default(), lamports=1))
+        money = transfer(
+            TransferParams(from_pubkey=me.pubkey(), to_pubkey=Pubkey.default(), lamports=1)
+        )
         foreign = CoordinatorClient(other.pool, other.wallet).ix
-        assert "signed by the identity" in await refusal_of(visitor, signed(foreign.tick(RUN), by=other.wallet.keypair))
+        assert "signed by the identity" in await refusal_of(
+            visitor, signed(foreign.tick(RUN), by=other.wallet.keypair)
+        )
         assert "about this run" in await refusal_of(visitor, signed(money))
-        another = client.ix.init_run("another", main_authority=None, join_authority=None, client_version="")
+        another = client.ix.init_run(
+            "another", main_authority=None, join_authority=None, client_version=""
+        )
         assert "about this run" in await refusal_of(visitor, signed(another))
         owner = client.ix.set_paused(RUN, True)
         with pytest.raises(Refused):  # the program's own rule
@@ -339,7 +391,9 @@ async def test_new_identities_get_accounts_by_success_and_quota(
         blockhash, _ = await client.sender.blockhash()
         tick = client.sender.transaction([client.ix.tick(RUN)], (), 200_000, 0, blockhash)
         with pytest.raises(TransactionFailed):
-            await looker.pool.call(lambda node: node.send_raw_transaction(bytes(tick), TxOpts(skip_preflight=True)))
+            await looker.pool.call(
+                lambda node: node.send_raw_transaction(bytes(tick), TxOpts(skip_preflight=True))
+            )
         assert not funded(looker), "what fails gives no account, without the preflight either"
         for member in members:
             await member.join()
@@ -349,7 +403,9 @@ async def test_new_identities_get_accounts_by_success_and_quota(
         await members[0].join(weight=20)
 
 
-async def test_accounts_without_membership_expire_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accounts_without_membership_expire_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(accounts, "AWAY_SECONDS", 0.0)
     passer, member = Pubkey.new_unique(), Keypair()
     async with serving(tmp_path) as server, Visitor(server, member) as visitor:
@@ -419,7 +475,9 @@ class _Deaf:
         del text
 
 
-async def test_nobody_is_withdrawn_while_nobody_at_all_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_is_withdrawn_while_nobody_at_all_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sessions, "GRACE", 0.05)
     monkeypatch.setattr(sessions, "RETURN", 0.3)
     withdrawn: list[Pubkey] = []
@@ -482,8 +540,16 @@ async def test_server_reports_peers_addresses_and_departures(
         async with Visitor(server) as two:
             broker = Broker(two.link)
             broker.write(there)
-            assert await until(lambda: broker.read(bytes(one.peer.pubkey())), "it hears of the other") == here
-            assert await until(lambda: one.link.peers.get(bytes(two.peer.pubkey())), "so does the other") == there
+            assert (
+                await until(lambda: broker.read(bytes(one.peer.pubkey())), "it hears of the other")
+                == here
+            )
+            assert (
+                await until(
+                    lambda: one.link.peers.get(bytes(two.peer.pubkey())), "so does the other"
+                )
+                == there
+            )
         async with asyncio.timeout(30):
             while one.link.peers:  # who is gone is nowhere
                 await one.pool.genesis()
@@ -526,9 +592,13 @@ async def test_tls_with_a_certificate_of_ones_own(own: Certificate, other: Certi
     async with serving(tls=own.server_side()) as server:
         async with Visitor(server, trust=Trust.by(own.path)) as visitor:
             await visitor.join()
-        with pytest.raises(ServerRefused, match=r"is not to be trusted.*\nNo certificate was given"):
+        with pytest.raises(
+            ServerRefused, match=r"is not to be trusted.*\nNo certificate was given"
+        ):
             await Visitor(server, trust=Trust.by(None)).__aenter__()
-        with pytest.raises(ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other.path))}"):
+        with pytest.raises(
+            ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other.path))}"
+        ):
             await Visitor(server, trust=Trust.by(other.path)).__aenter__()
         plain = Visitor(server)
         plain.pool.patience = 0.5
@@ -536,14 +606,19 @@ async def test_tls_with_a_certificate_of_ones_own(own: Certificate, other: Certi
             await plain.__aenter__()
 
 
-async def test_known_member_waits_out_another_certificate(tmp_path: Path, own: Certificate, other: Certificate) -> None:
+async def test_known_member_waits_out_another_certificate(
+    tmp_path: Path, own: Certificate, other: Certificate
+) -> None:
     kept = tmp_path / "state"
     async with serving(kept, tls=own.server_side()) as server:
         port, visitor = server.port, Visitor(server, trust=Trust.by(own.path))
         await visitor.__aenter__()
     try:
         async with serving(kept, port=port, tls=other.server_side()):
-            with pytest.raises(Unavailable, match=r"has not answered for 1 s: the certificate of the server .* is not"):
+            with pytest.raises(
+                Unavailable,
+                match=r"has not answered for 1 s: the certificate of the server .* is not",
+            ):
                 await visitor.pool.patient(1.0).genesis()
         async with serving(kept, port=port, tls=own.server_side()):
             await visitor.pool.genesis()
@@ -555,7 +630,10 @@ async def test_known_member_waits_out_another_certificate(tmp_path: Path, own: C
 
 
 async def test_connections_broken_for_one_member_do_not_end_it(own: Certificate) -> None:
-    async with serving(tls=own.server_side()) as server, Visitor(server, trust=Trust.by(own.path)) as visitor:
+    async with (
+        serving(tls=own.server_side()) as server,
+        Visitor(server, trust=Trust.by(own.path)) as visitor,
+    ):
         outlets, connection = _client(server, visitor).outlets, visitor.link._connection
         assert connection is not None
         broken = {_Deaf() for _ in range(sessions.MOST_OF_ONE)}
@@ -564,13 +642,17 @@ async def test_connections_broken_for_one_member_do_not_end_it(own: Certificate)
         asked = asyncio.create_task(visitor.pool.genesis())
         await asyncio.sleep(0.2)
         assert not asked.done()
-        with pytest.raises(ServerRefused, match="has 4 connections already"):  # not a member that was here before
+        with pytest.raises(
+            ServerRefused, match="has 4 connections already"
+        ):  # not a member that was here before
             await Visitor(server, visitor.wallet.keypair, Trust.by(own.path)).__aenter__()
         outlets -= broken
         assert await asked
 
 
-async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving() as server, Visitor(server) as visitor:
         await visitor.join()
         connection = visitor.link._connection

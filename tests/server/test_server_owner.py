@@ -1,4 +1,6 @@
-"""The server as the owner of its run: it makes it from the file, and what a file that was changed since does."""
+"""The server as the owner of its run: it makes it from the file, and what a file that was changed
+since does.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,18 @@ from aftermath.server.server import ServerConfig, opened
 from aftermath.server.state import State, load_state
 from config.config_cases import SEED
 
-SIZES = ["--hidden", "16", "--layers", "1", "--heads", "2", "--kv-heads", "2", "--intermediate", "16"]
+SIZES = [
+    "--hidden",
+    "16",
+    "--layers",
+    "1",
+    "--heads",
+    "2",
+    "--kv-heads",
+    "2",
+    "--intermediate",
+    "16",
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +78,10 @@ def state_of(place: Path, text: str) -> State:
 
 async def started(state: Path, file: State) -> tuple[list[str], Run, Model]:
     """One start of a server on a directory of state: what it says, and the run then."""
-    config, wallet = ServerConfig("demo", "127.0.0.1", 0, state, None, None, True), owner_wallet(state)
+    config, wallet = (
+        ServerConfig("demo", "127.0.0.1", 0, state, None, None, True),
+        owner_wallet(state),
+    )
     async with opened(config) as server, inside(server.node, wallet) as chain:
         said = await establish(chain, "demo", file)
         run, model, _ = await chain.coordinator.snapshot("demo")
@@ -88,7 +104,12 @@ async def test_only_the_first_start_creates_the_run(tmp_path: Path, text: str) -
     ("old", "new", "key", "values"),
     [
         ("total_steps = 100", "total_steps = 200", "run.config.total_steps", ("100", "200")),
-        ("compression_topk = 4", "compression_topk = 2", "model.optimizer.compression_topk", ("4", "2")),
+        (
+            "compression_topk = 4",
+            "compression_topk = 2",
+            "model.optimizer.compression_topk",
+            ("4", "2"),
+        ),
         ("max_seq_len = 32", "max_seq_len = 64", "model.max_seq_len", ("32", "64")),
     ],
 )
@@ -107,7 +128,10 @@ async def test_changed_key_of_started_run_is_named_with_both_values(
 async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) -> None:
     await started(tmp_path / "kept", state_of(tmp_path, text))
     config = ServerConfig("dmeo", "127.0.0.1", 0, tmp_path / "kept", None, None, True)
-    async with opened(config) as server, inside(server.node, owner_wallet(tmp_path / "kept")) as chain:
+    async with (
+        opened(config) as server,
+        inside(server.node, owner_wallet(tmp_path / "kept")) as chain,
+    ):
         with pytest.raises(ServerError, match="keeps the run 'demo', not 'dmeo'") as refused:
             await establish(chain, "dmeo", state_of(tmp_path, text.replace('"demo"', '"dmeo"')))
         assert "--run-id demo" in refused.value.fix
@@ -116,7 +140,9 @@ async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) 
 
 async def test_server_restarts_without_its_runs_initial_files(tmp_path: Path, text: str) -> None:
     await started(tmp_path / "kept", state_of(tmp_path, text))
-    said, run, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace("/model", "/gone")))
+    said, run, _ = await started(
+        tmp_path / "kept", state_of(tmp_path, text.replace("/model", "/gone"))
+    )
     assert [sentence.partition(":")[0] for sentence in said] == ["model.checkpoint.repo"]
     assert run.state is RunState.WAITING_FOR_MEMBERS
 

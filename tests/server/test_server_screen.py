@@ -40,7 +40,11 @@ async def test_the_screen_has_the_run_and_who_is_connected() -> None:
         (member,) = found.members
         assert (member.signer, member.tier) == (one.wallet.public, 1)
         assert here == {one.wallet.public}
-        assert rows == {"address": f"127.0.0.1:{server.port}", "connected": "1 identity", "kept": rows["kept"]}
+        assert rows == {
+            "address": f"127.0.0.1:{server.port}",
+            "connected": "1 identity",
+            "kept": rows["kept"],
+        }
         assert rows["kept"].startswith("nothing")
         await server_is_empty(server)
         assert connected(server, where(server)) == frozenset()
@@ -56,7 +60,9 @@ def config_with(address: str, seq_len: int = 32) -> str:
     """A config that has its data from a server."""
     text = re.sub(r"(?m)^max_seq_len = .*$", f"max_seq_len = {seq_len}", SEED)
     start, end = text.index("[model.LLM.data_location.Http]"), text.index("[model.LLM.lr_schedule")
-    return f"{text[:start]}[model.LLM.data_location]\nServer = {json.dumps(address)}\n\n{text[end:]}"
+    return (
+        f"{text[:start]}[model.LLM.data_location]\nServer = {json.dumps(address)}\n\n{text[end:]}"
+    )
 
 
 @pytest.fixture
@@ -69,7 +75,9 @@ def data_config(tmp_path: Path) -> Path:
 
 async def test_tokens_are_served_where_the_state_file_says(data_config: Path) -> None:
     port = free_ports("127.0.0.1", 1)
-    served = data_for(data_config, parse_as(config_with(f"127.0.0.1:{port}"), "state.toml", RunConfig))
+    served = data_for(
+        data_config, parse_as(config_with(f"127.0.0.1:{port}"), "state.toml", RunConfig)
+    )
     async with serving(served, "127.0.0.1"):
         source = await ThreadWorker("test")(lambda: RemoteTokens(f"127.0.0.1:{port}", 32, 1 << 16))
         assert source.sequences == 9

@@ -1,4 +1,6 @@
-"""Dockerfile, compose.yaml and the unit for systemd: commands and files that there are, and no key in any of them."""
+"""Dockerfile, compose.yaml and the unit for systemd: commands and files that there are, and no key
+in any of them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def copied() -> list[str]:
     return [word for words in lines if not words[0].startswith("--") for word in words[:-1]]
 
 
-# --- containers ---------------------------------------------------------------------------------------------------
+# --- containers
+#  ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in services() if name != "owner"])
@@ -57,13 +60,24 @@ def test_every_command_of_a_service_is_one_of_ours(name: str) -> None:
 def test_so_is_every_line_that_the_owner_types() -> None:
     shell, _, script = services()["owner"].command
     assert shell == "sh"
-    lines = re.findall(r"aftermath-solana ((?:[^|&;<>)\n\"]|\"[^\"]*\")+)", re.sub(r"\d?> ?\S+", "", script))
+    lines = re.findall(
+        r"aftermath-solana ((?:[^|&;<>)\n\"]|\"[^\"]*\")+)", re.sub(r"\d?> ?\S+", "", script)
+    )
     called = [SOLANA.called(words) for line in lines if parsed(words := shlex.split(line))]
-    assert called == ["show-identity", "run-files", "json-dump-run", "create-run", "update-config", "set-paused"]
+    assert called == [
+        "show-identity",
+        "run-files",
+        "json-dump-run",
+        "create-run",
+        "update-config",
+        "set-paused",
+    ]
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
 
 
-def test_members_are_told_apart_by_nothing_but_their_number_and_come_back_as_who_they_were() -> None:
+def test_members_are_told_apart_by_nothing_but_their_number_and_come_back_as_who_they_were() -> (
+    None
+):
     told = {int(str(parsed(services()[name].command[1:])["matformer_tier"])) for name in MEMBERS}
     assert told == {0, 1, 2}
     assert len({services()[name].environment["METRICS_PORT"] for name in MEMBERS}) == 3
@@ -85,12 +99,25 @@ def test_nobody_in_a_container_is_more_than_it_must_be() -> None:
 
 
 def test_no_key_gets_into_an_image_or_a_command() -> None:
-    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    allowed = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
     assert sorted(allowed) == sorted(copied())
     assert not {"keys", "runs", "."} & {*copied()}
-    said = [DOCKERFILE, UNIT.read_text(), *(" ".join(service.command) for service in services().values())]
+    said = [
+        DOCKERFILE,
+        UNIT.read_text(),
+        *(" ".join(service.command) for service in services().values()),
+    ]
     said += [" ".join(service.environment) for service in services().values()]
-    for secret in ("RAW_WALLET_PRIVATE_KEY", "RAW_IDENTITY_SECRET_KEY", "HF_TOKEN", "WANDB_API_KEY"):
+    for secret in (
+        "RAW_WALLET_PRIVATE_KEY",
+        "RAW_IDENTITY_SECRET_KEY",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+    ):
         assert not [text for text in said if secret in text]
 
 
@@ -114,7 +141,18 @@ def test_what_an_image_is_made_of_is_enough_for_the_package(tmp_path: Path) -> N
         else:
             shutil.copy(ROOT / name, place)
     assert 'pip install ".[$EXTRAS]"' in DOCKERFILE
-    line = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check", "-w", tmp_path, "."]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-w",
+        tmp_path,
+        ".",
+    ]
     done = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
     if "hatchling" in done.stderr:
         pytest.skip("hatchling cannot be had here")
@@ -128,7 +166,10 @@ def test_what_an_image_is_made_of_is_enough_for_the_package(tmp_path: Path) -> N
 def test_compose_reads_it_as_we_do() -> None:
     """Whichever there is; neither needs Docker to run for this."""
     for line in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(line[0]) and subprocess.run([*line, "version"], capture_output=True).returncode == 0:
+        if (
+            shutil.which(line[0])
+            and subprocess.run([*line, "version"], capture_output=True).returncode == 0
+        ):
             break
     else:
         pytest.skip("neither docker compose nor docker-compose is installed")
@@ -138,7 +179,8 @@ def test_compose_reads_it_as_we_do() -> None:
     assert {*done.stdout.split()} == {*services()}
 
 
-# --- a service of systemd -----------------------------------------------------------------------------------------
+# --- a service of systemd
+#  -----------------------------------------------------------------------------------------
 
 
 def test_every_stop_leaves_time_to_save_the_model() -> None:
@@ -166,12 +208,16 @@ def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:
     assert options["wallet_private_key_path"] == Path(f"%d/{name}")
     assert source == "/etc/aftermath/wallet.json"
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 10 11")
-    assert not {key for key in service if key.startswith("ExecStartPre")}, "no other identity is made on the way"
+    assert not {key for key in service if key.startswith("ExecStartPre")}, (
+        "no other identity is made on the way"
+    )
 
 
 @pytest.mark.parametrize("file", ["packaging/member.env", ".env.example"])
 def test_what_may_be_said_in_its_environment_is_what_train_reads(file: str) -> None:
-    variables = {str(option.envvar) for option in SOLANA.load("train").params} | {*ENVIRONMENT_ONLY.values()}
+    variables = {str(option.envvar) for option in SOLANA.load("train").params} | {
+        *ENVIRONMENT_ONLY.values()
+    }
     lines = (ROOT / file).read_text().splitlines()
     said = [line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?[A-Z_0-9]+=", line)]
     assert len(said) > 5

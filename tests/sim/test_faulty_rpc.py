@@ -49,7 +49,9 @@ def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
         if mood is not NodeFault.GOOD
     ],
 )
-def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(tmp_path: Path, mood: NodeFault) -> None:
+def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(
+    tmp_path: Path, mood: NodeFault
+) -> None:
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -125,7 +127,9 @@ def test_moods_say_what_they_are_called() -> None:
         ):
             member.road.set_moods([mood])
             asked = GetGenesisHash() if mood is NodeFault.GENESIS else GetSlot()
-            found[mood] = await ask(asked if mood is not NodeFault.TYPES else GetAccountInfo(keypair.pubkey()))
+            found[mood] = await ask(
+                asked if mood is not NodeFault.TYPES else GetAccountInfo(keypair.pubkey())
+            )
         assert json.loads(str(found[NodeFault.BEHIND]))["result"] == slot["result"] - BEHIND
         assert json.loads(str(found[NodeFault.GENESIS]))["result"] != genesis
         return found

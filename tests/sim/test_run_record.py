@@ -38,22 +38,32 @@ def test_a_run_in_order_breaks_nothing() -> None:
     ("changed", "waiting"),
     [({}, []), ({"data_index": 21}, WAITING), ({}, [Interval(17, 3)]), ({"lost_sequences": 2}, [])],
 )
-def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any], waiting: list[Interval]) -> None:
+def test_sequences_lost_or_done_twice_are_found(
+    changed: dict[str, Any], waiting: list[Interval]
+) -> None:
     with pytest.raises(InvariantBroken):
         _record(**changed).check_coverage(waiting)
 
 
 def test_sequences_assigned_again_after_rewind_count_once() -> None:
     record = _record(step=3)
-    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=12), builders.members({}))
+    record.note(
+        builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=12), builders.members({})
+    )
     record.check_coverage([])
     record.settled[1, 0] = [[12, 20]]
-    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=20), builders.members({}))
+    record.note(
+        builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=20), builders.members({})
+    )
     record.check_coverage([])
     record.settled[1, 1] = [[20, 24]]
-    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=16), builders.members({}))
+    record.note(
+        builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=16), builders.members({})
+    )
     record.settled[2, 0] = [[16, 24]]
-    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=24), builders.members({}))
+    record.note(
+        builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=24), builders.members({})
+    )
     record.check_coverage([])  # and what went back further before does not count again
     record.settled[2, 1] = [[19, 20]]
     with pytest.raises(InvariantBroken, match="sequence 19 was trained twice"):

@@ -59,7 +59,9 @@ def test_another_seed_is_another_run() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+def told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[pytest.CaptureFixture[str]]:
     monkeypatch.setattr(sys, "argv", ["aftermath.sim", "--seeds", "2..2", "--seconds", "10"])
     return capsys
 
@@ -123,7 +125,9 @@ def test_a_member_that_stands_by_and_a_run_that_crawls_are_found(tmp_path: Path)
 
     play(tmp_path, story)
     check_pace(0.6, 1.0)
-    with pytest.raises(InvariantBroken, match="1440 steps per hour, where the undisturbed run makes 3600"):
+    with pytest.raises(
+        InvariantBroken, match="1440 steps per hour, where the undisturbed run makes 3600"
+    ):
         check_pace(0.4, 1.0)
 
 

@@ -34,11 +34,19 @@ class Starting:
         return seen(self.keeper, [sys.executable, "-c", "import time; time.sleep(600)"])
 
     def client(self, client: LocalTestnetClient) -> list[str]:
-        return [sys.executable, "-m", "testnet.starting_client", str(client.number), str(self._place)]
+        return [
+            sys.executable,
+            "-m",
+            "testnet.starting_client",
+            str(client.number),
+            str(self._place),
+        ]
 
 
 @pytest.mark.slow
-def test_chaos_kills_only_clients_that_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chaos_kills_only_clients_that_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kills fall due far more often than a client starts: a client that is not training yet is left
     alone.
     """
@@ -48,11 +56,17 @@ def test_chaos_kills_only_clients_that_trained(tmp_path: Path, monkeypatch: pyte
     for name in ("model", "tokens"):  # which are there, so nothing is made
         (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
     plan = LocalTestnetPlan(
-        chosen(SHIPPED / "demo"), (LocalTestnetClient(1, 1), LocalTestnetClient(2, 2)), tmp_path, 0, ClientExtras()
+        chosen(SHIPPED / "demo"),
+        (LocalTestnetClient(1, 1), LocalTestnetClient(2, 2)),
+        tmp_path,
+        0,
+        ClientExtras(),
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     lines = DisplayLines(Console(quiet=True), Verbosity.INFO, 8)
-    testnet = run.Testnet(plan, Starting(tmp_path), ChaosSchedule(1, 0.2, (1, 2)), environment, lines)
+    testnet = run.Testnet(
+        plan, Starting(tmp_path), ChaosSchedule(1, 0.2, (1, 2)), environment, lines
+    )
     summary = testnet.perform(60)
     assert [deeds(tmp_path, number) for number in (1, 2)] == [[STARTS, TRAINS, STARTS]] * 2
     assert (summary.ending, summary.kills) == (Ending.FINISHED, 2)

@@ -29,7 +29,9 @@ def test_where_there_is_no_terminal_there_are_lines(pictures: DisplayOption, tmu
         (DisplayOption.FALSE, False, DisplayMode.LINES),
     ],
 )
-def test_on_a_terminal_the_option_and_tmux_decide(pictures: DisplayOption, tmux: bool, seen: DisplayMode) -> None:
+def test_on_a_terminal_the_option_and_tmux_decide(
+    pictures: DisplayOption, tmux: bool, seen: DisplayMode
+) -> None:
     assert display_mode(pictures, terminal=True, tmux=tmux) is seen
 
 

@@ -18,13 +18,18 @@ from aftermath.testnet.display import DisplayLines
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (event_types.Warning(message="no checkpoint was kept"), "client-1 | warning: no checkpoint was kept"),
+        (
+            event_types.Warning(message="no checkpoint was kept"),
+            "client-1 | warning: no checkpoint was kept",
+        ),
         (event_types.Loading(), "client-1 | loading PyTorch…"),
     ],
 )
 def test_lines_mark_warnings_of_clients(event: event_types.Event, line: str) -> None:
     console = Console(file=(out := io.StringIO()))
     about = EventOrigin(run_id="demo", tier=0, wallet="Key1", version="1")
-    told = EventRecord(at=datetime.now(UTC), about=about, event=event, path=Path("events/client-1/events.jsonl"))
+    told = EventRecord(
+        at=datetime.now(UTC), about=about, event=event, path=Path("events/client-1/events.jsonl")
+    )
     DisplayLines(console, Verbosity.INFO, 8).told([told])
     assert out.getvalue().rstrip() == line

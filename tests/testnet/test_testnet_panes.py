@@ -33,7 +33,11 @@ time.sleep(600)
 
 
 def shows(text: str) -> list[str]:
-    return [sys.executable, "-c", f"import sys, time; print({text!r}, sys.stdin.isatty(), flush=True); time.sleep(600)"]
+    return [
+        sys.executable,
+        "-c",
+        f"import sys, time; print({text!r}, sys.stdin.isatty(), flush=True); time.sleep(600)",
+    ]
 
 
 @pytest.fixture
@@ -66,7 +70,11 @@ def test_nothing_in_panes_outlives_who_opened_them(tmp_path: Path) -> None:
         assert starter.stdout.readline() == "open\n"
         family = psutil.Process(starter.pid)
         try:  # tmux and what runs in two panes, each with a watcher
-            descendants = until(lambda: (all_of := family.children(recursive=True))[5:] and all_of, "all are there", 20)
+            descendants = until(
+                lambda: (all_of := family.children(recursive=True))[5:] and all_of,
+                "all are there",
+                20,
+            )
         finally:
             starter.kill()
     assert psutil.wait_procs(descendants, 10)[1] == []

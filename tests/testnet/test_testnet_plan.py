@@ -55,7 +55,9 @@ def start(*words: str | Path | int) -> Outcome:
         (["--trackio-project", "a/b"], "is no name that a tracker takes"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_made(words: list[str], said: str, tmp_path: Path) -> None:
+def test_a_mistake_is_told_before_anything_is_made(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
     assert said in start(*words).mistake["error"]
     assert list(tmp_path.iterdir()) == []
 
@@ -109,11 +111,18 @@ def test_clients_that_keep_the_model_keep_it_where_it_is_said(tmp_path: Path) ->
     whole = LocalTestnetClient(1, 0)
     sliced = LocalTestnetClient(2, 1)
     plan = LocalTestnetPlan(
-        chosen(DEMO), (whole, sliced), tmp_path, 0, ClientExtras(checkpoints=Path("kept"), keep_steps=7)
+        chosen(DEMO),
+        (whole, sliced),
+        tmp_path,
+        0,
+        ClientExtras(checkpoints=Path("kept"), keep_steps=7),
     )
     told = build_settings(**parsed("train", "--run-id", "demo", *plan.options(whole)))
     assert (told.checkpoint_dir, told.keep_steps) == (Path("kept/client-1").absolute(), 7)
-    assert build_settings(**parsed("train", "--run-id", "demo", *plan.options(sliced))).checkpoint_dir is None
+    assert (
+        build_settings(**parsed("train", "--run-id", "demo", *plan.options(sliced))).checkpoint_dir
+        is None
+    )
     silent = LocalTestnetPlan(chosen(DEMO), (whole,), tmp_path, 0, ClientExtras())
     told = build_settings(**parsed("train", "--run-id", "demo", *silent.options(whole)))
     assert (told.checkpoint_dir, told.keep_steps) == (tmp_path / "checkpoints" / "client-1", 3)
@@ -139,14 +148,19 @@ def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) 
 
 def test_server_file_with_other_checkpoint_keeps_the_rest(tmp_path: Path) -> None:
     state = tmp_path / "state.toml"
-    state.write_text(f'run_id = "mine"\nrun_state = "WaitingForMembers"\n{DEMO.read_text()}\n[progress]\nepoch = 0\n')
+    state.write_text(
+        f'run_id = "mine"\nrun_state = "WaitingForMembers"\n{DEMO.read_text()}\n[progress]\nepoch = 0\n'
+    )
     ours = chosen(state)
     plain = load_config(DEMO)
     assert ours.config.to_chain() == plain.to_chain()
     assert "run_id" not in tomllib.loads(ours.text)
     place = tmp_path / "checkpoint"
     place.mkdir()
-    for given, kind in ((str(place), {"Local": str(place)}), ("ada/model", {"Hub": {"repo_id": "ada/model"}})):
+    for given, kind in (
+        (str(place), {"Local": str(place)}),
+        ("ada/model", {"Hub": {"repo_id": "ada/model"}}),
+    ):
         other = chosen(DEMO, given)
         assert tomllib.loads(other.text)["model"]["LLM"]["checkpoint"] == kind
         tables = tomllib.loads(other.text)
@@ -168,7 +182,10 @@ def test_missing_files_are_created_once_where_configured(tmp_path: Path) -> None
     assert made == [Path("runs/demo/model"), Path("runs/demo/tokens")]
     assert all(path.is_dir() for path in made)
     assert '"tie_word_embeddings": true' in (made[0] / "config.json").read_text()
-    assert sorted(path.name for path in (tmp_path / "runs" / "demo").iterdir()) == ["model", "tokens"]
+    assert sorted(path.name for path in (tmp_path / "runs" / "demo").iterdir()) == [
+        "model",
+        "tokens",
+    ]
     assert make_missing(found.path, found.config, log, os.environ) == []
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aftermath.testnet.processes import Process, ProcessError, at_once, call, stop_all, wait_for, watched_command
+from aftermath.testnet.processes import (
+    Process,
+    ProcessError,
+    at_once,
+    call,
+    stop_all,
+    wait_for,
+    watched_command,
+)
 from e2e.processes import until
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
@@ -31,7 +39,11 @@ def python(code: str) -> list[str]:
 def test_children_end_with_killed_parent(tmp_path: Path) -> None:
     with subprocess.Popen([*python(STARTER), str(tmp_path / "log")]) as starter:
         family = psutil.Process(starter.pid)
-        until(lambda: len(family.children(recursive=True)) >= 3, "child, grandchild and watcher are there", 20)
+        until(
+            lambda: len(family.children(recursive=True)) >= 3,
+            "child, grandchild and watcher are there",
+            20,
+        )
         descendants = family.children(recursive=True)
         starter.send_signal(signal.SIGKILL)
         assert psutil.wait_procs(descendants, 10)[1] == []
@@ -53,19 +65,27 @@ def test_the_same_with_a_named_pipe(tmp_path: Path) -> None:
 def test_exit_status_id_and_signals_are_those_of_the_command(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ended = Process(
-        "ended", python("import os, sys; print(os.getpid(), sys.stdin.read()); sys.exit(7)"), log, os.environ
+        "ended",
+        python("import os, sys; print(os.getpid(), sys.stdin.read()); sys.exit(7)"),
+        log,
+        os.environ,
     )
     until(lambda: ended.code is not None, "it ends", 20)
     assert ended.code == 7
     assert log.read_text().split() == [str(ended.pid)]
     stubborn = "import signal, time; signal.signal(2, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
     polite = Process(
-        "polite", python("import time; print('ready', flush=True); time.sleep(600)"), tmp_path / "1", os.environ
+        "polite",
+        python("import time; print('ready', flush=True); time.sleep(600)"),
+        tmp_path / "1",
+        os.environ,
     )
     rude = Process("rude", python(stubborn), tmp_path / "2", os.environ)
     for process in (polite, rude):
         wait_for("it", lambda log=process.log: "ready" in log.read_text(), 20, process)
-    watchers = [child for process in (polite, rude) for child in psutil.Process(process.pid).children()]
+    watchers = [
+        child for process in (polite, rude) for child in psutil.Process(process.pid).children()
+    ]
     assert len(watchers) == 2
     stop_all([polite, rude], 0.5)
     assert polite.code in (1, -signal.SIGINT)  # what Python does with a KeyboardInterrupt
@@ -78,10 +98,18 @@ def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> Non
         call(python("import sys; sys.exit('no such luck')"), tmp_path / "log", os.environ)
     assert "no such luck" in (tmp_path / "log").read_text()
     with pytest.raises(ProcessError, match="failed: the disk is full") as known:
-        call(python("import sys; sys.exit('error: the disk is full\\nfix: Free some')"), tmp_path / "log", os.environ)
+        call(
+            python("import sys; sys.exit('error: the disk is full\\nfix: Free some')"),
+            tmp_path / "log",
+            os.environ,
+        )
     assert known.value.fix == f"Free some; the whole log: {tmp_path / 'log'}"
     with pytest.raises(ProcessError, match="second"):
-        at_once([python("pass"), python("import sys; sys.exit('second')")], tmp_path / "keys.log", os.environ)
+        at_once(
+            [python("pass"), python("import sys; sys.exit('second')")],
+            tmp_path / "keys.log",
+            os.environ,
+        )
     never = Process("never", python("print('and away')"), tmp_path / "never", os.environ)
     with pytest.raises(ProcessError, match="and away"):
         wait_for("it", lambda: False, 20, never)

@@ -31,7 +31,10 @@ def summary(**given: Any) -> Summary:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({}, "3 clients of tiers 0, 1, 2, 1 kill, loss 4.900 to 3.150, replicas identical in 20 comparisons;"),
+        (
+            {},
+            "3 clients of tiers 0, 1, 2, 1 kill, loss 4.900 to 3.150, replicas identical in 20 comparisons;",
+        ),
         (
             {"clients": 1, "tiers": [0], "kills": 0, "comparisons": 0},
             "1 client of tier 0, 0 kills, loss 4.900 to 3.150, no two replicas to compare;",

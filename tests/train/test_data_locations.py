@@ -32,7 +32,10 @@ def test_missing_data_of_a_member_is_to_be_had_from_the_owner(
     [
         ({"Local": "books-tokens"}, "{cwd}/books-tokens"),
         ({"Server": "host:5533"}, "host:5533"),
-        ({"Http": {"location": {"SingleUrl": "https://user:secret@host/a.bin?key=secret"}}}, "https://host/a.bin"),
+        (
+            {"Http": {"location": {"SingleUrl": "https://user:secret@host/a.bin?key=secret"}}},
+            "https://host/a.bin",
+        ),
         ({"Http": {"location": {"Gcp": {"bucket_name": "my-bucket"}}}}, "my-bucket"),
     ],
 )
@@ -40,4 +43,6 @@ def test_name_of_a_location_is_its_path_or_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: dict[str, object], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert name_of(location_of(DataLocation.model_validate(location)), TRUSTING) == name.format(cwd=tmp_path)
+    assert name_of(location_of(DataLocation.model_validate(location)), TRUSTING) == name.format(
+        cwd=tmp_path
+    )

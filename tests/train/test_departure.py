@@ -38,20 +38,35 @@ LOST = "6 trained steps are in no checkpoint, and no other member has levels 0, 
     [
         (None, signal.SIGINT, True, [0.0], None),
         (Stake(6, [0, 1], saves=True), signal.SIGTERM, False, [60.0], None),
-        (Stake(6, [0, 1], saves=False), signal.SIGINT, True, [None, 0.0], "Press Ctrl-C again to leave"),
+        (
+            Stake(6, [0, 1], saves=False),
+            signal.SIGINT,
+            True,
+            [None, 0.0],
+            "Press Ctrl-C again to leave",
+        ),
         (Stake(6, [0, 1], saves=False), signal.SIGTERM, True, [0.0], "These steps are lost now."),
         (Stake(6, [0, 1], saves=False), signal.SIGINT, False, [0.0], "These steps are lost now."),
     ],
 )
 def test_first_signal_saves_or_asks_by_what_is_at_stake(
-    stake: Stake | None, number: signal.Signals, can_ask: bool, answers: list[float | None], says: str | None
+    stake: Stake | None,
+    number: signal.Signals,
+    can_ask: bool,
+    answers: list[float | None],
+    says: str | None,
 ) -> None:
     seen: list[Any] = []
-    departure, member = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask), AtStake(stake)
+    departure, member = (
+        Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask),
+        AtStake(stake),
+    )
     departure.member = member  # type: ignore[assignment]
     assert [departure.on_signal(number) for _ in answers] == answers
     warned = [event.message for event in seen if isinstance(event, event_types.Warning)]
-    assert [LOST in message and says is not None and says in message for message in warned] == [True] * bool(says)
+    assert [LOST in message and says is not None and says in message for message in warned] == [
+        True
+    ] * bool(says)
     assert (member.stopped is not None) is (answers == [60.0])
     assert departure.lost == stake
     assert isinstance(seen[-1], event_types.Leaving)
@@ -61,10 +76,15 @@ def test_first_signal_saves_or_asks_by_what_is_at_stake(
     ("number", "can_ask", "stays"),
     [(signal.SIGINT, True, True), (signal.SIGTERM, True, False), (signal.SIGINT, False, False)],
 )
-def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(number: signal.Signals, can_ask: bool, stays: bool) -> None:
+def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(
+    number: signal.Signals, can_ask: bool, stays: bool
+) -> None:
     seen: list[Any] = []
     stake = Stake(6, [0, 1], saves=True)
-    departure, member = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask), AtStake(stake)
+    departure, member = (
+        Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask),
+        AtStake(stake),
+    )
     departure.member = member  # type: ignore[assignment]
     stayed = list[bool]()
     departure.stay = lambda: stayed.append(True)
@@ -85,7 +105,12 @@ def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(number: signal.Signal
 
 @pytest.mark.parametrize(
     ("stdin", "stdout", "asks", "on_stderr"),
-    [(True, True, True, False), (True, False, True, True), (False, True, False, False), (False, False, False, False)],
+    [
+        (True, True, True, False),
+        (True, False, True, True),
+        (False, True, False, False),
+        (False, False, False, False),
+    ],
 )
 def test_question_needs_a_terminal_for_the_answer(
     monkeypatch: pytest.MonkeyPatch,

@@ -21,7 +21,9 @@ def _more_than_there_is() -> None:
     torch.empty(1 << 60)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), None])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), None]
+)
 def test_too_little_memory_names_the_way_out(error: Exception | None) -> None:
     if error is None:
         with pytest.raises(RuntimeError) as caught:

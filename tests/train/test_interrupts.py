@@ -1,4 +1,6 @@
-"""Signals to a session: the first ends the work, the second does not disturb the leaving, the third ends everything."""
+"""Signals to a session: the first ends the work, the second does not disturb the leaving, the third
+ends everything.
+"""
 
 from __future__ import annotations
 

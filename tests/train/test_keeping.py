@@ -15,7 +15,13 @@ from aftermath.model.schema import StateSchema
 from aftermath.model.store import RESERVE
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import keeping
-from aftermath.train.keeping import check_hub, check_places, check_put_links, check_room, keeping_advice
+from aftermath.train.keeping import (
+    check_hub,
+    check_places,
+    check_put_links,
+    check_room,
+    keeping_advice,
+)
 from aftermath.train.settings import TrainSettings
 
 Usage = namedtuple("Usage", "total used free")
@@ -70,7 +76,10 @@ def test_a_repository_without_a_token_is_refused_with_the_way_to_give_one() -> N
     [
         ({"checkpoint_dir": Path("kept"), "hub_repo": "ada/model"}, "--hub-repo are both given"),
         ({}, "copies checkpoints of a directory, and none is given"),
-        ({"checkpoint_dir": Path("kept"), "checkpoint_put_links": "links.json"}, "cannot read links.json"),
+        (
+            {"checkpoint_dir": Path("kept"), "checkpoint_put_links": "links.json"},
+            "cannot read links.json",
+        ),
     ],
 )
 def test_put_links_without_what_they_need_are_refused(options: dict[str, Any], why: str) -> None:
@@ -80,7 +89,9 @@ def test_put_links_without_what_they_need_are_refused(options: dict[str, Any], w
 
 
 def test_put_links_are_not_among_the_settings_shown() -> None:
-    shown = settings(checkpoint_dir=Path("kept"), checkpoint_put_links="https://signer.example/?token=f00dcafe")
+    shown = settings(
+        checkpoint_dir=Path("kept"), checkpoint_put_links="https://signer.example/?token=f00dcafe"
+    )
     check_put_links(shown)
     assert "f00dcafe" not in repr(shown)
 
@@ -90,12 +101,18 @@ def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path) -> None
     assert list((tmp_path / "new/er").iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_is_named_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}/file/kept: Not a directory"):
+    with pytest.raises(
+        AftermathError, match=f"--checkpoint-dir {tmp_path}/file/kept: Not a directory"
+    ):
         check_places(settings(checkpoint_dir=Path("file/kept")))
-    with pytest.raises(AftermathError, match=r"--optimizer-state-dir .*/file/kept: Not a directory"):
+    with pytest.raises(
+        AftermathError, match=r"--optimizer-state-dir .*/file/kept: Not a directory"
+    ):
         check_places(settings(optimizer_state_dir=Path("file/kept"), matformer_tier=1))
 
 
@@ -112,7 +129,9 @@ def test_there_must_be_room_for_two_checkpoints(
     needed = 8 * schema.parameters() + RESERVE
     asked = settings(checkpoint_dir=tmp_path)
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
-    with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints") as caught:
+    with pytest.raises(
+        AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints"
+    ) as caught:
         check_room(asked, schema)
     assert "Make room" in caught.value.fix
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
@@ -138,7 +157,9 @@ def test_a_whole_model_that_nobody_keeps_is_pointed_out() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps", [True, False])
 def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool) -> None:
-    """Everybody dies after the first epoch: what was trained is in the checkpoint, or it is lost and that is said."""
+    """Everybody dies after the first epoch: what was trained is in the checkpoint, or it is lost
+    and that is said.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         sim.keeps = keeps
@@ -155,4 +176,6 @@ def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool)
     reached = sim.run.trained_steps
     lost = f"{reached} steps of training are lost: nobody here has the model, and no checkpoint was kept"
     for player in sim.players:
-        assert any(lost in event["message"] for event in player.saw("warning")) is not keeps, player.saw("warning")
+        assert any(lost in event["message"] for event in player.saw("warning")) is not keeps, (
+            player.saw("warning")
+        )

@@ -68,7 +68,9 @@ def test_remember_of_known_run_leaves_its_file_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("network", [{"cluster": "other"}, {"program": "other"}])
-def test_run_of_same_id_on_another_network_is_another(tmp_path: Path, network: dict[str, str]) -> None:
+def test_run_of_same_id_on_another_network_is_another(
+    tmp_path: Path, network: dict[str, str]
+) -> None:
     _known(tmp_path).remember(_run())
     _known(tmp_path, **network).check(_run(created=1), None)
 

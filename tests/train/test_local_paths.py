@@ -15,7 +15,9 @@ MADE, OWN = "data tokenize", "train 0123456789abcdef"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory with a key, and with directories that this software made: data, and another run's model."""
+    """A home directory with a key, and with directories that this software made: data, and another
+    run's model.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (".ssh", "tokens", "private-model", "own-model"):
         (tmp_path / name).mkdir()
@@ -38,7 +40,8 @@ def opens(access: RunAccess, label: str | Path) -> Path | None:
 
 def test_refusal_names_the_label_and_the_options() -> None:
     with pytest.raises(
-        Unsuitable, match=r"the run names ~/\.ssh for its data[\s\S]*--data-path DIR, or --data-root DIR"
+        Unsuitable,
+        match=r"the run names ~/\.ssh for its data[\s\S]*--data-path DIR, or --data-root DIR",
     ):
         RunAccess().data_place("~/.ssh")
 
@@ -48,7 +51,9 @@ ON_THIS_MACHINE = RunAccess(own_maker=OWN, on_local_network=True)
 
 
 @pytest.mark.parametrize("access", [ON_INTERNET, ON_THIS_MACHINE], ids=["internet", "this machine"])
-@pytest.mark.parametrize("label", ["~/.ssh/id_ed25519", "~/.ssh", "/etc/passwd", "/etc", "~", "~/tokens/key", "\0"])
+@pytest.mark.parametrize(
+    "label", ["~/.ssh/id_ed25519", "~/.ssh", "/etc/passwd", "/etc", "~", "~/tokens/key", "\0"]
+)
 def test_label_of_a_foreign_file_is_refused(home: Path, access: RunAccess, label: str) -> None:
     assert opens(access, label) is None
     assert opens(access, label.replace("~", str(home))) is None
@@ -56,7 +61,9 @@ def test_label_of_a_foreign_file_is_refused(home: Path, access: RunAccess, label
 
 def test_label_of_a_made_directory_is_opened_on_a_local_network_only(home: Path) -> None:
     assert opens(ON_THIS_MACHINE, "~/tokens") == home / "tokens"
-    assert opens(ON_THIS_MACHINE, "~/tokens/tokens-00000.bin") == home / "tokens" / "tokens-00000.bin"
+    assert (
+        opens(ON_THIS_MACHINE, "~/tokens/tokens-00000.bin") == home / "tokens" / "tokens-00000.bin"
+    )
     assert opens(ON_INTERNET, "~/tokens") is None
     assert opens(ON_INTERNET, "~/private-model") is None
     assert opens(ON_INTERNET, "~/own-model") == home / "own-model"
@@ -72,7 +79,12 @@ def test_option_is_opened_in_place_of_any_label(home: Path) -> None:
 
 @pytest.mark.parametrize(
     ("label", "below"),
-    [("tokens", "tokens"), ("~/tokens", "tokens"), ("/tokens/x.bin", "tokens/x.bin"), ("./tokens", "tokens")],
+    [
+        ("tokens", "tokens"),
+        ("~/tokens", "tokens"),
+        ("/tokens/x.bin", "tokens/x.bin"),
+        ("./tokens", "tokens"),
+    ],
 )
 def test_label_is_looked_for_below_the_root(home: Path, label: str, below: str) -> None:
     assert opens(RunAccess(root=home), label) == home / below

@@ -25,16 +25,21 @@ def hold(directory: Path, ready: Connection) -> None:
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
-    other = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path / "locks", theirs), daemon=True)
+    other = multiprocessing.get_context("spawn").Process(
+        target=hold, args=(tmp_path / "locks", theirs), daemon=True
+    )
     other.start()
     try:
         assert ours.recv()
         with (
-            pytest.raises(Unsuitable, match="on this machine takes part in run mine with this key") as caught,
+            pytest.raises(
+                Unsuitable, match="on this machine takes part in run mine with this key"
+            ) as caught,
             only_process(tmp_path / "locks", **PLACE),
         ):
             pass
-        assert caught.value.fix == "Stop that one, or take part with another key"  # on a server there are no wallets
+        # on a server there are no wallets
+        assert caught.value.fix == "Stop that one, or take part with another key"
     finally:
         other.kill()
         other.join()
@@ -64,5 +69,8 @@ def test_the_directory_is_private_and_a_link_in_it_is_not_followed(tmp_path: Pat
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Unsuitable, match=str(tmp_path / "file")), only_process(tmp_path / "file/locks", **PLACE):
+    with (
+        pytest.raises(Unsuitable, match=str(tmp_path / "file")),
+        only_process(tmp_path / "file/locks", **PLACE),
+    ):
         pass

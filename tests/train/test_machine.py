@@ -1,4 +1,6 @@
-"""What a member tells of its machine: real figures, NVML where there is one, and neither a wait nor an end with it."""
+"""What a member tells of its machine: real figures, NVML where there is one, and neither a wait nor
+an end with it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
   *milliwatts = 250500; return *(int *)device ? 3 : 0;  /* the second does not support it */
 }
 """
-"""NVML as a library of a driver that has two GPUs, for machines that have none; the figures are made up."""
+"""NVML as a library of a driver that has two GPUs, for machines that have none; the figures are
+made up.
+"""
 
 
 def test_the_figures_are_those_of_this_machine(tmp_path: Path) -> None:
@@ -53,7 +57,9 @@ def test_memory_of_the_members_other_processes_counts(tmp_path: Path) -> None:
     look = Look(tmp_path)
     alone = look().resident
     hold = "held = bytearray(200_000_000); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         other.stdout.readline()
         together = look().resident
@@ -73,7 +79,10 @@ def test_it_is_told_until_it_is_over(tmp_path: Path) -> None:
     with looked_at(Events(lambda: 0.0, [hear]), tmp_path, 0.01):
         assert third.wait(60)
     assert all(isinstance(event, event_types.Machine) for event in told)
-    assert all(thread.name != "machine" or not thread.is_alive() for thread in _ended(threading.enumerate()))
+    assert all(
+        thread.name != "machine" or not thread.is_alive()
+        for thread in _ended(threading.enumerate())
+    )
 
 
 def _ended(threads: list[threading.Thread]) -> list[threading.Thread]:
@@ -85,7 +94,9 @@ def _ended(threads: list[threading.Thread]) -> list[threading.Thread]:
 
 def gpus(**variables: str) -> list[dict[str, float]]:
     line = [sys.executable, "-c", ASKED]
-    done = subprocess.run(line, env=os.environ | variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        line, env=os.environ | variables, capture_output=True, text=True, check=True
+    )
     found: list[dict[str, float]] = json.loads(done.stdout)
     return found
 
@@ -97,13 +108,23 @@ def driver(tmp_path: Path) -> Path:
         pytest.skip("no C compiler here to make a library of")
     source = tmp_path / "nvml.c"
     source.write_text(NVML)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True
+    )
     return tmp_path
 
 
 def test_gpus_are_what_nvml_tells_and_what_it_does_not_is_left_out(driver: Path) -> None:
-    each = {"memory_used": 5 << 30, "memory_total": 8 << 30, "utilization": 75.0, "temperature": 60.0}
-    assert gpus(LD_LIBRARY_PATH=str(driver)) == [{"number": 0, **each, "power": 250.5}, {"number": 1, **each}]
+    each = {
+        "memory_used": 5 << 30,
+        "memory_total": 8 << 30,
+        "utilization": 75.0,
+        "temperature": 60.0,
+    }
+    assert gpus(LD_LIBRARY_PATH=str(driver)) == [
+        {"number": 0, **each, "power": 250.5},
+        {"number": 1, **each},
+    ]
 
 
 def test_a_driver_that_cannot_begin_is_none(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Which of a run's recorded places tells what its model is: the first that fits, and a bad one costs a warning."""
+"""Which of a run's recorded places tells what its model is: the first that fits, and a bad one
+costs a warning.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ def place(name: str) -> Checkpoint:
 
 
 def recorded(*names: str) -> Model:
-    """A model whose checkpoint is at the first of these places, and which has recorded the others before it."""
+    """A model whose checkpoint is at the first of these places, and which has recorded the others
+    before it.
+    """
     optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
     digest = agreed_schema(CONFIG.to_hf(), 3, optimizer).hash()
     earlier = tuple(Recorded(place(name), (bytes(32),) * 3, 0, 1) for name in names[1:])
-    return builders.model(optimizer=optimizer, schema_hash=digest, checkpoint=place(names[0]), earlier=earlier)
+    return builders.model(
+        optimizer=optimizer, schema_hash=digest, checkpoint=place(names[0]), earlier=earlier
+    )
 
 
 @pytest.fixture
@@ -66,14 +72,20 @@ def test_a_fault_of_ours_with_a_place_costs_that_place(troubled: list[BaseExcept
 
 
 @pytest.mark.parametrize("ends", [MemoryError(), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
-def test_what_is_no_fault_of_the_place_ends_the_search(troubled: list[BaseException], ends: BaseException) -> None:
+def test_what_is_no_fault_of_the_place_ends_the_search(
+    troubled: list[BaseException], ends: BaseException
+) -> None:
     troubled.append(ends)
     with pytest.raises(type(ends)):
         outfit.outline_of(recorded("bad", "."), "run", lambda _: None, access=TRUSTING)
 
 
-@pytest.mark.parametrize("said", [{"model_type": "olmo2", "head_dim": 10**12}, {"model_type": "nanogpt"}])
-def test_outline_of_foreign_architecture_is_refused(said: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said", [{"model_type": "olmo2", "head_dim": 10**12}, {"model_type": "nanogpt"}]
+)
+def test_outline_of_foreign_architecture_is_refused(
+    said: dict[str, object], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_bytes(Outline(said).config_json())
     with pytest.raises(Unsuitable, match="is of another architecture"):
         outfit.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)
@@ -101,7 +113,9 @@ def test_own_checkpoint_tells_the_model_after_false_names(tmp_path: Path) -> Non
     (tmp_path / "test-step12" / "config.json").write_bytes(Outline(CONFIG.to_hf()).config_json())
     false = replace(recorded("x"), checkpoint=Checkpoint(CheckpointKind.HUB, "/etc", ""))
     access = RunAccess(own_maker=maker_name(run.identity))
-    outline, _ = outfit.outline_of(false, "test", said.append, *own_newest(tmp_path, run), access=access)
+    outline, _ = outfit.outline_of(
+        false, "test", said.append, *own_newest(tmp_path, run), access=access
+    )
     assert outline.config == CONFIG.to_hf()
     assert "'/etc', which is not the name of a Hub repository" in said[0]
     assert own_newest(None, run) == own_newest(tmp_path / "none", run) == []
@@ -116,7 +130,9 @@ def test_own_checkpoint_tells_the_model_after_false_names(tmp_path: Path) -> Non
         (RunState.PAUSED, ModelSource.PEERS, False),
     ],
 )
-def test_members_are_asked_only_if_they_will_have_the_model(state: RunState, source: ModelSource, asks: bool) -> None:
+def test_members_are_asked_only_if_they_will_have_the_model(
+    state: RunState, source: ModelSource, asks: bool
+) -> None:
     run = builders.run(state, model_source=source)
     members = builders.members({0: builders.seat(0, p2p=b"p" * 32)})
     assert may_ask(View(run, members, recorded(".")), b"me") is asks

@@ -19,12 +19,19 @@ from aftermath.train.made import hub_of
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import TrainSettings
 
-FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 50_000, "tokenizer.json": b"", MARK: b"ours"}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights" * 50_000,
+    "tokenizer.json": b"",
+    MARK: b"ours",
+}
 SECRET = "f00dcafe"
 
 
 class Bucket:
-    """Takes a PUT with a length and a valid signature. `/links/NAME` signs links that last for two requests."""
+    """Takes a PUT with a length and a valid signature. `/links/NAME` signs links that last for two
+    requests.
+    """
 
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
@@ -40,10 +47,16 @@ class Bucket:
         self.server = TestServer(app)
 
     def sign(self, checkpoint: str, name: str, seconds: int) -> str:
-        return str(self.server.make_url(f"/bucket/{checkpoint}/{name}?expires={self.now + seconds}&signature={SECRET}"))
+        return str(
+            self.server.make_url(
+                f"/bucket/{checkpoint}/{name}?expires={self.now + seconds}&signature={SECRET}"
+            )
+        )
 
     def sign_all(self, checkpoint: str, seconds: int) -> str:
-        return json.dumps({name: self.sign(checkpoint, name, seconds) for name in FILES if name != MARK})
+        return json.dumps(
+            {name: self.sign(checkpoint, name, seconds) for name in FILES if name != MARK}
+        )
 
     async def links(self, request: web.Request) -> web.Response:
         self.asked.append(f"GET {request.path}")
@@ -106,7 +119,9 @@ async def put(source: str, directory: Path) -> tuple[str, list[float]]:
     return await asyncio.to_thread(PutLinks(source, pauses.append).put, directory), pauses
 
 
-async def test_put_of_all_files_ends_with_the_config(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+async def test_put_of_all_files_ends_with_the_config(
+    bucket: Bucket, checkpoint: Path, links: Links
+) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     PutLinks(source).check()
     said, pauses = await put(source, checkpoint)
@@ -118,7 +133,9 @@ async def test_put_of_all_files_ends_with_the_config(bucket: Bucket, checkpoint:
 
 async def test_address_signs_each_file_separately(bucket: Bucket, checkpoint: Path) -> None:
     address = f"{bucket.server.make_url('/links')}/{put_links.CHECKPOINT}?token={SECRET}"
-    hub = hub_of(TrainSettings(run_id="demo", checkpoint_dir=checkpoint.parent, checkpoint_put_links=address))
+    hub = hub_of(
+        TrainSettings(run_id="demo", checkpoint_dir=checkpoint.parent, checkpoint_put_links=address)
+    )
     assert hub is not None
     assert not hub.named
     await asyncio.to_thread(hub.upload, checkpoint, "demo step 6")
@@ -132,31 +149,45 @@ async def test_expired_link_is_refused_once_and_not_shown(
     source = links.name(bucket.sign_all("demo-step6", 1))
     with (
         caplog.at_level(logging.DEBUG, logger="aftermath"),
-        pytest.raises(CheckpointError, match=r"refused the PUT of tokenizer\.json \(403\): the link has expired") as e,
+        pytest.raises(
+            CheckpointError,
+            match=r"refused the PUT of tokenizer\.json \(403\): the link has expired",
+        ) as e,
     ):
         await put(source, checkpoint)
     assert bucket.asked == ["PUT model.safetensors", "PUT tokenizer.json"]
-    assert SECRET not in f"{e.value} {e.value.fix} {e.value.__cause__} {caplog.text} {PutLinks(source)}"
+    assert (
+        SECRET
+        not in f"{e.value} {e.value.fix} {e.value.__cause__} {caplog.text} {PutLinks(source)}"
+    )
 
 
-async def test_server_that_is_away_for_a_while_is_tried_again(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+async def test_server_that_is_away_for_a_while_is_tried_again(
+    bucket: Bucket, checkpoint: Path, links: Links
+) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     bucket.unavailable = 2
-    assert (await put(source, checkpoint))[1] == [6.0, 8.0]  # what the server asks for, and the backoff's own
+    # what the server asks for, and the backoff's own
+    assert (await put(source, checkpoint))[1] == [6.0, 8.0]
     assert bucket.stored == STORED
 
 
-async def test_server_that_stays_away_is_given_up(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+async def test_server_that_stays_away_is_given_up(
+    bucket: Bucket, checkpoint: Path, links: Links
+) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     bucket.unavailable = 99
     with pytest.raises(
-        CheckpointError, match=r"did not take the PUT of model\.safetensors in 5 tries: it answered 503"
+        CheckpointError,
+        match=r"did not take the PUT of model\.safetensors in 5 tries: it answered 503",
     ):
         await put(source, checkpoint)
     assert bucket.stored == {}
 
 
-async def test_server_that_is_gone_is_an_error_without_the_link(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+async def test_server_that_is_gone_is_an_error_without_the_link(
+    bucket: Bucket, checkpoint: Path, links: Links
+) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     await bucket.server.close()
     with pytest.raises(CheckpointError, match="in 5 tries: cannot connect") as caught:
@@ -169,8 +200,14 @@ async def test_server_that_is_gone_is_an_error_without_the_link(bucket: Bucket, 
     [
         ("no json", "does not name links"),
         (f'["https://bucket.example/?{SECRET}"]', "does not name links"),
-        (f'{{"config.json": "http://bucket.example/?{SECRET}"}}', r"the link for config\.json is not an https address"),
-        (f'{{"config.json": "https:///?{SECRET}"}}', r"the link for config\.json is not an https address"),
+        (
+            f'{{"config.json": "http://bucket.example/?{SECRET}"}}',
+            r"the link for config\.json is not an https address",
+        ),
+        (
+            f'{{"config.json": "https:///?{SECRET}"}}',
+            r"the link for config\.json is not an https address",
+        ),
         (None, "cannot read"),
     ],
 )
@@ -183,15 +220,21 @@ def test_document_without_links_is_refused(links: Links, document: str | None, w
 
 def test_address_that_others_can_read_is_refused() -> None:
     for scheme in ("http", "htps"):
-        with pytest.raises(CheckpointError, match=rf"{scheme}://signer\.example is not an https address") as caught:
+        with pytest.raises(
+            CheckpointError, match=rf"{scheme}://signer\.example is not an https address"
+        ) as caught:
             PutLinks(f"{scheme}://signer.example/{SECRET}?token={SECRET}").check()
         assert SECRET not in str(caught.value)
     for address in ("https://signer.example/{checkpoint}", "http://127.0.0.1:9000/links"):
         PutLinks(address).check()
 
 
-async def test_file_without_a_link_is_found_before_any_put(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+async def test_file_without_a_link_is_found_before_any_put(
+    bucket: Bucket, checkpoint: Path, links: Links
+) -> None:
     source = links.name(json.dumps({"config.json": bucket.sign("demo-step6", "config.json", 10)}))
-    with pytest.raises(CheckpointError, match=r"no link is named for model\.safetensors, tokenizer\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"no link is named for model\.safetensors, tokenizer\.json"
+    ):
         await put(source, checkpoint)
     assert bucket.asked == []

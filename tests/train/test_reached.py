@@ -31,7 +31,9 @@ def data(kind: DataKind, primary: str, num_files: int = 0) -> DataLocation:
     return DataLocation(kind, 2, 0, 0, 0, num_files, primary, "", bytes(32))
 
 
-def lines(access: RunAccess, place: DataLocation, checkpoint: Checkpoint = HUB, *earlier: Recorded) -> list[str]:
+def lines(
+    access: RunAccess, place: DataLocation, checkpoint: Checkpoint = HUB, *earlier: Recorded
+) -> list[str]:
     model = builders.model(data_location=place, checkpoint=checkpoint, earlier=earlier)
     return reached_by(model, access).lines()
 
@@ -48,19 +50,29 @@ MODEL = "contacts https://huggingface.co/me/model (model, without a token)"
             data(DataKind.HTTP_SINGLE_URL, "https://u:p@h.example/a.bin?key=x"),
             ["contacts https://h.example/a.bin (data)"],
         ),
-        (data(DataKind.HTTP_NUMBERED_FILES, "https://h/{}.bin", 8), ["contacts https://h/{}.bin, 8 files (data)"]),
-        (data(DataKind.HTTP_GCP, "bucket"), ["contacts https://storage.googleapis.com/bucket (data)"]),
+        (
+            data(DataKind.HTTP_NUMBERED_FILES, "https://h/{}.bin", 8),
+            ["contacts https://h/{}.bin, 8 files (data)"],
+        ),
+        (
+            data(DataKind.HTTP_GCP, "bucket"),
+            ["contacts https://storage.googleapis.com/bucket (data)"],
+        ),
         (data(DataKind.SERVER, "h.example:9300"), ["contacts h.example:9300 (data)"]),
     ],
 )
-def test_places_on_chain_are_named(monkeypatch: pytest.MonkeyPatch, place: DataLocation, expected: list[str]) -> None:
+def test_places_on_chain_are_named(
+    monkeypatch: pytest.MonkeyPatch, place: DataLocation, expected: list[str]
+) -> None:
     for name in ("STORAGE_EMULATOR_HOST", "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     assert sorted(lines(RunAccess(data=Path("/mine")), place)) == sorted([MODEL, *expected])
 
 
 def test_repository_that_is_read_with_token_is_marked() -> None:
-    told = lines(RunAccess(token_repositories=("me/model",)), data(DataKind.DUMMY, ""), HUB, EARLIER)
+    told = lines(
+        RunAccess(token_repositories=("me/model",)), data(DataKind.DUMMY, ""), HUB, EARLIER
+    )
     assert [line.partition("/me/")[2] for line in told] == [
         "model (model, with this machine's token)",
         "earlier (model, without a token)",
@@ -89,18 +101,26 @@ def test_places_of_mixture_document_are_named() -> None:
 def test_document_without_hash_on_chain_is_refused() -> None:
     with serving() as web:
         optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
-        model = builders.model(optimizer=optimizer, data_location=data(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"))
+        model = builders.model(
+            optimizer=optimizer, data_location=data(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json")
+        )
         schema = agreed_schema(CONFIG.to_hf(), 3, optimizer)
         with pytest.raises(Unsuitable, match=r"the chain has no hash[\s\S]*update-config"):
             outfit.data_of(model, schema, RunAccess(private_network=True))
         assert web.asked == []
 
 
-@pytest.mark.parametrize(("files_hash", "advice"), [("", "ask its owner to correct"), ("0" * 64, "--data-path DIR")])
-def test_unfit_tokens_fix_depends_on_hash_on_chain(tmp_path: Path, files_hash: str, advice: str) -> None:
+@pytest.mark.parametrize(
+    ("files_hash", "advice"), [("", "ask its owner to correct"), ("0" * 64, "--data-path DIR")]
+)
+def test_unfit_tokens_fix_depends_on_hash_on_chain(
+    tmp_path: Path, files_hash: str, advice: str
+) -> None:
     np.full(4096, 300, "<u2").tofile(tmp_path / "a.bin")
     optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
-    place = replace(data(DataKind.LOCAL, str(tmp_path)), secondary=marked("", files_hash) if files_hash else "")
+    place = replace(
+        data(DataKind.LOCAL, str(tmp_path)), secondary=marked("", files_hash) if files_hash else ""
+    )
     model = builders.model(optimizer=optimizer, data_location=place, max_seq_len=16)
     schema = agreed_schema(CONFIG.to_hf() | {"vocab_size": 257}, 3, optimizer)
     with pytest.raises(WrongTokens, match="outside the vocabulary") as told:

@@ -27,13 +27,17 @@ def settings(**given: Any) -> TrainSettings:
 
 
 def test_sums_of_gradients_in_anything_but_fp32_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"(?s)^--no-grad-accum-in-fp32: gradients are fp32 here.*--precision bf16"):
+    with pytest.raises(
+        UsageError, match=r"(?s)^--no-grad-accum-in-fp32: gradients are fp32 here.*--precision bf16"
+    ):
         check_options(settings(grad_accum_in_fp32=False))
 
 
 def there() -> Reach:
     """A way to a run that nobody goes."""
-    return Reach(RpcPool([endpoint("http://127.0.0.1:9")]), None, None, Wallet(Keypair()), b"secret")
+    return Reach(
+        RpcPool([endpoint("http://127.0.0.1:9")]), None, None, Wallet(Keypair()), b"secret"
+    )
 
 
 def test_the_device_is_exact_before_anything_is_joined() -> None:
@@ -44,7 +48,9 @@ def test_the_device_is_exact_before_anything_is_joined() -> None:
     assert named.arithmetic == Arithmetic(bf16=True, compiled=True)
 
 
-def test_an_environment_that_rounds_ends_it_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_rounds_ends_it_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(os.environ, "CUBLAS_EMULATE_DOUBLE_PRECISION", "1")
     with pytest.raises(Unsuitable, match=re.escape("CUBLAS_EMULATE_DOUBLE_PRECISION is set")):
         named_by(settings(), there())

@@ -1,4 +1,6 @@
-"""What a session leaves behind for later: event files that say what they are about, dated, and how a member goes."""
+"""What a session leaves behind for later: event files that say what they are about, dated, and how
+a member goes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,13 @@ def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
     (tmp_path / "printed.jsonl").write_text(capsys.readouterr().out)
     for path in (*files, tmp_path / "log.jsonl", tmp_path / "printed.jsonl"):
         first, *others = lines_of(path)
-        about = {"kind": "started", "run_id": "demo", "tier": 2, "wallet": str(wallet.pubkey), "version": __version__}
+        about = {
+            "kind": "started",
+            "run_id": "demo",
+            "tier": 2,
+            "wallet": str(wallet.pubkey),
+            "version": __version__,
+        }
         assert about.items() <= first.items()
         assert {line["kind"] for line in others} <= {"started", "trained"}
         for line in (first, *others):
@@ -59,7 +67,12 @@ def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
 
 def test_log_with_a_torn_last_line_continues_on_a_new_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    for before, lines in ((None, 1), (b"", 1), (b'{"kind":"left"}\n', 2), (b'{"kind":"left"}\n{"at":"x","ki', 3)):
+    for before, lines in (
+        (None, 1),
+        (b"", 1),
+        (b'{"kind":"left"}\n', 2),
+        (b'{"kind":"left"}\n{"at":"x","ki', 3),
+    ):
         log.unlink(missing_ok=True)
         if before is not None:
             log.write_bytes(before)
@@ -69,11 +82,18 @@ def test_log_with_a_torn_last_line_continues_on_a_new_line(tmp_path: Path) -> No
         assert json.loads(found[-1])["kind"] == "started"
 
 
-@pytest.mark.parametrize(("option", "field"), [("--write-log", "write_log"), ("--events-dir", "events_dir")])
-def test_a_log_that_cannot_be_written_is_said_with_its_option(tmp_path: Path, option: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "field"), [("--write-log", "write_log"), ("--events-dir", "events_dir")]
+)
+def test_a_log_that_cannot_be_written_is_said_with_its_option(
+    tmp_path: Path, option: str, field: str
+) -> None:
     (tmp_path / "file").touch()
     settings = TrainSettings(run_id="demo", **{field: tmp_path / "file" / "log"})
-    with contextlib.ExitStack() as stack, pytest.raises(Unsuitable, match=f"^{option}: {tmp_path}/file"):
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(Unsuitable, match=f"^{option}: {tmp_path}/file"),
+    ):
         session.events_of(settings, stack)
 
 
@@ -90,7 +110,9 @@ def test_error_is_not_logged_if_stderr_is_the_same_file(
             events = session.events_of(TrainSettings(run_id="demo"), stack)
             events.emit(said("warning", message="slow"))
             events.emit(said("error", message="full"))
-    assert [line.split()[1] for line in log.read_text().splitlines()] == ["WARNING", "ERROR"][: 2 - together]
+    assert [line.split()[1] for line in log.read_text().splitlines()] == ["WARNING", "ERROR"][
+        : 2 - together
+    ]
 
 
 @pytest.mark.slow
@@ -107,13 +129,17 @@ def test_virtual_members_know_no_date(tmp_path: Path) -> None:
         sim = play(place, story, total_steps=3, rounds_per_epoch=3)
         assert sim.check() > 0
         # The directory of checkpoints is another one each time.
-        kept = [[event for event in player.events if event["kind"] != "checkpoint"] for player in sim.players]
+        kept = [
+            [event for event in player.events if event["kind"] != "checkpoint"]
+            for player in sim.players
+        ]
         told.append([[{**event, "checkpoint": None} for event in events] for events in kept])
         assert all("at" not in event for player in sim.players for event in player.events)
     assert told[0] == told[1]
 
 
-# --- going ------------------------------------------------------------------------------------------------------------
+# --- going
+#  ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reachable", [True, False])

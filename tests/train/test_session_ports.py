@@ -1,5 +1,5 @@
-"""What a session opens: peers are looked for on this machine when the chain is on it, unless told otherwise; and the
-views of its progress.
+"""What a session opens: peers are looked for on this machine when the chain is on it, unless told
+otherwise; and the views of its progress.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from events.sample_events import said
 
 
 @pytest.mark.parametrize(("discovery", "entries"), [("auto", 1), ("n0", 0)])
-async def test_peers_of_a_local_chain_are_found_in_a_directory(tmp_path: Path, discovery: str, entries: int) -> None:
+async def test_peers_of_a_local_chain_are_found_in_a_directory(
+    tmp_path: Path, discovery: str, entries: int
+) -> None:
     settings = TrainSettings(
-        run_id="ports", discovery_dir=tmp_path / "peers", iroh_relay="disabled", iroh_discovery=discovery
+        run_id="ports",
+        discovery_dir=tmp_path / "peers",
+        iroh_relay="disabled",
+        iroh_discovery=discovery,
     )
     transport = await session._open_transport(settings, bytes(range(32)), here=True)
     try:

@@ -21,19 +21,25 @@ from member.desk import SCHEMA
 from rules import builders
 
 WALLET, PLENTY, FAST, SLOW = b"w" * 32, 1 << 40, 600, 2
-RULES = builders.config(max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96)
+RULES = builders.config(
+    max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96
+)
 
 
 def a_view(*tiers: int) -> View:
     """A run with members of these tiers, the first of them with our wallet."""
     seats = {
-        place: builders.seat(place, p2p=bytes([place]) * 32, signer=bytes([place]) * 32, declared=60, tier=tier)
+        place: builders.seat(
+            place, p2p=bytes([place]) * 32, signer=bytes([place]) * 32, declared=60, tier=tier
+        )
         for place, tier in enumerate(tiers, 1)
     }
     return builders.view(builders.run(RunState.WARMUP, config=RULES), builders.members(seats))
 
 
-def by(view: View, free: int, weights: dict[int, int | None], wallet: bytes = WALLET) -> tuple[Choice, list[int]]:
+def by(
+    view: View, free: int, weights: dict[int, int | None], wallet: bytes = WALLET
+) -> tuple[Choice, list[int]]:
     measured: list[int] = []
 
     def measure(tier: int) -> int | None:
@@ -100,7 +106,9 @@ def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
 
 
-def test_named_tier_that_memory_does_not_hold_is_refused_with_one_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_tier_that_memory_does_not_hold_is_refused_with_one_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes, here = needed(), torch.device("cpu")
     for free, fix in ((sizes[1], "--matformer-tier 1"), (sizes[-1] - 1, "--device")):
         leave_free(monkeypatch, free)
@@ -113,7 +121,12 @@ def test_named_tier_that_memory_does_not_hold_is_refused_with_one_that_fits(monk
 
 
 def test_model_of_billions_is_refused_without_its_weights() -> None:
-    sizes = {"hidden_size": 16_384, "intermediate_size": 65_536, "num_hidden_layers": 126, "num_attention_heads": 128}
+    sizes = {
+        "hidden_size": 16_384,
+        "intermediate_size": 65_536,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+    }
     large = replace(SCHEMA, state=state_schema({"vocab_size": 128_256, **sizes}, 1))
     with pytest.raises(OutOfMemory, match=r"tier 0 takes [0-9,]+\.\d\d GB"):
         check_memory(a_view(), large, 0, [torch.device("cpu")])

@@ -35,7 +35,9 @@ _JSON_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 # A dotted key: as deep as it has parts, and its parser takes the square of that.
 _TOML_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-_TOML_DEEP = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_TOML_KEY}[ \t]*+\.[ \t]*+){{{MAX_DEPTH},}}+", re.MULTILINE)
+_TOML_DEEP = re.compile(
+    rf"(?:^|[\[{{,])[ \t]*+(?:{_TOML_KEY}[ \t]*+\.[ \t]*+){{{MAX_DEPTH},}}+", re.MULTILINE
+)
 
 # msgpack by first byte: how many bytes the value itself has (None: stated), by which its size is
 # stated, and whether that is a number of values.

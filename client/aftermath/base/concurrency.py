@@ -147,7 +147,9 @@ class ThreadWorker:
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -176,7 +178,8 @@ class ThreadWorker:
                 future.get_loop().call_soon_threadsafe(_settle, future, result, error)
             except RuntimeError:
                 return  # the loop is closed: the process is ending
-            del future, function, result, error  # what a job held is freed when it is done, not when the next one comes
+            # what a job held is freed when it is done, not when the next one comes
+            del future, function, result, error
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -40,5 +40,6 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            path.unlink(missing_ok=True)  # while locked: a process that waits for this file then makes another
+            # while locked: a process that waits for this file then makes another
+            path.unlink(missing_ok=True)
         lock.release()

@@ -13,7 +13,9 @@ from blake3 import blake3
 
 DIGEST = 32
 """Bytes of a hash."""
-_BLOCK, _NODE, _ROOT = (f"aftermath {what} of a tree of blocks 1" for what in ("block", "node", "root"))
+_BLOCK, _NODE, _ROOT = (
+    f"aftermath {what} of a tree of blocks 1" for what in ("block", "node", "root")
+)
 
 
 def block_digest(block: bytes | memoryview) -> bytes:
@@ -50,7 +52,9 @@ def proof_length(index: int, count: int) -> int:
     return sum(at is not None for at in _neighbours(index, count))
 
 
-def proves(block: bytes | memoryview, index: int, count: int, proof: Sequence[bytes], root: bytes) -> bool:
+def proves(
+    block: bytes | memoryview, index: int, count: int, proof: Sequence[bytes], root: bytes
+) -> bool:
     """Return whether this is block `index` of the `count` blocks with that root."""
     if not 0 <= index < count or len(proof) != proof_length(index, count):
         return False

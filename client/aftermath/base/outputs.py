@@ -66,7 +66,8 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
         raise OutputError(f"cannot read {path}: {error.strerror}", fix) from None
     if foreign is not None:
         raise OutputError(
-            f"{path} holds {foreign}, which {made_by} did not write: {_LEAVE}", f"{fix}, or move the files away"
+            f"{path} holds {foreign}, which {made_by} did not write: {_LEAVE}",
+            f"{fix}, or move the files away",
         )
 
 
@@ -76,7 +77,9 @@ def _foreign(directory: Path, made_by: str) -> str | None:
     files = _marked_files(directory, made_by)
     for entry in entries:
         status = entry.lstat()
-        if not stat.S_ISREG(status.st_mode) or (entry.name != MARK and files.get(entry.name) != status.st_size):
+        if not stat.S_ISREG(status.st_mode) or (
+            entry.name != MARK and files.get(entry.name) != status.st_size
+        ):
             return entry.name
     return None
 
@@ -109,7 +112,9 @@ def _read_mark(directory: Path) -> dict[str, Any]:
 
 def write_mark(directory: Path, made_by: str) -> None:
     """Write a mark that records `made_by` and the directory's current files."""
-    files = {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != MARK}
+    files = {
+        path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != MARK
+    }
     _write_mark(directory, made_by, files)
 
 
@@ -164,7 +169,9 @@ def check_names(directory: Path, names: str, what: str) -> None:
     `names` of `what`.
     """
     if directory.is_symlink():
-        raise OutputError(f"{directory} is a symbolic link: {_LEAVE}", "Name the directory itself, or another one")
+        raise OutputError(
+            f"{directory} is a symbolic link: {_LEAVE}", "Name the directory itself, or another one"
+        )
     for entry in sorted(directory.iterdir()):
         if re.fullmatch(names, entry.name) is None:
             raise OutputError(
@@ -207,7 +214,9 @@ def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> Iterator[Binary
         with replacing(path) as stream:
             yield stream
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}", fix_of(error)) from None
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}", fix_of(error)
+        ) from None
 
 
 def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
@@ -228,4 +237,6 @@ def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     with suppress(OSError), path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if not is_ours(head):
-        raise OutputError(f"{path} exists, and this command did not write it: {_LEAVE}", f"{fix}, or move it away")
+        raise OutputError(
+            f"{path} exists, and this command did not write it: {_LEAVE}", f"{fix}, or move it away"
+        )

@@ -119,7 +119,9 @@ def _check(proxy: Proxy, host: str, use: str) -> None:
     direct = f"connect directly: NO_PROXY={host}"
     try:
         parts = urlsplit(proxy.url)
-        valid = parts.scheme in ("http", "https", *_SOCKS) and bool(parts.hostname) and parts.port != 0
+        valid = (
+            parts.scheme in ("http", "https", *_SOCKS) and bool(parts.hostname) and parts.port != 0
+        )
     except ValueError:
         valid = False
     if not valid:
@@ -142,7 +144,9 @@ class ProxyTransport(httpx.AsyncBaseTransport):
     used.
     """
 
-    def __init__(self, direct: httpx.AsyncBaseTransport | None = None, limits: httpx.Limits | None = None) -> None:
+    def __init__(
+        self, direct: httpx.AsyncBaseTransport | None = None, limits: httpx.Limits | None = None
+    ) -> None:
         self._limits = limits or httpx.Limits()
         self._transports: dict[str | None, httpx.AsyncBaseTransport] = {
             None: direct or httpx.AsyncHTTPTransport(limits=self._limits)

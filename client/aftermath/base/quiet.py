@@ -28,7 +28,8 @@ class QuietInterrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._ours:
             return
-        signal.signal(signal.SIGINT, end_at_once)  # the interpreter ends, and prints what it is interrupted in
+        # the interpreter ends, and prints what it is interrupted in
+        signal.signal(signal.SIGINT, end_at_once)
         if kind is KeyboardInterrupt:
             end_at_once()
 

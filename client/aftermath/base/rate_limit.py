@@ -21,7 +21,11 @@ def retry_after(header: str | None, longest: float) -> float:
     that is a date.
     """
     value = (header or "").strip()
-    return min(float(value), longest) if value.isascii() and value.isdecimal() and len(value) < 20 else 0.0
+    return (
+        min(float(value), longest)
+        if value.isascii() and value.isdecimal() and len(value) < 20
+        else 0.0
+    )
 
 
 class Backoff:

@@ -123,7 +123,9 @@ class RunAccess:
     def _place(self, label: str, chosen: Path | None, what: str, option: str) -> Path:
         place = _absolute(label)
         made_by = _maker(place) if place is not None else None
-        if place is not None and (self.trusting or (made_by is not None and made_by == self.own_maker)):
+        if place is not None and (
+            self.trusting or (made_by is not None and made_by == self.own_maker)
+        ):
             return place
         if chosen is not None:
             return chosen.expanduser().absolute()
@@ -131,7 +133,11 @@ class RunAccess:
             below = _below(self.root, label)
             if below is not None:
                 return below
-        elif place is not None and self.on_local_network and (made_by is not None or not os.path.exists(place)):
+        elif (
+            place is not None
+            and self.on_local_network
+            and (made_by is not None or not os.path.exists(place))
+        ):
             return place  # a missing path reveals nothing, and its reader reports it
         raise Unsuitable(
             f"the run names {label} for its {what}: paths that a run names are not opened on this machine",
@@ -178,7 +184,8 @@ def _below(root: Path, label: str) -> Path | None:
         place = root.joinpath(*parts).resolve()
     except (OSError, RuntimeError, ValueError):
         return None
-    hidden = any(part.startswith(".") for part in parts)  # `..` too; keys and settings lie in hidden files
+    # `..` too; keys and settings lie in hidden files
+    hidden = any(part.startswith(".") for part in parts)
     return place if parts and not hidden and place.is_relative_to(root) else None
 
 

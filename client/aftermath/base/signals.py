@@ -49,7 +49,9 @@ def heard(told: Callable[[signal.Signals], None]) -> Iterator[None]:
                 loop.add_signal_handler(number, told, number)
                 undone.callback(loop.remove_signal_handler, number)
             except NotImplementedError:
-                before = signal.signal(number, lambda got, _: loop.call_soon_threadsafe(told, signal.Signals(got)))
+                before = signal.signal(
+                    number, lambda got, _: loop.call_soon_threadsafe(told, signal.Signals(got))
+                )
                 undone.callback(signal.signal, number, before)
         yield
 
@@ -80,7 +82,10 @@ def on_interrupt(told: Callable[[], None]) -> Iterator[None]:
 
     Do nothing if a handler is already installed or the signal is ignored.
     """
-    usual = {signal.SIGINT: (signal.default_int_handler, quiet.told), signal.SIGTERM: (signal.SIG_DFL,)}
+    usual = {
+        signal.SIGINT: (signal.default_int_handler, quiet.told),
+        signal.SIGTERM: (signal.SIG_DFL,),
+    }
     now = {number: signal.getsignal(number) for number in usual}
     ours = {number: before for number, before in now.items() if before in usual[number]}
 

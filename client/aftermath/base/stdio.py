@@ -40,7 +40,9 @@ class Verbosity(StrEnum):
     DEBUG = "debug"
 
 
-VERBOSITY: ContextVar[Verbosity] = ContextVar("how much the running command prints", default=Verbosity.INFO)
+VERBOSITY: ContextVar[Verbosity] = ContextVar(
+    "how much the running command prints", default=Verbosity.INFO
+)
 
 
 def is_quiet() -> bool:

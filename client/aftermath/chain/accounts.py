@@ -23,7 +23,9 @@ async def fetch(
     min_slot: int | None = None,
     patience: float | None = None,
 ) -> tuple[int, AccountData | None]:
-    """Return (slot, account) as of `min_slot` or later. `length` reads that many bytes from `offset`."""
+    """Return (slot, account) as of `min_slot` or later. `length` reads that many bytes from
+    `offset`.
+    """
 
     async def ask(node: NodeClient) -> tuple[int, AccountData | None]:
         return await node.account(address, offset=offset, length=length, min_slot=min_slot)
@@ -32,7 +34,11 @@ async def fetch(
 
 
 async def fetch_many(
-    pool: RpcPool, addresses: Sequence[Pubkey], *, min_slot: int | None = None, patience: float | None = None
+    pool: RpcPool,
+    addresses: Sequence[Pubkey],
+    *,
+    min_slot: int | None = None,
+    patience: float | None = None,
 ) -> tuple[int, list[AccountData | None]]:
     """Return (slot, accounts) of up to 100 addresses at one slot, as of `min_slot` or later."""
     return await pool.call(lambda node: node.accounts(addresses, min_slot), patience=patience)

@@ -17,7 +17,9 @@ INSTRUCTIONS = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
 INCINERATOR = Pubkey.from_string("1nc1nerator11111111111111111111111111111111")
 SLOT_HASHES = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 JOIN_SCOPE = b"CoordinatorJoinRun"
-"""Of an authorization to join all runs of a join authority; one for a single run has that run's address instead."""
+"""Of an authorization to join all runs of a join authority; one for a single run has that run's
+address instead.
+"""
 EVERYONE = Pubkey.default()
 """As grantee: the authorization admits any wallet."""
 
@@ -52,7 +54,10 @@ def run_seed(run_id: str) -> bytes:
     except UnicodeEncodeError:  # bytes of a terminal that are no text
         raise UsageError("the run id is not text", "Pass it in UTF-8") from None
     if not 1 <= len(seed) <= RUN_ID_BYTES or 0 in seed:
-        raise UsageError(f"{run_id!r} cannot be a run id", f"A run id has 1 to {RUN_ID_BYTES} bytes and no zero byte")
+        raise UsageError(
+            f"{run_id!r} cannot be a run id",
+            f"A run id has 1 to {RUN_ID_BYTES} bytes and no zero byte",
+        )
     return seed
 
 
@@ -69,7 +74,9 @@ def membership_address(program: Pubkey, run: Pubkey, created: int, wallet: Pubke
 
 
 @cache
-def authorization_address(program: Pubkey, grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> Pubkey:
+def authorization_address(
+    program: Pubkey, grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE
+) -> Pubkey:
     """The account that says `grantor` lets `grantee` do `scope`."""
     seeds = [b"authorization", bytes(grantor), bytes(grantee), scope]
     return Pubkey.find_program_address(seeds, program)[0]

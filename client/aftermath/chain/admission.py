@@ -1,7 +1,9 @@
-"""What a member needs besides an authorization: the client version that the run asks for, and money for its membership,
-the run's bond and its fees. And what keeps it out of a run, whoever admits it: verdicts that nobody can check.
+"""What a member needs besides an authorization: the client version that the run asks for, and money
+for its membership, the run's bond and its fees. And what keeps it out of a run, whoever admits it:
+verdicts that nobody can check.
 
-Decided: `train` checks these before it spends minutes on anything else, and `can-join` answers from the same checks.
+Decided: `train` checks these before it spends minutes on anything else, and `can-join` answers from
+the same checks.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ from aftermath.rules.run import Run
 VERSION_MISMATCH = "ClientVersionMismatch"
 VERIFICATION_NOT_THERE = "VerificationNotThere"
 FEES_IN_HAND = 5_000_000
-"""Lamports a member shall start with besides the bond: the rent of its membership and some 500 transactions."""
+"""Lamports a member shall start with besides the bond: the rent of its membership and some 500
+transactions.
+"""
 
 
 def warning_about_version(wanted: str, own: str) -> str:
-    """Why a version that was asked for may not be meant: this client, of version `own`, is not let in."""
+    """Why a version that was asked for may not be meant: this client, of version `own`, is not let
+    in.
+    """
     if wanted in ("", own):
         return ""
     return (
@@ -32,7 +38,9 @@ def warning_about_version(wanted: str, own: str) -> str:
 
 
 def check_version(run_id: str, wanted: str, client_version: str) -> None:
-    """Raises Refused `ClientVersionMismatch` when the run is not for this client; `wanted` empty: for any."""
+    """Raises Refused `ClientVersionMismatch` when the run is not for this client; `wanted` empty:
+    for any.
+    """
     if wanted in ("", client_version):
         return
     raise Refused(
@@ -44,9 +52,11 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
 
 
 def check_verdicts(run: Run) -> None:
-    """Raises Refused `VerificationNotThere` for a run in which members are elected to convict others.
+    """Raises Refused `VerificationNotThere` for a run in which members are elected to convict
+    others.
 
-    No client recomputes results yet, so whoever votes there votes as it likes, and may be three wallets of the owner.
+    No client recomputes results yet, so whoever votes there votes as it likes, and may be three
+    wallets of the owner.
     """
     if not run.config.verification_percent:
         return
@@ -59,7 +69,9 @@ def check_verdicts(run: Run) -> None:
     )
 
 
-def not_admitted(run_id: str, wallet: Pubkey, grantor: Pubkey, authorizer: Pubkey | None) -> Refused:
+def not_admitted(
+    run_id: str, wallet: Pubkey, grantor: Pubkey, authorizer: Pubkey | None
+) -> Refused:
     """Return the refusal of a wallet that the join authority `grantor` did not authorize.
 
     `authorizer`: the grantee as whose delegate the wallet asks to join, if it names one.
@@ -67,7 +79,9 @@ def not_admitted(run_id: str, wallet: Pubkey, grantor: Pubkey, authorizer: Pubke
     if authorizer is None:
         delegate = "a delegate names its grantee: --authorizer GRANTEE"
     else:
-        delegate = f"or {authorizer} makes it a delegate with aftermath-solana join-authorization-delegate"
+        delegate = (
+            f"or {authorizer} makes it a delegate with aftermath-solana join-authorization-delegate"
+        )
     return Refused(
         "NotAuthorized",
         f"wallet {wallet} is not admitted to run {run_id!r}",
@@ -77,7 +91,8 @@ def not_admitted(run_id: str, wallet: Pubkey, grantor: Pubkey, authorizer: Pubke
 
 
 async def check_funds(pool: RpcPool, wallet: Pubkey, bond: int = 0) -> None:
-    """Raises Refused `InsufficientFunds` for a wallet that cannot pay what a start takes, `bond` lamports among it; on
-    a network of this machine it is given what it lacks first, since nothing else tells whether the faucet gives any.
+    """Raises Refused `InsufficientFunds` for a wallet that cannot pay what a start takes, `bond`
+    lamports among it; on a network of this machine it is given what it lacks first, since nothing
+    else tells whether the faucet gives any.
     """
     await ensure_funds(pool, wallet, FEES_IN_HAND + bond)

@@ -43,9 +43,16 @@ class Authorization:
     """Who paid for the delegates there are."""
 
     def admits(self, grantor: Pubkey, user: Pubkey, run: Pubkey) -> bool:
-        """Whether the program would let `user` join the run at this address, whose join authority is `grantor`."""
+        """Whether the program would let `user` join the run at this address, whose join authority
+        is `grantor`.
+        """
         named = self.grantee in (EVERYONE, user) or user in self.delegates
-        return self.active and self.grantor == grantor and self.scope in (JOIN_SCOPE, bytes(run)) and named
+        return (
+            self.active
+            and self.grantor == grantor
+            and self.scope in (JOIN_SCOPE, bytes(run))
+            and named
+        )
 
 
 class AuthorizerInstructions:
@@ -56,17 +63,29 @@ class AuthorizerInstructions:
         self.user = user
 
     def create(self, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> Instruction:
-        """Create an inactive authorization of this wallet (the grantor) for `grantee` (`EVERYONE` for all)."""
+        """Create an inactive authorization of this wallet (the grantor) for `grantee` (`EVERYONE`
+        for all).
+        """
         accounts = self._accounts(self.user, grantee, scope)
         return self._program.instruction("create", accounts, grantee=grantee, scope=scope)
 
-    def grantor_update(self, grantee: Pubkey, active: bool, scope: bytes = JOIN_SCOPE) -> Instruction:
+    def grantor_update(
+        self, grantee: Pubkey, active: bool, scope: bytes = JOIN_SCOPE
+    ) -> Instruction:
         """Switch this wallet's authorization on or off."""
-        return self._program.instruction("grantor_update", self._accounts(self.user, grantee, scope), active=active)
+        return self._program.instruction(
+            "grantor_update", self._accounts(self.user, grantee, scope), active=active
+        )
 
-    def delegation(self, held: Authorization, *, clear: bool, added: Sequence[Pubkey]) -> list[Instruction]:
-        """As grantee of an authorization, drop all delegates and/or add some, in parts that fit a transaction."""
-        parts = [added[i : i + DELEGATES_AT_ONCE] for i in range(0, len(added), DELEGATES_AT_ONCE)] or [added]
+    def delegation(
+        self, held: Authorization, *, clear: bool, added: Sequence[Pubkey]
+    ) -> list[Instruction]:
+        """As grantee of an authorization, drop all delegates and/or add some, in parts that fit a
+        transaction.
+        """
+        parts = [
+            added[i : i + DELEGATES_AT_ONCE] for i in range(0, len(added), DELEGATES_AT_ONCE)
+        ] or [added]
         if clear and added and held.delegates and held.delegates_sponsor != self.user:
             parts.insert(0, [])  # what another one has paid for goes by itself
         own = {"delegates_sponsor": self.user}  # once this wallet has paid for some
@@ -123,10 +142,15 @@ class Authorizer:
         return {place: BARE_BYTES + len(scope) + DELEGATE_BYTES * delegates}
 
     async def fetch(
-        self, grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE, *, min_slot: int | None = None
+        self,
+        grantor: Pubkey,
+        grantee: Pubkey,
+        scope: bytes = JOIN_SCOPE,
+        *,
+        min_slot: int | None = None,
     ) -> Authorization | None:
-        """The authorization to join runs that `grantor` gave `grantee`, None if there is none; as of `min_slot` or
-        later.
+        """The authorization to join runs that `grantor` gave `grantee`, None if there is none; as
+        of `min_slot` or later.
         """
         return (await self._fetch(grantor, [(grantee, scope)], min_slot=min_slot))[0]
 
@@ -150,12 +174,17 @@ class Authorizer:
 
         Anyone can send lamports to such an address, so the account's owner is checked.
         """
-        addresses = [authorization_address(self._program.id, grantor, grantee, scope) for grantee, scope in wanted]
+        addresses = [
+            authorization_address(self._program.id, grantor, grantee, scope)
+            for grantee, scope in wanted
+        ]
 
         async def ask(node: NodeClient) -> list[Authorization | None]:
             _, accounts = await node.accounts(addresses, min_slot)
             return [
-                self._parse(address, account) if account is not None and account.owner == self._program.id else None
+                self._parse(address, account)
+                if account is not None and account.owner == self._program.id
+                else None
                 for address, account in zip(addresses, accounts, strict=True)
             ]
 

@@ -1,7 +1,7 @@
 """The coordinator program as a service: reads runs, and sends its instructions, one method each.
 
-`ix` builds instructions and `sender` packs and sends them, for commands that put several into one transaction. The
-other methods do both for one instruction.
+`ix` builds instructions and `sender` packs and sends them, for commands that put several into one
+transaction. The other methods do both for one instruction.
 """
 
 from __future__ import annotations
@@ -81,24 +81,35 @@ class CoordinatorClient:
 
     @cached_property
     def sender(self) -> Sender:
-        """Sends with this wallet; knows both programs' errors. Raises CoordinatorError without a wallet."""
+        """Sends with this wallet; knows both programs' errors. Raises CoordinatorError without a
+        wallet.
+        """
         errors = error_tables(self._program, authorizer_program())
-        return self._sender(self.pool, self._signer(), errors=errors, max_priority_fee=self._max_priority_fee)
+        return self._sender(
+            self.pool, self._signer(), errors=errors, max_priority_fee=self._max_priority_fee
+        )
 
     async def run(self, run_id: str) -> Run:
-        """The run. Raises NoSuchRun when it does not exist on this cluster, AccountError when it is of another version.
+        """The run. Raises NoSuchRun when it does not exist on this cluster, AccountError when it is
+        of another version.
 
         CoordinatorError when there is no such program, or it does not own the account.
         """
-        return parse_run((await self._account(run_id, run_addresses(self.program_id, run_id).run)).data)
+        return parse_run(
+            (await self._account(run_id, run_addresses(self.program_id, run_id).run)).data
+        )
 
     async def model(self, run_id: str) -> Model:
         """The run's model. Errors as `run`."""
-        return parse_model((await self._account(run_id, run_addresses(self.program_id, run_id).model)).data)
+        return parse_model(
+            (await self._account(run_id, run_addresses(self.program_id, run_id).model)).data
+        )
 
     async def members(self, run_id: str) -> Members:
         """The run's members. Errors as `run`."""
-        return parse_members((await self._account(run_id, run_addresses(self.program_id, run_id).members)).data)
+        return parse_members(
+            (await self._account(run_id, run_addresses(self.program_id, run_id).members)).data
+        )
 
     async def snapshot(self, run_id: str, *, any_spec: bool = False) -> tuple[Run, Model, Members]:
         """Return run, model and members as of one slot. Errors as `run` and `parse_model`."""
@@ -110,18 +121,23 @@ class CoordinatorClient:
                 await self._check_program(node)
             return accounts
 
-        run, model, members = [self._present(run_id, account) for account in await self.pool.call(ask)]
+        run, model, members = [
+            self._present(run_id, account) for account in await self.pool.call(ask)
+        ]
         parsed = parse_model(model.data, any_spec=any_spec)
         return parse_run(run.data), parsed, parse_members(members.data)
 
     async def list_runs(self) -> list[tuple[Run, Model, Members | None]]:
-        """Every run of this program on the cluster, by run id; without members if its creation was not finished.
+        """Every run of this program on the cluster, by run id; without members if its creation was
+        not finished.
 
         Runs of another program version, and those whose training spec this client cannot read, are
         left out.
         """
         layout = run_account()
-        stored = await fetch_program(self.pool, self.program_id, prefix=layout.discriminator, size=layout.size)
+        stored = await fetch_program(
+            self.pool, self.program_id, prefix=layout.discriminator, size=layout.size
+        )
         runs = []
         for _, account in stored:
             try:
@@ -133,13 +149,18 @@ class CoordinatorClient:
         for start in range(0, len(runs), READ_AT_ONCE):
             part = runs[start : start + READ_AT_ONCE]
             places = [run_addresses(self.program_id, run.run_id) for run in part]
-            _, found = await fetch_many(self.pool, [key for place in places for key in (place.model, place.members)])
+            _, found = await fetch_many(
+                self.pool, [key for place in places for key in (place.model, place.members)]
+            )
             for run, model, members in zip(part, found[::2], found[1::2], strict=True):
                 if model is None:
                     continue
                 try:
                     listed.append((run, parse_model(model.data), _grown(members)))
-                except (AccountError, Unsuitable):  # any owner can write an unreadable training spec
+                except (
+                    AccountError,
+                    Unsuitable,
+                ):  # any owner can write an unreadable training spec
                     continue
         return listed
 
@@ -153,10 +174,17 @@ class CoordinatorClient:
     ) -> list[Instruction]:
         """The instructions that create a run with all its accounts at full size."""
         first = self.ix.init_run(
-            run_id, main_authority=main_authority, join_authority=join_authority, client_version=client_version
+            run_id,
+            main_authority=main_authority,
+            join_authority=join_authority,
+            client_version=client_version,
         )
         sizes = {MEMBERS: members_account().size, WITNESSES: witnesses_account().size}
-        grows = [self.ix.grow(run_id, which) for which, size in sizes.items() for _ in range(GROWTH, size, GROWTH)]
+        grows = [
+            self.ix.grow(run_id, which)
+            for which, size in sizes.items()
+            for _ in range(GROWTH, size, GROWTH)
+        ]
         return [first, *grows]
 
     def sizes(self, run_id: str) -> dict[Pubkey, int]:
@@ -169,7 +197,9 @@ class CoordinatorClient:
             places.witnesses: witnesses_account().size,
         }
 
-    async def create_run(self, run_id: str, *, join_authority: Pubkey | None = None) -> list[Signature]:
+    async def create_run(
+        self, run_id: str, *, join_authority: Pubkey | None = None
+    ) -> list[Signature]:
         """Create a run owned by this wallet."""
         steps = self.creation(run_id, join_authority=join_authority)
         await self.sender.afford(steps, self.sizes(run_id))
@@ -187,7 +217,13 @@ class CoordinatorClient:
         use_durable: bool = False,
     ) -> Signature:
         """Change a halted run (see `CoordinatorInstructions.update`)."""
-        parts = {"metadata": metadata, "config": config, "model": model, "schema": schema, "progress": progress}
+        parts = {
+            "metadata": metadata,
+            "config": config,
+            "model": model,
+            "schema": schema,
+            "progress": progress,
+        }
         return await self.sender.send([self.ix.update(run_id, **parts, use_durable=use_durable)])
 
     async def set_paused(self, run_id: str, paused: bool) -> Signature:
@@ -202,7 +238,13 @@ class CoordinatorClient:
         """Take a wallet out of the next epoch, bar it, or let it ask again."""
         run = await self.run(run_id)
         held = await membership_of(self.pool, self.program_id, run, wallet)
-        step = self.ix.kick(run_id, run.created, wallet, barred=barred, sponsor=Pubkey(held.sponsor) if held else None)
+        step = self.ix.kick(
+            run_id,
+            run.created,
+            wallet,
+            barred=barred,
+            sponsor=Pubkey(held.sponsor) if held else None,
+        )
         if barred and held is None:
             place = self.ix.membership(run_id, run.created, wallet)
             await self.sender.afford([step], {place: membership_account().size})
@@ -217,12 +259,18 @@ class CoordinatorClient:
         """Name the only client version that may join."""
         return await self.sender.send([self.ix.update_client_version(run_id, client_version)])
 
-    async def set_future_epoch_rates(self, run_id: str, *, earning: int | None, slashing: int | None) -> Signature:
+    async def set_future_epoch_rates(
+        self, run_id: str, *, earning: int | None, slashing: int | None
+    ) -> Signature:
         """Set the points of coming epochs."""
-        return await self.sender.send([self.ix.set_future_epoch_rates(run_id, earning=earning, slashing=slashing)])
+        return await self.sender.send(
+            [self.ix.set_future_epoch_rates(run_id, earning=earning, slashing=slashing)]
+        )
 
     async def close_run(self, run_id: str) -> list[Signature]:
-        """Delete a halted run; its rent goes to this wallet. Bonds of the ejected are settled before."""
+        """Delete a halted run; its rent goes to this wallet. Bonds of the ejected are settled
+        before.
+        """
         run, _, members = await self.snapshot(run_id, any_spec=True)
         ejected = [Pubkey(members.seats[seat].signer) for seat in seats(members.forfeited)]
         settled = [self.ix.settle(run_id, run.created, wallet) for wallet in ejected]
@@ -233,7 +281,9 @@ class CoordinatorClient:
         return await self.transact(self.ix.tick(run_id))
 
     async def transact(self, *instructions: Instruction) -> Signature:
-        """Send instructions of which the last may end in a transition of the run. Raises as `Sender.send`."""
+        """Send instructions of which the last may end in a transition of the run. Raises as
+        `Sender.send`.
+        """
         return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)
 
     async def _account(self, run_id: str, address: Pubkey) -> AccountData:
@@ -249,7 +299,9 @@ class CoordinatorClient:
         return self._present(run_id, await self.pool.call(ask))
 
     async def _check_program(self, node: NodeClient) -> None:
-        """Raise CoordinatorError if the program is not on the cluster, BadReply if only this node says so."""
+        """Raise CoordinatorError if the program is not on the cluster, BadReply if only this node
+        says so.
+        """
         if not await self._is_program_missing(node):
             return
         if not await self.pool.uncontradicted(self._is_program_missing):

@@ -1,8 +1,8 @@
 """Chain time between the moments it is observed.
 
-Decided: a timestamp seen on chain is a lower bound of chain time at the moment it arrives (it is a whole second, and it
-travelled), so the best of the last few observations is the largest. Being a little late is harmless where being early
-is not: the program refuses what is not yet due.
+Decided: a timestamp seen on chain is a lower bound of chain time at the moment it arrives (it is a
+whole second, and it travelled), so the best of the last few observations is the largest. Being a
+little late is harmless where being early is not: the program refuses what is not yet due.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class ChainClock:
         self._offsets.append(timestamp - self._monotonic())
 
     def observe_sysvar(self, data: bytes) -> None:
-        """The bytes of the Clock sysvar that have just arrived. Raises BadReply if they are not that."""
+        """The bytes of the Clock sysvar that have just arrived. Raises BadReply if they are not
+        that.
+        """
         self.observe(sysvar_time(data))
 
     def now(self) -> int:

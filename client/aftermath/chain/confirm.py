@@ -1,4 +1,6 @@
-"""Delivers a signed transaction: sends it and asks for its status, until it landed or its blockhash expired."""
+"""Delivers a signed transaction: sends it and asks for its status, until it landed or its blockhash
+expired.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ class Expired(Exception):
 async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int) -> int:
     """Send a transaction until it is confirmed; return the slot in which it landed.
 
-    A transaction lands once however often it is sent, so it is sent again every two seconds, by way of the node that
-    answers then. Raises TransactionFailed when it landed and failed, Expired when it can no longer land, Unavailable.
+    A transaction lands once however often it is sent, so it is sent again every two seconds, by way
+    of the node that answers then. Raises TransactionFailed when it landed and failed, Expired when
+    it can no longer land, Unavailable.
     """
     now = asyncio.get_running_loop().time
     signature = transaction.signatures[0]
@@ -57,10 +60,14 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
         wait = min(wait * 2, POLL_MAX)
 
 
-async def deliver_all(pool: RpcPool, transactions: Sequence[VersionedTransaction], last_valid_height: int) -> int:
-    """Send many transactions at once and wait for them; return how many landed, whether they failed or not.
+async def deliver_all(
+    pool: RpcPool, transactions: Sequence[VersionedTransaction], last_valid_height: int
+) -> int:
+    """Send many transactions at once and wait for them; return how many landed, whether they failed
+    or not.
 
-    Ends early when the blockhash expired. For writes whose effect is checked by reading; nothing is sent twice.
+    Ends early when the blockhash expired. For writes whose effect is checked by reading; nothing is
+    sent twice.
     """
     give_up = asyncio.get_running_loop().time() + GIVE_UP_SECONDS
     limit = asyncio.Semaphore(SENDS_AT_ONCE)
@@ -77,7 +84,9 @@ async def deliver_all(pool: RpcPool, transactions: Sequence[VersionedTransaction
         for start in range(0, len(waiting), STATUSES_AT_ONCE):
             part = waiting[start : start + STATUSES_AT_ONCE]
             statuses = await _statuses(pool, part)
-            still += [s for s, status in zip(part, statuses, strict=True) if not _is_confirmed(status)]
+            still += [
+                s for s, status in zip(part, statuses, strict=True) if not _is_confirmed(status)
+            ]
         waiting = still
         if expired:
             break
@@ -97,7 +106,9 @@ async def _send(pool: RpcPool, transaction: VersionedTransaction) -> None:
 
 
 async def _landed(pool: RpcPool, signature: Signature) -> int | None:
-    """Return the slot of a confirmed transaction, None while it is not. Raises TransactionFailed if it failed."""
+    """Return the slot of a confirmed transaction, None while it is not. Raises TransactionFailed if
+    it failed.
+    """
     (status,) = await _statuses(pool, [signature])
     if status is None:
         return None
@@ -106,11 +117,15 @@ async def _landed(pool: RpcPool, signature: Signature) -> int | None:
     return status.slot if _is_confirmed(status) else None
 
 
-async def _statuses(pool: RpcPool, signatures: Sequence[Signature]) -> list[TransactionStatus | None]:
+async def _statuses(
+    pool: RpcPool, signatures: Sequence[Signature]
+) -> list[TransactionStatus | None]:
     async def ask(node: NodeClient) -> list[TransactionStatus | None]:
         statuses = (await node.get_signature_statuses(list(signatures))).value
         if len(statuses) != len(signatures):
-            raise BadReply("the RPC node answered getSignatureStatuses with the wrong number of statuses")
+            raise BadReply(
+                "the RPC node answered getSignatureStatuses with the wrong number of statuses"
+            )
         return list(statuses)
 
     return await pool.call(ask)

@@ -1,9 +1,9 @@
-"""Puts a program on a cluster through the RPC, so that nobody needs the Solana CLI; an interrupted deployment goes
-on where it was.
+"""Puts a program on a cluster through the RPC, so that nobody needs the Solana CLI; an interrupted
+deployment goes on where it was.
 
-Decided: the bytes go to a buffer account whose key is kept in a 0600 file until the program runs, named after the
-program and its bytes; what the buffer already holds is read back and only the rest is written, many transactions at
-a time, until it is complete.
+Decided: the bytes go to a buffer account whose key is kept in a 0600 file until the program runs,
+named after the program and its bytes; what the buffer already holds is read back and only the rest
+is written, many transactions at a time, until it is complete.
 """
 
 from __future__ import annotations
@@ -56,12 +56,18 @@ class Deployment:
 
 
 async def deploy_program(
-    sender: Sender, program: Path, key: Keypair, *, cache: Path = CACHE, progress: Progress | None = None
+    sender: Sender,
+    program: Path,
+    key: Keypair,
+    *,
+    cache: Path = CACHE,
+    progress: Progress | None = None,
 ) -> Deployment:
-    """Deploy the file `program` at the address of `key`, or upgrade what is there; unchanged bytes are left alone.
+    """Deploy the file `program` at the address of `key`, or upgrade what is there; unchanged bytes
+    are left alone.
 
-    Raises CoordinatorError (not a program, not ours to upgrade), Refused `InsufficientFunds` (with the amount),
-    Unavailable.
+    Raises CoordinatorError (not a program, not ours to upgrade), Refused `InsufficientFunds` (with
+    the amount), Unavailable.
     """
     elf = _read_program(program)
     standing = await _standing(sender, key.pubkey(), elf)
@@ -76,11 +82,17 @@ async def deploy_program(
     else:
         signature = await _upgrade(sender, key.pubkey(), buffer.pubkey(), standing, len(elf))
     path.unlink(missing_ok=True)
-    return Deployment(key.pubkey(), "deployed" if standing is None else "upgraded", len(elf), signature)
+    return Deployment(
+        key.pubkey(), "deployed" if standing is None else "upgraded", len(elf), signature
+    )
 
 
-async def deployment_cost(sender: Sender, program: Path, key: Keypair, *, cache: Path = CACHE) -> int:
-    """Lamports that `deploy_program` will need at most, more than the accounts of an interrupted one hold already."""
+async def deployment_cost(
+    sender: Sender, program: Path, key: Keypair, *, cache: Path = CACHE
+) -> int:
+    """Lamports that `deploy_program` will need at most, more than the accounts of an interrupted
+    one hold already.
+    """
     elf = _read_program(program)
     standing = await _standing(sender, key.pubkey(), elf)
     if _runs(standing, elf):
@@ -92,8 +104,12 @@ async def deployment_cost(sender: Sender, program: Path, key: Keypair, *, cache:
     return await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None)
 
 
-async def deployment_steps(sender: Sender, program: Path, key: Keypair) -> tuple[list[Step], dict[Pubkey, int]]:
-    """What `deploy_program` would send, in order, and the bytes of the accounts that it would make, by address."""
+async def deployment_steps(
+    sender: Sender, program: Path, key: Keypair
+) -> tuple[list[Step], dict[Pubkey, int]]:
+    """What `deploy_program` would send, in order, and the bytes of the accounts that it would make,
+    by address.
+    """
     elf = _read_program(program)
     wallet, address = sender.wallet.pubkey, key.pubkey()
     standing = await _standing(sender, address, elf)
@@ -107,7 +123,9 @@ async def deployment_steps(sender: Sender, program: Path, key: Keypair) -> tuple
         steps.append(Step(await _buffer_start(sender, buffer, len(elf))))
         sizes[buffer] = loader.BUFFER_HEADER + len(elf)
     if missing := _missing(_chunks(sender, buffer, elf), held or bytes(len(elf))):
-        steps.append(Step([loader.write(buffer, wallet, *missing[0])], times=len(missing), units=WRITE_UNITS))
+        steps.append(
+            Step([loader.write(buffer, wallet, *missing[0])], times=len(missing), units=WRITE_UNITS)
+        )
     if standing is None:
         steps.append(Step(await _first(sender, address, buffer, len(elf))))
         sizes[address] = loader.PROGRAM_SIZE
@@ -121,7 +139,11 @@ async def deployment_steps(sender: Sender, program: Path, key: Keypair) -> tuple
 
 def _runs(standing: loader.Stored | None, elf: bytes) -> bool:
     """Whether the program that is there is this one."""
-    return standing is not None and standing.data[: len(elf)] == elf and not any(standing.data[len(elf) :])
+    return (
+        standing is not None
+        and standing.data[: len(elf)] == elf
+        and not any(standing.data[len(elf) :])
+    )
 
 
 def _read_program(path: Path) -> bytes:
@@ -137,7 +159,9 @@ def _read_program(path: Path) -> bytes:
 
 
 async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Stored | None:
-    """The program that is there, None if none is. Raises CoordinatorError when it is not this wallet's to change."""
+    """The program that is there, None if none is. Raises CoordinatorError when it is not this
+    wallet's to change.
+    """
     _, account = await fetch(sender.pool, program)
     if account is None:
         return None
@@ -146,7 +170,8 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
     _, data = await fetch(sender.pool, loader.programdata_address(program))
     if data is None:
         raise CoordinatorError(
-            f"program {program} was closed; its address cannot be used again", "Use a new program key"
+            f"program {program} was closed; its address cannot be used again",
+            "Use a new program key",
         )
     stored = loader.parse_programdata(data)
     if stored.authority != sender.wallet.pubkey and not _runs(stored, elf):
@@ -158,7 +183,9 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
 
 
 def _built_in(account: AccountData, program: Pubkey, elf: bytes) -> loader.Stored:
-    """A program under a loader without upgrades (a local network's built-in one) is fine if it is the same one."""
+    """A program under a loader without upgrades (a local network's built-in one) is fine if it is
+    the same one.
+    """
     if account.executable and account.data == elf:
         return loader.Stored(None, elf)
     raise CoordinatorError(
@@ -189,8 +216,12 @@ async def _first(sender: Sender, program: Pubkey, buffer: Pubkey, size: int) -> 
     return [create_account(account), loader.deploy(wallet, program, buffer, wallet, size)]
 
 
-async def _upgrade(sender: Sender, program: Pubkey, buffer: Pubkey, standing: loader.Stored, size: int) -> Signature:
-    """Swap the program for the buffer. The loader allows one change of a program per slot, extending included."""
+async def _upgrade(
+    sender: Sender, program: Pubkey, buffer: Pubkey, standing: loader.Stored, size: int
+) -> Signature:
+    """Swap the program for the buffer. The loader allows one change of a program per slot,
+    extending included.
+    """
     wallet = sender.wallet.pubkey
     changed = standing.slot
     if (more := size - len(standing.data)) > 0:
@@ -213,16 +244,24 @@ async def _past(sender: Sender, slot: int) -> None:
             while (await sender.pool.call(lambda node: node.get_slot(Processed))).value <= slot:
                 await asyncio.sleep(0.1)
     except TimeoutError as error:
-        raise Unavailable(f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s") from error
+        raise Unavailable(
+            f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s"
+        ) from error
 
 
 async def _fill(
-    sender: Sender, buffer: Keypair, elf: bytes, standing: loader.Stored | None, progress: Progress | None
+    sender: Sender,
+    buffer: Keypair,
+    elf: bytes,
+    standing: loader.Stored | None,
+    progress: Progress | None,
 ) -> None:
     """Create the buffer if need be, and write until it holds `elf`."""
     chunks = _chunks(sender, buffer.pubkey(), elf)
     held = await _held(sender, buffer.pubkey(), len(elf))
-    await sender.ensure_funds(await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None))
+    await sender.ensure_funds(
+        await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None)
+    )
     if held is None:
         await sender.send(await _buffer_start(sender, buffer.pubkey(), len(elf)), signers=[buffer])
     for _ in range(ROUNDS):
@@ -232,7 +271,9 @@ async def _fill(
             progress(len(elf) - sum(len(part) for _, part in missing), len(elf))
         if not missing:
             return
-        await sender.ensure_funds(await _cost(sender, len(elf), len(missing), standing, buffer_exists=True))
+        await sender.ensure_funds(
+            await _cost(sender, len(elf), len(missing), standing, buffer_exists=True)
+        )
         await _write(sender, buffer.pubkey(), missing)
     raise Unavailable(
         f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
@@ -250,7 +291,9 @@ async def _buffer_start(sender: Sender, buffer: Pubkey, length: int) -> list[Ins
 
 
 def _chunks(sender: Sender, buffer: Pubkey, elf: bytes) -> list[tuple[int, bytes]]:
-    """The program's bytes and their places, as many as fit a transaction (two less, for longer length prefixes)."""
+    """The program's bytes and their places, as many as fit a transaction (two less, for longer
+    length prefixes).
+    """
     empty = loader.write(buffer, sender.wallet.pubkey, 0, b"")
     length = MAX_TRANSACTION - transaction_size(sender.wallet, [empty]) - 2
     return [(at, elf[at : at + length]) for at in range(0, len(elf), length)]
@@ -261,17 +304,23 @@ def _missing(chunks: Sequence[tuple[int, bytes]], held: bytes) -> list[tuple[int
 
 
 async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, bytes]]) -> None:
-    """One round of transactions under one blockhash; what does not land is written in the next round."""
+    """One round of transactions under one blockhash; what does not land is written in the next
+    round.
+    """
     wallet = sender.wallet.pubkey
     instructions = [loader.write(buffer, wallet, at, part) for at, part in missing]
     (blockhash, height), price = await both(sender.blockhash(), sender.price(instructions[:1]))
-    transactions = [sender.transaction([i], (), WRITE_UNITS, price, blockhash) for i in instructions]
+    transactions = [
+        sender.transaction([i], (), WRITE_UNITS, price, blockhash) for i in instructions
+    ]
     for _ in range(await deliver_all(sender.pool, transactions, height)):
         sender.paid(1, WRITE_UNITS, price)
 
 
 async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
-    """What the buffer holds, None if there is no buffer yet. Raises CoordinatorError when it is another wallet's."""
+    """What the buffer holds, None if there is no buffer yet. Raises CoordinatorError when it is
+    another wallet's.
+    """
     _, account = await fetch(sender.pool, buffer, min_slot=sender.slot or None)
     if account is None:
         return None
@@ -284,9 +333,11 @@ async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
     return stored.data
 
 
-async def _cost(sender: Sender, size: int, writes: int, standing: loader.Stored | None, *, buffer_exists: bool) -> int:
-    """Lamports that what is left of a deployment needs: so many transactions before its last ones, and the rent of the
-    accounts it makes or makes larger.
+async def _cost(
+    sender: Sender, size: int, writes: int, standing: loader.Stored | None, *, buffer_exists: bool
+) -> int:
+    """Lamports that what is left of a deployment needs: so many transactions before its last ones,
+    and the rent of the accounts it makes or makes larger.
     """
     price = await sender.price([loader.write(sender.wallet.pubkey, sender.wallet.pubkey, 0, b"")])
     needed = (writes + LAST_ONES) * transaction_fee(2, WRITE_UNITS, price)

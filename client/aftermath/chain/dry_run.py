@@ -1,4 +1,5 @@
-"""The sender of a dry run: simulates transactions instead of sending them, and says what they would do and cost.
+"""The sender of a dry run: simulates transactions instead of sending them, and says what they would
+do and cost.
 
 It replaces the sender and raises `Rehearsed` instead of sending, because the rest of a command
 expects a chain that has changed. It asks for no test money. A transaction may be refused only
@@ -50,7 +51,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A simulated step. `fee` is the highest fee in lamports for all times; `units` is None if nothing was measured."""
+    """A simulated step. `fee` is the highest fee in lamports for all times; `units` is None if
+    nothing was measured.
+    """
 
     step: Step
     outcome: Outcome
@@ -63,7 +66,9 @@ class Simulated:
 
 @dataclass(frozen=True)
 class NewAccount:
-    """An account that would be created or grow: its new size in bytes, and the lamports of rent that it lacks."""
+    """An account that would be created or grow: its new size in bytes, and the lamports of rent
+    that it lacks.
+    """
 
     address: Pubkey
     size: int
@@ -119,21 +124,35 @@ class DrySender(Sender):
     _asked = 0
 
     async def send(
-        self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0
+        self,
+        instructions: Sequence[Instruction],
+        *,
+        signers: Sequence[Keypair] = (),
+        headroom: int = 0,
     ) -> Signature:
         """Raise Rehearsed with this transaction."""
         raise await self.rehearse([Step(instructions)], headroom)
 
     async def send_each(
-        self, groups: Sequence[Sequence[Instruction]], signers: Sequence[Keypair] = (), *, headroom: int = 0
+        self,
+        groups: Sequence[Sequence[Instruction]],
+        signers: Sequence[Keypair] = (),
+        *,
+        headroom: int = 0,
     ) -> list[Signature]:
-        """Raise Rehearsed with a transaction for each group; without groups there is nothing to send."""
+        """Raise Rehearsed with a transaction for each group; without groups there is nothing to
+        send.
+        """
         if groups:
             raise await self.rehearse([Step(group) for group in groups], headroom)
         return []
 
     async def afford(
-        self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None, *, later: int = 0
+        self,
+        instructions: Sequence[Instruction],
+        sizes: Mapping[Pubkey, int] | None = None,
+        *,
+        later: int = 0,
     ) -> None:
         """Note the accounts and the sum for `Rehearsed`."""
         await self.creating(sizes or {})
@@ -147,20 +166,32 @@ class DrySender(Sender):
         """Note that accounts of these sizes will be at these addresses."""
         due = await rent_due(self.pool, sizes) if sizes else {}
         self._accounts = [
-            NewAccount(address, sizes[address], lamports) for address, lamports in due.items() if lamports
+            NewAccount(address, sizes[address], lamports)
+            for address, lamports in due.items()
+            if lamports
         ]
 
-    async def rehearse(self, steps: Sequence[Step], headroom: int = 0, *, bond: int = 0) -> Rehearsed:
+    async def rehearse(
+        self, steps: Sequence[Step], headroom: int = 0, *, bond: int = 0
+    ) -> Rehearsed:
         """Return what sending these steps in order would do. One of them pays `bond` lamports."""
         held, own = await balance(self.pool, self.wallet.pubkey), await rent(self.pool, 0)
         written: set[Pubkey] = set()
         simulated = []
         for step in steps:
-            writes = {meta.pubkey for ix in step.instructions for meta in ix.accounts if meta.is_writable}
+            writes = {
+                meta.pubkey for ix in step.instructions for meta in ix.accounts if meta.is_writable
+            }
             writes -= {self.wallet.pubkey}
-            simulated.append(await self._simulated(step, headroom, held, sure=not (step.retried or writes & written)))
+            simulated.append(
+                await self._simulated(
+                    step, headroom, held, sure=not (step.retried or writes & written)
+                )
+            )
             written |= writes
-        found = Rehearsed(self.wallet.pubkey, held, 0, self.pool.is_local, simulated, self._accounts, bond=bond)
+        found = Rehearsed(
+            self.wallet.pubkey, held, 0, self.pool.is_local, simulated, self._accounts, bond=bond
+        )
         found.needed = max(self._asked, found.total) + own
         return found
 
@@ -168,13 +199,17 @@ class DrySender(Sender):
         price = await self.price(step.instructions)
 
         def fee(units: int) -> int:
-            return step.times * transaction_fee(signature_count(self.wallet.pubkey, step.instructions), units, price)
+            return step.times * transaction_fee(
+                signature_count(self.wallet.pubkey, step.instructions), units, price
+            )
 
         try:
             simulation = await self.simulate(step.instructions, [self.wallet.pubkey])
         except TransactionFailed as failure:
             outcome = Outcome.REFUSED if sure and not lacks_funds(failure) else Outcome.OPEN
-            refusal = self.refusal(failure, step.instructions) if outcome is Outcome.REFUSED else None
+            refusal = (
+                self.refusal(failure, step.instructions) if outcome is Outcome.REFUSED else None
+            )
             return Simulated(step, outcome, fee(step.units or MAX_UNITS), step.units, refusal)
         units = step.units or allowed_units(simulation.units or MAX_UNITS, headroom)
         (wallet,) = simulation.accounts

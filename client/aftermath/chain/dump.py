@@ -1,8 +1,9 @@
 """Account views as JSON: what `json-dump-run` and `json-dump-user` print and other commands quote.
 
-Decided: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case names, and
-member bitmaps lists of seats, so that a script needs neither our code nor 256-bit integers. Of the optimizer's numbers
-those of its kind are shown: the others are zeros that mean nothing.
+Decided: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case
+names, and member bitmaps lists of seats, so that a script needs neither our code nor 256-bit
+integers. Of the optimizer's numbers those of its kind are shown: the others are zeros that mean
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model, Optimizer
 from aftermath.rules.run import Run
 
-KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee", "run", "wallet", "sponsor"}
+KEYS = {
+    "main_authority",
+    "join_authority",
+    "signer",
+    "grantor",
+    "grantee",
+    "run",
+    "wallet",
+    "sponsor",
+}
 BITMAPS = {"roster", "attested", "finishers"}
 MASKS = {"levels_attested", "levels_lost"}
 
@@ -29,7 +39,9 @@ def plain(value: object, name: str = "") -> Any:
     if isinstance(value, Optimizer):
         return {name: plain(getattr(value, name), name) for name in value.used}
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name), field.name) for field in fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name), field.name) for field in fields(value)
+        }
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -49,7 +61,9 @@ def member(index: int, seat: Seat) -> dict[str, Any]:
 
 
 def whole_run(run: Run, model: Model, members: Members) -> dict[str, Any]:
-    """Everything the three accounts say that a reader can use: the run, the model, and the seats in use."""
+    """Everything the three accounts say that a reader can use: the run, the model, and the seats in
+    use.
+    """
     return {
         "run": plain(run),
         "model": plain(model),

@@ -33,7 +33,9 @@ PUBLIC_GENESIS = frozenset(
         "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG",  # devnet
     )
 )
-"""Genesis hashes of the public clusters. Strangers own runs there, even if the node runs on this machine."""
+"""Genesis hashes of the public clusters. Strangers own runs there, even if the node runs on this
+machine.
+"""
 
 
 class NoNextPort(UsageError):
@@ -64,7 +66,8 @@ class Endpoint:
 
 
 def shown(url: str) -> str:
-    """Return `url`, valid or mistyped, without user, password, path and query: providers put API keys there.
+    """Return `url`, valid or mistyped, without user, password, path and query: providers put API
+    keys there.
 
     What is left out of a mistyped address is shown as `…`.
     """
@@ -73,21 +76,25 @@ def shown(url: str) -> str:
     authority, *rest = re.split(r"[/?#\\\s]", url[len(scheme) :], maxsplit=1)
     _, at, host = authority.rpartition("@")
     if not at and rest and "@" in rest[0]:
-        return f"{scheme}…"  # the password may hold a slash, so it is not known where the host begins
+        # the password may hold a slash, so it is not known where the host begins
+        return f"{scheme}…"
     known = _HOST.match(host)
     kept = known[0] if known else ""
     return scheme + kept + ("…" if kept != host else "")
 
 
 def endpoint(http: str, ws: str | None = None) -> Endpoint:
-    """Check the addresses and derive the websocket one when it is not given; `http` may be the name of a cluster.
+    """Check the addresses and derive the websocket one when it is not given; `http` may be the name
+    of a cluster.
 
-    Derivation as in the Solana CLI: with an explicit port the websocket is on the next port, otherwise on the same
-    host and path. Raises UsageError on an address that is not http(s):// or ws(s)://, and NoNextPort on one at the last
-    port.
+    Derivation as in the Solana CLI: with an explicit port the websocket is on the next port,
+    otherwise on the same host and path. Raises UsageError on an address that is not http(s):// or
+    ws(s)://, and NoNextPort on one at the last port.
     """
     http = CLUSTERS.get(http, http)
-    return Endpoint(_checked(http, ("http", "https")), _checked(ws, ("ws", "wss")) if ws else _derived(http))
+    return Endpoint(
+        _checked(http, ("http", "https")), _checked(ws, ("ws", "wss")) if ws else _derived(http)
+    )
 
 
 def _checked(url: str, schemes: tuple[str, str]) -> str:
@@ -98,14 +105,20 @@ def _checked(url: str, schemes: tuple[str, str]) -> str:
         valid = False
     if not valid:
         names = "" if "http" not in schemes else f", or be one of {', '.join(CLUSTERS)}"
-        raise UsageError(f"{shown(url)!r} is not an RPC address", f"It must look like {schemes[0]}://host:port{names}")
+        raise UsageError(
+            f"{shown(url)!r} is not an RPC address",
+            f"It must look like {schemes[0]}://host:port{names}",
+        )
     return url
 
 
 def _derived(http: str) -> str:
     parts = urlsplit(http)
     if parts.port == LAST_PORT:
-        raise NoNextPort(f"{shown(http)} is at the last port, and its websocket at none after it", "Say where that is")
+        raise NoNextPort(
+            f"{shown(http)} is at the last port, and its websocket at none after it",
+            "Say where that is",
+        )
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     port = f":{parts.port + 1}" if parts.port else ""
     scheme = "wss" if parts.scheme == "https" else "ws"
@@ -138,7 +151,11 @@ def advice(error: BaseException) -> str:
         return "Wait a minute, or pass an --rpc address with your own API key: this node limits the request rate"
     if target := _redirect(error.response):
         return f"Pass --rpc {target}, the address that the node redirects to"
-    return "Check the path of the RPC address: a web server is there, but not an RPC node" if code == 404 else ""
+    return (
+        "Check the path of the RPC address: a web server is there, but not an RPC node"
+        if code == 404
+        else ""
+    )
 
 
 def _redirect(response: httpx.Response) -> str:

@@ -1,7 +1,7 @@
 """Which failures of an RPC call are worth another try, and what a failed transaction says.
 
-A node's own trouble is worth one: no connection, 429, 5xx, behind, rate limited. A request that JSON-RPC calls
-malformed is not, and neither is a transaction that the cluster refused.
+A node's own trouble is worth one: no connection, 429, 5xx, behind, rate limited. A request that
+JSON-RPC calls malformed is not, and neither is a transaction that the cluster refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ BEHIND = -32016
 """A node has not reached the slot that was asked for (minContextSlot)."""
 MALFORMED = frozenset({-32700, -32600, -32601, -32602})
 """Codes of errors that another try does not help against."""
-_TRANSACTIONS = frozenset({"SendRawTransaction", "SimulateVersionedTransaction"})  # requests that carry one
+# requests that carry one
+_TRANSACTIONS = frozenset({"SendRawTransaction", "SimulateVersionedTransaction"})
 
 
 class RpcError(Exception):
@@ -39,8 +40,8 @@ class RpcRejected(CoordinatorError):
 
 
 class TransactionFailed(Exception):
-    """The cluster refused a transaction. `error` is its JSON, `logs` the program's log lines, or what a node sent in
-    their place.
+    """The cluster refused a transaction. `error` is its JSON, `logs` the program's log lines, or
+    what a node sent in their place.
     """
 
     def __init__(self, error: Any, logs: Any = ()) -> None:
@@ -56,7 +57,9 @@ class TransactionFailed(Exception):
 
     @property
     def instruction(self) -> tuple[int, Any] | None:
-        """(index, detail) of an InstructionError; the detail of a program's own error is {"Custom": code}."""
+        """(index, detail) of an InstructionError; the detail of a program's own error is {"Custom":
+        code}.
+        """
         detail = self.error.get("InstructionError") if isinstance(self.error, dict) else None
         if isinstance(detail, list) and len(detail) == 2 and isinstance(detail[0], int):
             return detail[0], detail[1]
@@ -87,11 +90,15 @@ def error_json(error: Any) -> Any:
 
 
 def raise_error(error: Any, kind: str) -> NoReturn:
-    """Raise what the error object of a reply to a request of this class says: TransactionFailed or RpcError."""
+    """Raise what the error object of a reply to a request of this class says: TransactionFailed or
+    RpcError.
+    """
     if not isinstance(error, dict):
         raise RpcError(0, str(error)[:MAX_TEXT], kind)
     code = error.get("code")
     data = error.get("data") if code == PREFLIGHT_FAILURE and kind in _TRANSACTIONS else None
     if isinstance(data, dict) and data.get("err") is not None:
         raise TransactionFailed(data["err"], data.get("logs") or ())
-    raise RpcError(code if isinstance(code, int) else 0, str(error.get("message", ""))[:MAX_TEXT], kind)
+    raise RpcError(
+        code if isinstance(code, int) else 0, str(error.get("message", ""))[:MAX_TEXT], kind
+    )

@@ -1,5 +1,5 @@
-"""The price per compute unit a transaction offers: what recent ones paid for the same accounts, never more than the
-user allows.
+"""The price per compute unit a transaction offers: what recent ones paid for the same accounts,
+never more than the user allows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PERCENTILE = 75
 
 
 async def priority_price(pool: RpcPool, instructions: Sequence[Instruction], cap: int) -> int:
-    """Micro-lamports per compute unit: the 75th percentile of getRecentPrioritizationFees over the written accounts.
+    """Micro-lamports per compute unit: the 75th percentile of getRecentPrioritizationFees over the
+    written accounts.
 
     `cap` is the user's limit in micro-lamports per unit; 0 means none is paid and nothing is asked.
     """
@@ -43,8 +44,12 @@ def transaction_fee(signatures: int, units: int, price: int) -> int:
 
 
 def signature_count(payer: Pubkey, instructions: Sequence[Instruction]) -> int:
-    """The signatures that a transaction of these pays for: its own, and those that the Ed25519 program checks in it."""
-    checked = sum(instruction.data[0] for instruction in instructions if instruction.program_id == ED25519)
+    """The signatures that a transaction of these pays for: its own, and those that the Ed25519
+    program checks in it.
+    """
+    checked = sum(
+        instruction.data[0] for instruction in instructions if instruction.program_id == ED25519
+    )
     return len(payer_and_signers(payer, instructions)) + checked
 
 

@@ -18,14 +18,18 @@ AIRDROP_LEAST = 10 * LAMPORTS_PER_SOL
 AIRDROP_SECONDS = 30.0
 ASK_AGAIN = 5.0  # seconds
 _ODD = 9973  # lamports; any prime keeps sums apart
-ASK_PATIENCE = 5.0  # seconds in which a faucet takes a request; the node itself has answered just before
+# seconds in which a faucet takes a request; the node itself has answered just before
+ASK_PATIENCE = 5.0
 
 
 async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> dict[Pubkey, int]:
     """Return the lamports that each address still lacks for an account of its size in `sizes`."""
     addresses = list(sizes)
     _, accounts = await fetch_many(pool, addresses)
-    held = {address: account.lamports if account else 0 for address, account in zip(addresses, accounts, strict=True)}
+    held = {
+        address: account.lamports if account else 0
+        for address, account in zip(addresses, accounts, strict=True)
+    }
     rents = {size: await rent(pool, size) for size in set(sizes.values())}
     return {address: max(0, rents[size] - held[address]) for address, size in sizes.items()}
 
@@ -33,8 +37,8 @@ async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> dict[Pubkey, i
 async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
     """Make sure `wallet` holds at least `lamports`; return what it holds.
 
-    On a local network it asks for the missing money with requestAirdrop. Elsewhere, or when the faucet refuses, it
-    raises Refused `InsufficientFunds` with the missing sum.
+    On a local network it asks for the missing money with requestAirdrop. Elsewhere, or when the
+    faucet refuses, it raises Refused `InsufficientFunds` with the missing sum.
     """
     held = await balance(pool, wallet)
     if held >= lamports:
@@ -49,7 +53,8 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
                 held = await _ask(pool, wallet, held, lamports, attempt)
     except TimeoutError as error:
         raise Unavailable(
-            f"the airdrop for {wallet} did not arrive in {AIRDROP_SECONDS:.0f} s", "Check the local network's log"
+            f"the airdrop for {wallet} did not arrive in {AIRDROP_SECONDS:.0f} s",
+            "Check the local network's log",
         ) from error
     return held
 

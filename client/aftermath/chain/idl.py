@@ -1,7 +1,9 @@
-"""Reads a canonical Anchor IDL (spec 0.1.0) and converts it to the legacy form that anchorpy understands.
+"""Reads a canonical Anchor IDL (spec 0.1.0) and converts it to the legacy form that anchorpy
+understands.
 
-Names stay in snake case: anchorpy snake-cases what it is given, and would lose the underscore before the digit of
-`quantize_1bit`. The errors travel next to the IDL, so that a failed transaction can be named.
+Names stay in snake case: anchorpy snake-cases what it is given, and would lose the underscore
+before the digit of `quantize_1bit`. The errors travel next to the IDL, so that a failed transaction
+can be named.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class ProgramError:
 
 @dataclass(frozen=True)
 class ProgramIdl:
-    """A program's interface: the legacy IDL as JSON, the address it was built for, its errors by code."""
+    """A program's interface: the legacy IDL as JSON, the address it was built for, its errors by
+    code.
+    """
 
     name: str
     address: Pubkey
@@ -57,16 +61,21 @@ class ProgramIdl:
 @cache
 def _provider() -> Provider:
     """Return what anchorpy wants, and never uses here: `chain.sender` sends."""
-    # Without __init__, which makes an HTTP client: that reads certificates, and fails on some proxy variables.
+    # Without __init__, which makes an HTTP client: that reads certificates, and fails on some proxy
+    # variables.
     return Provider(AsyncClient.__new__(AsyncClient), Wallet(Keypair()))
 
 
 def load_idl(path: Path) -> ProgramIdl:
-    """Read and convert the IDL file at `path`; CoordinatorError if it is missing, not JSON or of another spec."""
+    """Read and convert the IDL file at `path`; CoordinatorError if it is missing, not JSON or of
+    another spec.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise CoordinatorError(f"cannot read the IDL {path}: {error.strerror}", "Reinstall aftermath") from error
+        raise CoordinatorError(
+            f"cannot read the IDL {path}: {error.strerror}", "Reinstall aftermath"
+        ) from error
     if len(raw) > MAX_BYTES:
         raise CoordinatorError(f"the IDL {path} has {len(raw)} bytes, more than {MAX_BYTES}")
     try:
@@ -79,10 +88,12 @@ def load_idl(path: Path) -> ProgramIdl:
 
 
 def convert(idl: Json, *, zero_copy: bool = False) -> ProgramIdl:
-    """Convert a canonical IDL. Raises KeyError or ValueError on anything outside the part of the spec we use.
+    """Convert a canonical IDL. Raises KeyError or ValueError on anything outside the part of the
+    spec we use.
 
-    `zero_copy` includes the accounts that the program maps into memory. anchorpy takes some 50 times as long as numpy
-    to read them, so this package reads them by `chain.layout` and leaves them out here.
+    `zero_copy` includes the accounts that the program maps into memory. anchorpy takes some 50
+    times as long as numpy to read them, so this package reads them by `chain.layout` and leaves
+    them out here.
     """
     spec = idl["metadata"].get("spec")
     if spec != SPEC:
@@ -98,7 +109,9 @@ def convert(idl: Json, *, zero_copy: bool = False) -> ProgramIdl:
     for name in accounts:
         for inner in _mentioned(types[name]["type"]):
             _reach(inner, types, wanted)
-    errors = [ProgramError(e["code"], e["name"], e.get("msg") or e["name"]) for e in idl.get("errors", [])]
+    errors = [
+        ProgramError(e["code"], e["name"], e.get("msg") or e["name"]) for e in idl.get("errors", [])
+    ]
     legacy = {
         "version": idl["metadata"]["version"],
         "name": idl["metadata"]["name"],
@@ -116,7 +129,11 @@ def _instruction(instruction: Json) -> Json:
         {"name": a["name"], "isMut": a.get("writable", False), "isSigner": a.get("signer", False)}
         for a in instruction["accounts"]
     ]
-    return {"name": instruction["name"], "accounts": accounts, "args": [_field(f) for f in instruction["args"]]}
+    return {
+        "name": instruction["name"],
+        "accounts": accounts,
+        "args": [_field(f) for f in instruction["args"]],
+    }
 
 
 def _field(item: Json) -> Json:
@@ -149,7 +166,10 @@ def _typedef(definition: Json) -> Json:
         fields = body.get("fields", [])
         if any("name" not in f for f in fields):
             raise ValueError(f"tuple struct {definition['name']} is not supported")
-        return {"name": definition["name"], "type": {"kind": "struct", "fields": [_field(f) for f in fields]}}
+        return {
+            "name": definition["name"],
+            "type": {"kind": "struct", "fields": [_field(f) for f in fields]},
+        }
     if body["kind"] == "enum":
         variants = [_variant(v) for v in body["variants"]]
         return {"name": definition["name"], "type": {"kind": "enum", "variants": variants}}

@@ -40,7 +40,9 @@ Table = Mapping[str, Any]
 
 
 class CoordinatorInstructions:
-    """Builders for one program and one signing wallet. CoordinatorError for arguments that it could not read."""
+    """Builders for one program and one signing wallet. CoordinatorError for arguments that it could
+    not read.
+    """
 
     def __init__(self, program: AnchorProgram, user: Pubkey) -> None:
         self._program = program
@@ -54,7 +56,9 @@ class CoordinatorInstructions:
         join_authority: Pubkey | None = None,
         client_version: str = "",
     ) -> Instruction:
-        """Create the run's four accounts; the authorities default to the paying wallet. `grow` them afterwards."""
+        """Create the run's four accounts; the authorities default to the paying wallet. `grow` them
+        afterwards.
+        """
         accounts = self._four(run_id, payer=self.user, system_program=SYSTEM_PROGRAM)
         return self._program.instruction(
             "init_run",
@@ -82,7 +86,13 @@ class CoordinatorInstructions:
         use_durable: bool = False,
     ) -> Instruction:
         """Change a halted run; parts left None stay."""
-        parts = {"metadata": metadata, "config": config, "model": model, "schema": schema, "progress": progress}
+        parts = {
+            "metadata": metadata,
+            "config": config,
+            "model": model,
+            "schema": schema,
+            "progress": progress,
+        }
         return self._owner("update", run_id, params={**parts, "use_durable": use_durable})
 
     def write_spec(self, run_id: str, spec: bytes) -> list[Instruction]:
@@ -97,13 +107,22 @@ class CoordinatorInstructions:
         return self._owner("set_paused", run_id, paused=paused)
 
     def rewind(self, run_id: str, place: int, step: int) -> Instruction:
-        """Take a halted run back to a recorded checkpoint (`Model.recorded`): its place there and its step."""
+        """Take a halted run back to a recorded checkpoint (`Model.recorded`): its place there and
+        its step.
+        """
         return self._owner("rewind", run_id, place=place, step=step)
 
     def kick(
-        self, run_id: str, created: int, wallet: Pubkey, *, barred: bool, sponsor: Pubkey | None = None
+        self,
+        run_id: str,
+        created: int,
+        wallet: Pubkey,
+        *,
+        barred: bool,
+        sponsor: Pubkey | None = None,
     ) -> Instruction:
-        """As main or join authority, take a wallet out of the next epoch; `barred` says whether it may ask again.
+        """As main or join authority, take a wallet out of the next epoch; `barred` says whether it
+        may ask again.
 
         `created` is the run's; `sponsor` who has paid for the wallet's membership, if there is one.
         """
@@ -120,7 +139,9 @@ class CoordinatorInstructions:
         """Name the only client version that may join; empty for any."""
         return self._owner("update_client_version", run_id, client_version=client_version)
 
-    def set_future_epoch_rates(self, run_id: str, *, earning: int | None, slashing: int | None) -> Instruction:
+    def set_future_epoch_rates(
+        self, run_id: str, *, earning: int | None, slashing: int | None
+    ) -> Instruction:
         """Points of the epochs that start from now on; None leaves a rate as it is."""
         return self._owner("set_future_epoch_rates", run_id, earning=earning, slashing=slashing)
 
@@ -131,10 +152,14 @@ class CoordinatorInstructions:
 
     def membership(self, run_id: str, created: int, wallet: Pubkey) -> Pubkey:
         """Where the membership of a wallet is in the run that was created then."""
-        return membership_address(self._program.id, run_addresses(self._program.id, run_id).run, created, wallet)
+        return membership_address(
+            self._program.id, run_addresses(self._program.id, run_id).run, created, wallet
+        )
 
     def enroll(self, run_id: str, created: int, most: int) -> Instruction:
-        """Pay the rent of this wallet's membership and the run's bond, which must not be above `most` lamports."""
+        """Pay the rent of this wallet's membership and the run's bond, which must not be above
+        `most` lamports.
+        """
         accounts = self._four(
             run_id,
             user=self.user,
@@ -146,12 +171,15 @@ class CoordinatorInstructions:
     def settle(self, run_id: str, created: int, wallet: Pubkey) -> Instruction:
         """Write what a member's seat says of it into its membership; a forfeited bond is destroyed."""
         membership = self.membership(run_id, created, wallet)
-        return self._program.instruction("settle", self._four(run_id, membership=membership, incinerator=INCINERATOR))
+        return self._program.instruction(
+            "settle", self._four(run_id, membership=membership, incinerator=INCINERATOR)
+        )
 
     def withdraw(self, held: Membership, run_id: str | None) -> Instruction:
         """End this wallet's membership; its bond and rent come back.
 
-        `run_id`: None for a closed run of which only the address is known. The program reads no other account of it.
+        `run_id`: None for a closed run of which only the address is known. The program reads no
+        other account of it.
         """
         run = Pubkey(held.run)
         if run_id is not None:
@@ -162,7 +190,9 @@ class CoordinatorInstructions:
             "user": self.user,
             "run": run,
             "members": members,
-            "membership": membership_address(self._program.id, run, held.created, Pubkey(held.wallet)),
+            "membership": membership_address(
+                self._program.id, run, held.created, Pubkey(held.wallet)
+            ),
             "sponsor": Pubkey(held.sponsor),
             "incinerator": INCINERATOR,
         }
@@ -182,8 +212,8 @@ class CoordinatorInstructions:
         stateless: bool,
         evicted: Pubkey | None = None,
     ) -> Instruction:
-        """Ask for a place in the next epoch. `stateless`: this member does not hold the model of the last one;
-        `evicted`: the wallet whose seat it takes (`rules.eviction`).
+        """Ask for a place in the next epoch. `stateless`: this member does not hold the model of
+        the last one; `evicted`: the wallet whose seat it takes (`rules.eviction`).
         """
         params = {
             "p2p": p2p,
@@ -201,7 +231,9 @@ class CoordinatorInstructions:
         return self._permissionless("join_run", run_id, accounts, params=params)
 
     def leave_run(self, run_id: str, at: RoundId) -> Instruction:
-        """Give up the place in the running and in the next epoch. `at` is any round that the run stores."""
+        """Give up the place in the running and in the next epoch. `at` is any round that the run
+        stores.
+        """
         return self._permissionless("leave_run", run_id, at=at._asdict())
 
     def tick(self, run_id: str) -> Instruction:
@@ -213,9 +245,17 @@ class CoordinatorInstructions:
         return self._permissionless("warmup_witness", run_id, seat=seat, at=at._asdict())
 
     def witness(
-        self, run_id: str, seat: int, at: RoundId, participation: int, fingerprints: bytes, metadata: Table
+        self,
+        run_id: str,
+        seat: int,
+        at: RoundId,
+        participation: int,
+        fingerprints: bytes,
+        metadata: Table,
     ) -> Instruction:
-        """State whose results of the judged round this witness holds (`participation` is a bit mask of seats)."""
+        """State whose results of the judged round this witness holds (`participation` is a bit mask
+        of seats).
+        """
         return self._permissionless(
             "witness",
             run_id,
@@ -226,40 +266,54 @@ class CoordinatorInstructions:
             metadata=metadata,
         )
 
-    def verify(self, run_id: str, seat: int, at: RoundId, target: int, mismatch: bool) -> Instruction:
+    def verify(
+        self, run_id: str, seat: int, at: RoundId, target: int, mismatch: bool
+    ) -> Instruction:
         """A verifier's verdict on a trainer's result in the round `at`."""
-        return self._permissionless("verify", run_id, seat=seat, at=at._asdict(), target=target, mismatch=mismatch)
+        return self._permissionless(
+            "verify", run_id, seat=seat, at=at._asdict(), target=target, mismatch=mismatch
+        )
 
-    def attest(self, run_id: str, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> Instruction:
+    def attest(
+        self, run_id: str, seat: int, at: RoundId, hashes: Mapping[int, bytes]
+    ) -> Instruction:
         """State the hashes of the levels (by number) this member holds at the end of an epoch."""
         mask = sum(1 << level for level in hashes)
         ascending = [hashes[level] for level in sorted(hashes)]
-        return self._permissionless("attest", run_id, seat=seat, at=at._asdict(), mask=mask, hashes=ascending)
+        return self._permissionless(
+            "attest", run_id, seat=seat, at=at._asdict(), mask=mask, hashes=ascending
+        )
 
     def health_check(self, run_id: str, dropped: int) -> Instruction:
         """Drop the members (bit mask of seats) whose results the witnesses did not see."""
         return self._permissionless("health_check", run_id, dropped=dropped.to_bytes(32, "little"))
 
     def prove_equivocation(self, run_id: str) -> Instruction:
-        """Eject who signed both statements of the `check_signatures` that comes before this in the transaction."""
+        """Eject who signed both statements of the `check_signatures` that comes before this in the
+        transaction.
+        """
         return self._permissionless("prove_equivocation", run_id, {"instructions": INSTRUCTIONS})
 
     def check_signatures(self, signed: Sequence[Signed]) -> Instruction:
         """The Ed25519 program's check of signatures, with all that it looks at in its own data.
 
-        Its data is (after the runtime's `sdk/ed25519-program`) a count, a zero, for each signature seven u16 (place of
-        signature, key and message with the message's size, each place followed by the instruction that it is in), and
-        then what they point to.
+        Its data is (after the runtime's `sdk/ed25519-program`) a count, a zero, for each signature
+        seven u16 (place of signature, key and message with the message's size, each place followed
+        by the instruction that it is in), and then what they point to.
         """
         table, parts, start = b"", b"", 2 + _ED25519_ENTRY.size * len(signed)
         for one in signed:
             at = start + len(parts)
             key, message = at + len(one.signature), at + len(one.signature) + len(one.key)
-            table += _ED25519_ENTRY.pack(at, _ITSELF, key, _ITSELF, message, len(one.statement), _ITSELF)
+            table += _ED25519_ENTRY.pack(
+                at, _ITSELF, key, _ITSELF, message, len(one.statement), _ITSELF
+            )
             parts += one.signature + one.key + one.statement
         return Instruction(ED25519, bytes([len(signed), 0]) + table + parts, [])
 
-    def checkpoint(self, run_id: str, *, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> Instruction:
+    def checkpoint(
+        self, run_id: str, *, kind: int, repo: str, revision: str, hashes: Sequence[bytes]
+    ) -> Instruction:
         """Name a durable checkpoint that carries the attested level hashes."""
         params = {"kind": kind, "repo": repo, "revision": revision, "hashes": list(hashes)}
         return self._permissionless("checkpoint", run_id, params=params)
@@ -279,11 +333,18 @@ class CoordinatorInstructions:
 
     def _four(self, run_id: str, **more: Pubkey) -> dict[str, Pubkey]:
         found = run_addresses(self._program.id, run_id)
-        four = {"run": found.run, "model": found.model, "members": found.members, "witnesses": found.witnesses}
+        four = {
+            "run": found.run,
+            "model": found.model,
+            "members": found.members,
+            "witnesses": found.witnesses,
+        }
         return {**four, **more}
 
 
-def witness_metadata(step: int, loss: float, tokens_per_sec: float, bytes_per_sec: float) -> dict[str, int]:
+def witness_metadata(
+    step: int, loss: float, tokens_per_sec: float, bytes_per_sec: float
+) -> dict[str, int]:
     """What travels along with an attestation for indexers; loss in thousandths of a nat."""
     return {
         "step": step,

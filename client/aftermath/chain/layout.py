@@ -38,7 +38,9 @@ Record = np.ndarray[Any, np.dtype[np.void]]
 
 @dataclass(frozen=True)
 class Account:
-    """One account type: its name, the 8 bytes every such account begins with, and the layout of the rest."""
+    """One account type: its name, the 8 bytes every such account begins with, and the layout of the
+    rest.
+    """
 
     name: str
     discriminator: bytes
@@ -50,18 +52,24 @@ class Account:
         return DISCRIMINATOR_BYTES + self.dtype.itemsize
 
     def read(self, data: bytes) -> Record:
-        """A one-element array over the account's bytes. Raises AccountError on a wrong size or discriminator."""
+        """A one-element array over the account's bytes. Raises AccountError on a wrong size or
+        discriminator.
+        """
         if len(data) != self.size:
             raise AccountError(
                 f"the {self.name} account has {len(data)} bytes where this version expects {self.size}",
                 "Use the client version the run was created with, or grow the account if it was just created",
             )
         if data[:DISCRIMINATOR_BYTES] != self.discriminator:
-            raise AccountError(f"the account is not a {self.name} account of the coordinator program")
+            raise AccountError(
+                f"the account is not a {self.name} account of the coordinator program"
+            )
         return np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)
 
     def offset(self, *path: str | int) -> int:
-        """Where a field begins in the account: field names and, after an array field, the index of an element."""
+        """Where a field begins in the account: field names and, after an array field, the index of
+        an element.
+        """
         dtype: np.dtype[Any] = self.dtype
         offset = DISCRIMINATOR_BYTES
         for step in path:
@@ -84,21 +92,28 @@ class Account:
 
 @dataclass(frozen=True)
 class Arguments:
-    """An instruction whose arguments always have the same size: the 8 bytes it begins with, and their layout."""
+    """An instruction whose arguments always have the same size: the 8 bytes it begins with, and
+    their layout.
+    """
 
     discriminator: bytes
     dtype: np.dtype[np.void]
 
     def read(self, data: bytes) -> np.void | None:
         """The arguments by name; None if this is another instruction."""
-        if len(data) != DISCRIMINATOR_BYTES + self.dtype.itemsize or data[:DISCRIMINATOR_BYTES] != self.discriminator:
+        if (
+            len(data) != DISCRIMINATOR_BYTES + self.dtype.itemsize
+            or data[:DISCRIMINATOR_BYTES] != self.discriminator
+        ):
             return None
         found: np.void = np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)[0]
         return found
 
 
 def account_of(idl: Mapping[str, Any], name: str) -> Account:
-    """One account type of a canonical (0.1.0) IDL. Raises AccountError on a type this reader does not know."""
+    """One account type of a canonical (0.1.0) IDL. Raises AccountError on a type this reader does
+    not know.
+    """
     types = {entry["name"]: entry["type"] for entry in idl["types"]}
     entry = next(entry for entry in idl["accounts"] if entry["name"] == name)
     return Account(name, bytes(entry["discriminator"]), _struct(types[name], types))
@@ -106,7 +121,9 @@ def account_of(idl: Mapping[str, Any], name: str) -> Account:
 
 @cache
 def coordinator_account(name: str) -> Account:
-    """The layout of an account of the packaged coordinator program: Run, Model, Members or Witnesses."""
+    """The layout of an account of the packaged coordinator program: Run, Model, Members or
+    Witnesses.
+    """
     return account_of(json.loads(COORDINATOR_IDL.read_text()), name)
 
 
@@ -116,7 +133,9 @@ def coordinator_instruction(name: str) -> Arguments:
     idl = json.loads(COORDINATOR_IDL.read_text())
     types = {entry["name"]: entry["type"] for entry in idl["types"]}
     entry = next(entry for entry in idl["instructions"] if entry["name"] == name)
-    return Arguments(bytes(entry["discriminator"]), _struct({"kind": "struct", "fields": entry["args"]}, types))
+    return Arguments(
+        bytes(entry["discriminator"]), _struct({"kind": "struct", "fields": entry["args"]}, types)
+    )
 
 
 def _struct(kind: Mapping[str, Any], types: Mapping[str, Any]) -> np.dtype[np.void]:
@@ -131,10 +150,15 @@ def _field(kind: Any, types: Mapping[str, Any]) -> Any:
     if isinstance(kind, str) and kind in _PRIMITIVES:
         return _PRIMITIVES[kind]
     if isinstance(kind, dict) and "array" in kind:
-        # Byte arrays and public keys are opaque fields: numpy's own byte strings would lose trailing zeros.
+        # Byte arrays and public keys are opaque fields: numpy's own byte strings would lose
+        # trailing zeros.
         element, length = kind["array"]
         return f"V{length}" if element == "u8" else (_field(element, types), (length,))
     if isinstance(kind, dict) and kind.get("defined", {}).get("name") in types:
         defined = types[kind["defined"]["name"]]
-        return _field(defined["alias"], types) if defined.get("kind") == "type" else _struct(defined, types)
+        return (
+            _field(defined["alias"], types)
+            if defined.get("kind") == "type"
+            else _struct(defined, types)
+        )
     raise AccountError(f"the program's IDL uses the type {kind!r}, which this client cannot read")

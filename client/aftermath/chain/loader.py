@@ -1,5 +1,5 @@
-"""The upgradeable BPF loader: its instructions (bincode: u32 variant, then fields, little-endian) and its three
-account forms.
+"""The upgradeable BPF loader: its instructions (bincode: u32 variant, then fields, little-endian)
+and its three account forms.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A buffer or program data account: who may change it (None: nobody), the program's bytes, the slot it last
-    changed in.
+    """A buffer or program data account: who may change it (None: nobody), the program's bytes, the
+    slot it last changed in.
     """
 
     authority: Pubkey | None
@@ -54,7 +54,9 @@ def programdata_address(program: Pubkey) -> Pubkey:
 
 def initialize_buffer(buffer: Pubkey, authority: Pubkey) -> Instruction:
     """Make a freshly created account a buffer."""
-    return Instruction(LOADER, struct.pack("<I", _INITIALIZE_BUFFER), [_writes(buffer), _reads(authority)])
+    return Instruction(
+        LOADER, struct.pack("<I", _INITIALIZE_BUFFER), [_writes(buffer), _reads(authority)]
+    )
 
 
 def write(buffer: Pubkey, authority: Pubkey, offset: int, data: bytes) -> Instruction:
@@ -63,7 +65,9 @@ def write(buffer: Pubkey, authority: Pubkey, offset: int, data: bytes) -> Instru
     return Instruction(LOADER, body, [_writes(buffer), _signs(authority)])
 
 
-def deploy(payer: Pubkey, program: Pubkey, buffer: Pubkey, authority: Pubkey, max_bytes: int) -> Instruction:
+def deploy(
+    payer: Pubkey, program: Pubkey, buffer: Pubkey, authority: Pubkey, max_bytes: int
+) -> Instruction:
     """Make a buffer a new program; `program` is an account of PROGRAM_SIZE owned by the loader."""
     accounts = [
         AccountMeta(payer, True, True),
@@ -105,7 +109,9 @@ def extend(program: Pubkey, authority: Pubkey, more: int) -> Instruction:
 
 
 def extend_unchecked(program: Pubkey, payer: Pubkey, more: int) -> Instruction:
-    """The same on clusters that do not have the checked form yet (they refuse it with InvalidInstructionData)."""
+    """The same on clusters that do not have the checked form yet (they refuse it with
+    InvalidInstructionData).
+    """
     accounts = [
         _writes(programdata_address(program)),
         _writes(program),
@@ -131,7 +137,9 @@ def _parse(account: AccountData, variant: int, head: str, size: int, what: str) 
         raise AccountError(f"the account is not a {what} of the upgradeable loader")
     at = struct.calcsize(head)
     authority = Pubkey(raw[at + 1 : at + 33]) if raw[at] == 1 else None
-    return Stored(authority, raw[size:], struct.unpack_from("<Q", raw, 4)[0] if variant == _PROGRAMDATA else 0)
+    return Stored(
+        authority, raw[size:], struct.unpack_from("<Q", raw, 4)[0] if variant == _PROGRAMDATA else 0
+    )
 
 
 def _writes(address: Pubkey) -> AccountMeta:

@@ -40,11 +40,12 @@ CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a 
 
 
 class SolanaMember:
-    """The chain of one member; use it as an async context manager (it follows the run in the background).
+    """The chain of one member; use it as an async context manager (it follows the run in the
+    background).
 
-    `authorizer` is the grantee through whom this wallet may join (`--authorizer`); without it the permissionless
-    authorization and then the wallet's own are looked for. `max_bond`: lamports that a run may lock as long as this
-    wallet is its member.
+    `authorizer` is the grantee through whom this wallet may join (`--authorizer`); without it the
+    permissionless authorization and then the wallet's own are looked for. `max_bond`: lamports that
+    a run may lock as long as this wallet is its member.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class SolanaMember:
         self._client_version = client_version
         self._authorizer = authorizer
         brisk = pool.patient(CALL_PATIENCE)
-        self._coordinator = CoordinatorClient(brisk, wallet, program_id=program_id, max_priority_fee=max_priority_fee)
+        self._coordinator = CoordinatorClient(
+            brisk, wallet, program_id=program_id, max_priority_fee=max_priority_fee
+        )
         self._authorizations = Authorizer(brisk)
         self._addresses = run_addresses(self._coordinator.program_id, run_id)
         self._watcher = RunWatcher(pool, self._addresses.run, self._coordinator.program_id)
@@ -111,10 +114,16 @@ class SolanaMember:
         return self._coordinator.program_id
 
     def costs(self) -> Mapping[str, int]:
-        """Return how many transactions landed, their fees in lamports, and the size of the largest push in bytes."""
+        """Return how many transactions landed, their fees in lamports, and the size of the largest
+        push in bytes.
+        """
         spend = self._coordinator.sender.spend
         most = self._watcher.push_bytes_max
-        return {"transactions": spend.transactions, "lamports": spend.lamports, "push_bytes_max": most}
+        return {
+            "transactions": spend.transactions,
+            "lamports": spend.lamports,
+            "push_bytes_max": most,
+        }
 
     def now(self) -> int:
         """Chain time in unix seconds."""
@@ -132,7 +141,9 @@ class SolanaMember:
         return self._pool.has_tick
 
     def back(self) -> float:
-        """When, on the event loop's clock, the chain was last reached again after an outage; -inf for never."""
+        """When, on the event loop's clock, the chain was last reached again after an outage; -inf
+        for never.
+        """
         return self._watcher.newest.back
 
     async def views(self) -> AsyncIterator[View]:
@@ -147,13 +158,15 @@ class SolanaMember:
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
         """Return what the witnesses of `round` have sent so far.
 
-        Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
-        something else for it again and again.
+        Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable`
+        when nodes send something else for it again and again.
         """
         return await self._reader.attestations(round)
 
     async def authorization(self) -> Pubkey:
-        """Return the account that admits this wallet to the run. Raises Refused `NotAuthorized` if there is none."""
+        """Return the account that admits this wallet to the run. Raises Refused `NotAuthorized` if
+        there is none.
+        """
         grantor = Pubkey(self._watcher.latest.join_authority)
         asked = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
         authorization = await self._authorizations.admitting(*asked)
@@ -161,12 +174,17 @@ class SolanaMember:
             raise not_admitted(self._run_id, self._wallet.pubkey, grantor, self._authorizer)
         return authorization.address
 
-    async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
+    async def join(
+        self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool
+    ) -> None:
         """Ask for a place in the next epoch.
 
-        Raises Refused: as `joining`, also if that has become so while the transaction was on its way.
+        Raises Refused: as `joining`, also if that has become so while the transaction was on its
+        way.
         """
-        asked = await self.joining(p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless)
+        asked = await self.joining(
+            p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless
+        )
         try:
             await self._send(*asked)
             self._enrolled = True
@@ -182,8 +200,8 @@ class SolanaMember:
     ) -> list[Instruction]:
         """Return the instructions that `join` sends.
 
-        Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for a run in which
-        others may convict it.
+        Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for
+        a run in which others may convict it.
         """
         # if it is old, whoever takes a seat is told, and asks again
         view = self._reader.last or await self.view(fresh=True)
@@ -212,7 +230,9 @@ class SolanaMember:
         return lacking(view.run, await self._membership(view))
 
     async def _membership(self, view: View) -> Membership | None:
-        """Return this wallet's membership. Raises Refused if the run asks for more than the user allows."""
+        """Return this wallet's membership. Raises Refused if the run asks for more than the user
+        allows.
+        """
         pool, program = self._coordinator.pool, self._coordinator.program_id
         held = await membership_of(pool, program, view.run, self._wallet.pubkey)
         if held is not None and self._forfeited(view):
@@ -230,7 +250,11 @@ class SolanaMember:
         held, run, ix = await self._membership(view), view.run, self._coordinator.ix
         if held is not None and held.enrolled and not lacking(run, held):
             return []
-        settled = [ix.settle(self._run_id, run.created, self._wallet.pubkey)] if self._forfeited(view) else []
+        settled = (
+            [ix.settle(self._run_id, run.created, self._wallet.pubkey)]
+            if self._forfeited(view)
+            else []
+        )
         return [*settled, ix.enroll(self._run_id, run.created, run.config.join_bond)]
 
     def _evicted(self, view: View) -> Pubkey | None:
@@ -242,7 +266,9 @@ class SolanaMember:
         """Leave the run."""
         for tries_left in reversed(range(_LEAVINGS)):
             try:
-                await self._send(self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.round_id))
+                await self._send(
+                    self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.round_id)
+                )
                 return
             except Refused as refusal:
                 if refusal.reason is not Refusal.TOO_LATE or not tries_left:
@@ -271,7 +297,9 @@ class SolanaMember:
     ) -> None:
         """Attest the results that the round `at` judges. Loss and speeds are for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
-        ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
+        ix = self._coordinator.ix.witness(
+            self._run_id, seat, at, participation, fingerprints, metadata
+        )
         await self._send(ix)
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
@@ -286,18 +314,27 @@ class SolanaMember:
         """Submit two announcements of one member that contradict each other."""
         signed = signed_part(first), signed_part(second)
         await self._send(
-            self._coordinator.ix.check_signatures(signed), self._coordinator.ix.prove_equivocation(self._run_id)
+            self._coordinator.ix.check_signatures(signed),
+            self._coordinator.ix.prove_equivocation(self._run_id),
         )
 
-    async def checkpoint(self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> None:
+    async def checkpoint(
+        self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]
+    ) -> None:
         """Name a durable checkpoint."""
-        ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
+        ix = self._coordinator.ix.checkpoint(
+            self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes
+        )
         await self._send(ix)
 
     async def _send(self, *instructions: Instruction) -> None:
-        """Send, and wait for the effect: then the newest Run is as of the transaction's slot or later."""
+        """Send, and wait for the effect: then the newest Run is as of the transaction's slot or
+        later.
+        """
         await self._coordinator.transact(*instructions)
         try:
-            await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
+            await self._watcher.refresh(
+                patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot
+            )
         except Unavailable as error:
             log.info("sent, but the effect is not visible yet: %s", error.message)

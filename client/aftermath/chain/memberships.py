@@ -1,7 +1,8 @@
 """What runs keep of a wallet: reading memberships, and what it takes to have one.
 
-Decided: a member pays a bond only up to what its user allows (`--max-bond`), and only when it starts: one that was
-ejected, or whose run asks for more meanwhile, is not charged again while nobody looks.
+Decided: a member pays a bond only up to what its user allows (`--max-bond`), and only when it
+starts: one that was ejected, or whose run asks for more meanwhile, is not charged again while
+nobody looks.
 """
 
 from __future__ import annotations
@@ -23,19 +24,25 @@ async def membership_of(
     pool: RpcPool, program: Pubkey, run: Run, wallet: Pubkey, *, patience: float | None = None
 ) -> Membership | None:
     """What this run keeps of a wallet, None if nothing."""
-    address = membership_address(program, run_addresses(program, run.run_id).run, run.created, wallet)
+    address = membership_address(
+        program, run_addresses(program, run.run_id).run, run.created, wallet
+    )
     _, account = await fetch(pool, address, patience=patience)
     if account is None or account.owner != program:
         return None
     return parse_membership(account.data)
 
 
-async def memberships_of(pool: RpcPool, program: Pubkey, run: Pubkey, wallet: Pubkey) -> list[Membership]:
+async def memberships_of(
+    pool: RpcPool, program: Pubkey, run: Pubkey, wallet: Pubkey
+) -> list[Membership]:
     """What the runs at this address keep of a wallet, those that are closed included, oldest first."""
     layout = membership_account()
     prefix = layout.discriminator + bytes(run) + bytes(wallet)
     found = await fetch_program(pool, program, prefix=prefix, size=layout.size)
-    return sorted((parse_membership(account.data) for _, account in found), key=lambda one: one.created)
+    return sorted(
+        (parse_membership(account.data) for _, account in found), key=lambda one: one.created
+    )
 
 
 async def memberships_of_wallet(pool: RpcPool, program: Pubkey, wallet: Pubkey) -> list[Membership]:
@@ -45,7 +52,9 @@ async def memberships_of_wallet(pool: RpcPool, program: Pubkey, wallet: Pubkey) 
     found = await fetch_program(
         pool, program, prefix=layout.discriminator, size=layout.size, holding=(at, bytes(wallet))
     )
-    return sorted((parse_membership(account.data) for _, account in found), key=lambda one: one.created)
+    return sorted(
+        (parse_membership(account.data) for _, account in found), key=lambda one: one.created
+    )
 
 
 def lacking(run: Run, held: Membership | None) -> int:
@@ -54,7 +63,9 @@ def lacking(run: Run, held: Membership | None) -> int:
 
 
 def check_bond(run: Run, held: Membership | None, most: int) -> None:
-    """Raises Refused `BondAboveLimit` if the run asks for more than `most` lamports and for more than is paid."""
+    """Raises Refused `BondAboveLimit` if the run asks for more than `most` lamports and for more
+    than is paid.
+    """
     bond = run.config.join_bond
     if bond <= most or not lacking(run, held):
         return

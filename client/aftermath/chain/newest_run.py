@@ -18,7 +18,9 @@ class NewestRun:
 
     def __init__(self) -> None:
         self.slot = 0
-        """The highest slot at which the run was read or pushed. Later reads ask for this slot or a later one."""
+        """The highest slot at which the run was read or pushed. Later reads ask for this slot or a
+        later one.
+        """
         self.back = float("-inf")
         """Time on the event loop's clock at which the run was read again after an outage."""
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
@@ -64,7 +66,9 @@ class NewestRun:
         self._wake()
 
     async def updates(self) -> AsyncIterator[Run]:
-        """Yield the newest state at once, then after every change; a slow reader misses the states in between."""
+        """Yield the newest state at once, then after every change; a slow reader misses the states
+        in between.
+        """
         seen: Run | None = None
         while True:
             changed = self._changed

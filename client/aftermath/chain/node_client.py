@@ -1,7 +1,7 @@
 """One RPC node over HTTP: solana-py's client with replies that are bounded before they are parsed.
 
-`NodeClient` adds what `AsyncClient` lacks: `minContextSlot`, the accounts after a simulation, and recent priority
-fees. It makes one request and does not retry; `chain.rpc` does.
+`NodeClient` adds what `AsyncClient` lacks: `minContextSlot`, the accounts after a simulation, and
+recent priority fees. It makes one request and does not retry; `chain.rpc` does.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class NodeClient(AsyncClient):
     _provider: BoundedProvider
 
     def __init__(self, url: str, session: httpx.AsyncClient, answered: set[str]) -> None:
-        # AsyncClient.__init__ creates an HTTP client of its own: it ignores our proxy rules and loads certificates.
+        # AsyncClient.__init__ creates an HTTP client of its own: it ignores our proxy rules and
+        # loads certificates.
         super(AsyncClient, self).__init__(Confirmed)
         self._provider = BoundedProvider(url, session, answered)
         self._slot = 0
@@ -110,9 +111,11 @@ class NodeClient(AsyncClient):
         self._still_answers = 0
 
     def stands_still(self, slot: int, now: float) -> bool:
-        """Note the slot of an answer; return whether it has not moved for STILL_SECONDS: the node is behind.
+        """Note the slot of an answer; return whether it has not moved for STILL_SECONDS: the node
+        is behind.
 
-        After two such answers the node is given as long again, since the whole cluster may stand still.
+        After two such answers the node is given as long again, since the whole cluster may stand
+        still.
         """
         if slot > self._slot:
             self._slot = slot
@@ -127,12 +130,21 @@ class NodeClient(AsyncClient):
         return True
 
     async def account(
-        self, address: Pubkey, *, offset: int = 0, length: int | None = None, min_slot: int | None = None
+        self,
+        address: Pubkey,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        min_slot: int | None = None,
     ) -> tuple[int, AccountData | None]:
-        """Return (slot, account), as of `min_slot` or later. `length` reads that many bytes from `offset`."""
+        """Return (slot, account), as of `min_slot` or later. `length` reads that many bytes from
+        `offset`.
+        """
         window = None if length is None else UiDataSliceConfig(offset, length)
         config = RpcAccountInfoConfig(_BASE64, window, _COMMITMENT, min_slot)
-        reply = await self._provider.make_request(GetAccountInfo(address, config), GetAccountInfoResp)
+        reply = await self._provider.make_request(
+            GetAccountInfo(address, config), GetAccountInfoResp
+        )
         slot = reply.context.slot
         return slot, None if reply.value is None else AccountData.at(slot, reply.value)
 
@@ -144,9 +156,13 @@ class NodeClient(AsyncClient):
         request = GetMultipleAccounts(list(addresses), config)
         reply = await self._provider.make_request(request, GetMultipleAccountsResp)
         if len(reply.value) != len(addresses):
-            raise BadReply("the RPC node answered getMultipleAccounts with the wrong number of accounts")
+            raise BadReply(
+                "the RPC node answered getMultipleAccounts with the wrong number of accounts"
+            )
         slot = reply.context.slot
-        return slot, [None if account is None else AccountData.at(slot, account) for account in reply.value]
+        return slot, [
+            None if account is None else AccountData.at(slot, account) for account in reply.value
+        ]
 
     async def program_accounts(
         self,
@@ -158,7 +174,9 @@ class NodeClient(AsyncClient):
     ) -> list[tuple[Pubkey, AccountData]]:
         """Return the accounts of `program` that match `filters` (a size, or bytes at an offset)."""
         window = None if length is None else UiDataSliceConfig(offset, length)
-        config = RpcProgramAccountsConfig(RpcAccountInfoConfig(_BASE64, window, _COMMITMENT), list(filters))
+        config = RpcProgramAccountsConfig(
+            RpcAccountInfoConfig(_BASE64, window, _COMMITMENT), list(filters)
+        )
         request = GetProgramAccounts(program, config)
         reply = await self._provider.make_request(request, GetProgramAccountsResp)
         return [(keyed.pubkey, AccountData.at(0, keyed.account)) for keyed in reply.value]
@@ -169,7 +187,10 @@ class NodeClient(AsyncClient):
         return (await self._provider.make_request(request, GetBalanceResp)).value
 
     async def simulate(
-        self, transaction: VersionedTransaction, watched: Sequence[Pubkey] = (), min_slot: int | None = None
+        self,
+        transaction: VersionedTransaction,
+        watched: Sequence[Pubkey] = (),
+        min_slot: int | None = None,
     ) -> Simulation:
         """Simulate an unsigned transaction on a blockhash of the node's choice.
 
@@ -188,12 +209,18 @@ class NodeClient(AsyncClient):
         if value.err is not None:
             raise TransactionFailed(error_json(value.err), value.logs or ())
         if len(value.accounts or ()) != len(watched):
-            raise BadReply("the RPC node answered simulateTransaction without the requested accounts")
+            raise BadReply(
+                "the RPC node answered simulateTransaction without the requested accounts"
+            )
         return Simulation(value.units_consumed, value.accounts or ())
 
     async def recent_prices(self, written: Sequence[Pubkey]) -> list[int]:
-        """Return what recent transactions paid to write these accounts, in micro-lamports per compute unit."""
-        request = _RawRequest("getRecentPrioritizationFees", ([str(address) for address in written],))
+        """Return what recent transactions paid to write these accounts, in micro-lamports per
+        compute unit.
+        """
+        request = _RawRequest(
+            "getRecentPrioritizationFees", ([str(address) for address in written],)
+        )
         raw = await self._provider.make_request_unparsed(request)
         prices: _Prices = json_as(raw, _Prices)
         return [price.price for price in prices.result]
@@ -207,7 +234,9 @@ class _RawRequest:
     params: tuple[Any, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"jsonrpc": "2.0", "id": 0, "method": self.method, "params": list(self.params)})
+        return json.dumps(
+            {"jsonrpc": "2.0", "id": 0, "method": self.method, "params": list(self.params)}
+        )
 
 
 class _Price(msgspec.Struct):
@@ -229,23 +258,26 @@ class _Reply(msgspec.Struct):
 class BoundedProvider(AsyncHTTPProvider):
     """solana-py's HTTP provider over a session of ours.
 
-    It limits a reply's bytes, nesting and number of values, and reads error replies itself: solders 0.26 panics on
-    an error without `data`.
+    It limits a reply's bytes, nesting and number of values, and reads error replies itself: solders
+    0.26 panics on an error without `data`.
     """
 
     def __init__(self, url: str, session: httpx.AsyncClient, answered: set[str]) -> None:
-        super(AsyncHTTPProvider, self).__init__(url)  # AsyncHTTPProvider.__init__ would create another session
+        # AsyncHTTPProvider.__init__ would create another session
+        super(AsyncHTTPProvider, self).__init__(url)
         self.session = session
         self._answered = answered
 
     async def make_request(self, body: Any, parser: type[T]) -> T:
         """Return the parsed reply.
 
-        Raises BadReply, RpcError, TransactionFailed, httpx.HTTPError (which includes status codes), and ValueError
-        for a reply that is too long or not JSON-RPC.
+        Raises BadReply, RpcError, TransactionFailed, httpx.HTTPError (which includes status codes),
+        and ValueError for a reply that is too long or not JSON-RPC.
         """
         raw = await self.make_request_unparsed(body)
-        if "+zstd" in raw:  # nothing asks for compressed accounts, and solders would unpack gigabytes
+        if (
+            "+zstd" in raw
+        ):  # nothing asks for compressed accounts, and solders would unpack gigabytes
             raise BadReply("the RPC node sent a compressed account")
         try:
             parsed: T = parser.from_json(raw)  # type: ignore[attr-defined]
@@ -263,10 +295,14 @@ class BoundedProvider(AsyncHTTPProvider):
             self.session.cookies.clear()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
         content = numbered(body, number)
-        async with self.session.stream("POST", self.endpoint_uri, content=content, headers=headers) as response:
+        async with self.session.stream(
+            "POST", self.endpoint_uri, content=content, headers=headers
+        ) as response:
             response.raise_for_status()
             received = await _received(response)
-        reply: _Reply = json_as(received, _Reply, MAX_JSON_VALUES if isinstance(body, _LISTS) else MOST_VALUES)
+        reply: _Reply = json_as(
+            received, _Reply, MAX_JSON_VALUES if isinstance(body, _LISTS) else MOST_VALUES
+        )
         # Only an error may lack an id: a rate limiter in front of a node has not read the request.
         if reply.id != number and (reply.id is not None or reply.error is None):
             raise ValueError("reply to another request")
@@ -283,7 +319,8 @@ def numbered(body: Any, number: int) -> str:
 async def _received(response: httpx.Response) -> bytearray:
     """Return at most MAX_REPLY bytes. Raises ValueError.
 
-    httpx decompresses a whole chunk before it can be counted, so gzip is unpacked here, and nothing else is accepted.
+    httpx decompresses a whole chunk before it can be counted, so gzip is unpacked here, and nothing
+    else is accepted.
     """
     if response.is_stream_consumed:  # a transport within this process
         return bytearray(response.content)
@@ -293,7 +330,9 @@ async def _received(response: httpx.Response) -> bytearray:
     unpacking = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
     received = bytearray()
     async for part in response.aiter_raw():
-        received += part if unpacking is None else _unpacked(unpacking, part, MAX_REPLY + 1 - len(received))
+        received += (
+            part if unpacking is None else _unpacked(unpacking, part, MAX_REPLY + 1 - len(received))
+        )
         if len(received) > MAX_REPLY:
             raise ValueError(f"reply of more than {MAX_REPLY} bytes")
     if unpacking is not None and not unpacking.eof:

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 FAILURES_BEFORE_LEAVING = 2
 LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
-LAG_SECONDS = 5.0  # how long a node may be behind the wanted slot: balanced nodes differ by some slots
+# how long a node may be behind the wanted slot: balanced nodes differ by some slots
+LAG_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -60,7 +61,9 @@ class Nodes:
         self._called = called
 
     def choose(self, failed: Sequence[Node], now: float) -> Node:
-        """Return the node for the next try of a call. `failed` has a node once for each time it failed that call."""
+        """Return the node for the next try of a call. `failed` has a node once for each time it
+        failed that call.
+        """
         ready = [node for node in self.all if node.not_before <= now] or self.all
         times = {node: failed.count(node) // FAILURES_BEFORE_LEAVING for node in ready}
         nodes = [node for node in ready if times[node] == min(times.values())]
@@ -68,7 +71,8 @@ class Nodes:
             if node.failures < FAILURES_BEFORE_LEAVING:
                 return node
             if node.left_until <= now:
-                # This call tries the node; other calls go on to the next one until it is known to answer.
+                # This call tries the node; other calls go on to the next one until it is known to
+                # answer.
                 node.left_seconds = min(node.left_seconds * 2, LEAVE_MAX)
                 node.left_until = now + node.left_seconds
                 return node
@@ -99,21 +103,33 @@ class Nodes:
                 return
         node.failures += 1
         if isinstance(error, httpx.HTTPStatusError):
-            node.not_before = now + retry_after(error.response.headers.get("Retry-After"), LEAVE_MAX)
+            node.not_before = now + retry_after(
+                error.response.headers.get("Retry-After"), LEAVE_MAX
+            )
         log.debug("%s %s: %s", self._called, node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:
             return
         if (also := node.outages.lasts(now)) is not None:
-            log.warning("%s %s does not answer (%s)%s", self._called, node.endpoint.shown, node.last_error, also)
+            log.warning(
+                "%s %s does not answer (%s)%s",
+                self._called,
+                node.endpoint.shown,
+                node.last_error,
+                also,
+            )
         if node.left_until <= now:
             node.verified = False
             node.left_until = now + node.left_seconds
 
     def tell_silent(self, now: float, seconds: float) -> None:
-        """Warn of every node that was asked and has not answered for `seconds`, unless the log says so already."""
+        """Warn of every node that was asked and has not answered for `seconds`, unless the log says
+        so already.
+        """
         for node in self.all:
             if node.tried_at <= node.answered_at or now - node.answered_at < seconds:
                 continue
             why = node.last_error if node.failures else f"no answer for {seconds:.0f} s"
             if (also := node.outages.lasts(now, long=True)) is not None:
-                log.warning("%s %s does not answer (%s)%s", self._called, node.endpoint.shown, why, also)
+                log.warning(
+                    "%s %s does not answer (%s)%s", self._called, node.endpoint.shown, why, also
+                )

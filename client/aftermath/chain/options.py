@@ -1,4 +1,5 @@
-"""What options say about a cluster, in one place for `train` and for all other commands: its nodes, and public keys.
+"""What options say about a cluster, in one place for `train` and for all other commands: its nodes,
+and public keys.
 
 Decided: a mistake names the option as it is typed.
 """
@@ -44,7 +45,8 @@ class ClusterChoice(Protocol):
 def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     """The RPC service these options name; `patience` in seconds (see `RpcPool`).
 
-    Raises UsageError for a websocket without its node, an address that is none, and a proxy that cannot be used.
+    Raises UsageError for a websocket without its node, an address that is none, and a proxy that
+    cannot be used.
     """
     pairs = (
         (choice.rpc, choice.ws_rpc, "--ws-rpc"),
@@ -53,7 +55,9 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     )
     for http, ws, flag in pairs:
         if ws and not http:
-            raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "Give both, or neither")
+            raise UsageError(
+                f"{flag} was given without {flag.replace('ws-', '')}", "Give both, or neither"
+            )
     fallbacks = [_node(http, ws, flag) for http, ws, flag in pairs[1:] if http]
     nodes = [_node(choice.rpc, choice.ws_rpc, "--ws-rpc"), *fallbacks]
     for node in nodes:
@@ -93,17 +97,27 @@ def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
 
 
 def public_key(text: str) -> Pubkey:
-    """The key this text is, or the one in the key file it names. Raises UsageError, or WalletError for a bad file."""
+    """The key this text is, or the one in the key file it names. Raises UsageError, or WalletError
+    for a bad file.
+    """
     try:
         return Pubkey.from_string(text)
     except ValueError:
         path = Path(text).expanduser()
     if len(text) > _LONGEST and "/" not in text:  # perhaps a private key, which no error may quote
-        raise UsageError("the key given is too long for a public key or a file's name", f"Give {BASE58}")
+        raise UsageError(
+            "the key given is too long for a public key or a file's name", f"Give {BASE58}"
+        )
     if path.is_file():
         return load_wallet(path).pubkey
     if not text:  # an unset variable of a shell must not mean "everybody"
-        raise UsageError("the key given is empty", "Name a public key or a key file, or leave the option out")
+        raise UsageError(
+            "the key given is empty", "Name a public key or a key file, or leave the option out"
+        )
     if path.suffix or len(path.parts) > 1:
-        raise WalletError(f"there is no key file {path.absolute()}", f"Check the path, or give {BASE58}")
-    raise UsageError(f"{text!r} is neither a public key nor a key file", f"Give {BASE58}, or a file's path")
+        raise WalletError(
+            f"there is no key file {path.absolute()}", f"Check the path, or give {BASE58}"
+        )
+    raise UsageError(
+        f"{text!r} is neither a public key nor a key file", f"Give {BASE58}, or a file's path"
+    )

@@ -1,8 +1,9 @@
-"""Decides which outages of one thing the log reports, so that one that comes and goes does not fill it.
+"""Decides which outages of one thing the log reports, so that one that comes and goes does not fill
+it.
 
-The first outage is reported at once. After each report the pause before the next one doubles, from a minute to an
-hour; as long a time without an outage resets it. Outages that were not reported are counted in the next report.
-All times are seconds of the caller's clock.
+The first outage is reported at once. After each report the pause before the next one doubles, from
+a minute to an hour; as long a time without an outage resets it. Outages that were not reported are
+counted in the next report. All times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class Outages:
             return None
         self.pause = min(max(2 * self.pause, PAUSE_FIRST), PAUSE_MAX)
         self.silent_until = now + self.pause
-        also = f", {counted(self.unreported, 'time')} more since it was last said" if self.unreported else ""
+        also = (
+            f", {counted(self.unreported, 'time')} more since it was last said"
+            if self.unreported
+            else ""
+        )
         self.is_reported = True
         self.unreported = 0
         return also

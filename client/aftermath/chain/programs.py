@@ -1,7 +1,9 @@
-"""The two programs as anchorpy sees them, loaded once from the packaged IDLs, at the ids given or the packaged ones.
+"""The two programs as anchorpy sees them, loaded once from the packaged IDLs, at the ids given or
+the packaged ones.
 
-Arguments of an instruction are plain dicts and values. They are checked against the IDL and completed before anchorpy
-encodes them: its encoder would fail deep inside. Fields named `pad…` may be left out; they are zero.
+Arguments of an instruction are plain dicts and values. They are checked against the IDL and
+completed before anchorpy encodes them: its encoder would fail deep inside. Fields named `pad…` may
+be left out; they are zero.
 """
 
 from __future__ import annotations
@@ -24,38 +26,72 @@ from aftermath.coordinator.errors import CoordinatorError
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
 
 Json = dict[str, Any]
-_BITS = {"u8": 8, "u16": 16, "u32": 32, "u64": 64, "u128": 128, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "i128": 128}
+_BITS = {
+    "u8": 8,
+    "u16": 16,
+    "u32": 32,
+    "u64": 64,
+    "u128": 128,
+    "i8": 8,
+    "i16": 16,
+    "i32": 32,
+    "i64": 64,
+    "i128": 128,
+}
 
 
 class AnchorProgram:
-    """Builds the instructions of one program. Arguments and accounts go by name and are checked against the IDL."""
+    """Builds the instructions of one program. Arguments and accounts go by name and are checked
+    against the IDL.
+    """
 
     def __init__(self, idl: ProgramIdl, program_id: Pubkey | None = None) -> None:
         self.id = program_id or idl.address
         self.errors = idl.errors
-        self.calls = {_discriminator(i["name"]): f"{idl.name}.{i['name']}" for i in idl.legacy["instructions"]}
+        self.calls = {
+            _discriminator(i["name"]): f"{idl.name}.{i['name']}" for i in idl.legacy["instructions"]
+        }
         """The names of its instructions by the bytes that their data begin with."""
         self._program = idl.program(self.id)
         self._arguments = {i["name"]: i["args"] for i in idl.legacy["instructions"]}
         self._types = {t["name"]: t["type"] for t in idl.legacy["types"]}
 
     def instruction(
-        self, name: str, accounts: dict[str, Pubkey], extra: Sequence[AccountMeta] = (), **arguments: Any
+        self,
+        name: str,
+        accounts: dict[str, Pubkey],
+        extra: Sequence[AccountMeta] = (),
+        **arguments: Any,
     ) -> Instruction:
-        """The instruction `name`. CoordinatorError names an argument that is missing, unknown or out of range."""
+        """The instruction `name`. CoordinatorError names an argument that is missing, unknown or
+        out of range.
+        """
         expected = self._arguments[name]
         if missing := {a["name"] for a in expected} ^ set(arguments):
-            raise CoordinatorError(f"{name}: the program of this version disagrees about {', '.join(sorted(missing))}")
-        values = [complete(arguments[a["name"]], a["type"], self._types, f"{name}.{a['name']}") for a in expected]
+            raise CoordinatorError(
+                f"{name}: the program of this version disagrees about {', '.join(sorted(missing))}"
+            )
+        values = [
+            complete(arguments[a["name"]], a["type"], self._types, f"{name}.{a['name']}")
+            for a in expected
+        ]
         context = Context(accounts=accounts, remaining_accounts=list(extra))
         built: Instruction = self._program.instruction[name](*values, ctx=context)
         return built
 
     def account(self, name: str, data: bytes) -> Any:
-        """A borsh account's bytes as an object with its fields. Raises AccountError when they are not a `name`."""
+        """A borsh account's bytes as an object with its fields. Raises AccountError when they are
+        not a `name`.
+        """
         try:
             found = self._program.coder.accounts.decode(data)
-        except (ConstructError, LookupError, ValueError, UnicodeError, AccountInvalidDiscriminator) as error:
+        except (
+            ConstructError,
+            LookupError,
+            ValueError,
+            UnicodeError,
+            AccountInvalidDiscriminator,
+        ) as error:
             raise AccountError(f"the account is not a {name} of program {self.id}") from error
         if type(found).__name__ != name:
             raise AccountError(f"the account is not a {name} of program {self.id}")
@@ -126,7 +162,9 @@ def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str)
         raise CoordinatorError(f"{path} must be a table of fields, not {shown(value)}")
     fields = {f["name"]: f["type"] for f in definition["fields"]}
     if unknown := sorted(set(value) - set(fields)):
-        raise CoordinatorError(f"{path} has no field {unknown[0]!r}", f"The fields are {', '.join(fields)}")
+        raise CoordinatorError(
+            f"{path} has no field {unknown[0]!r}", f"The fields are {', '.join(fields)}"
+        )
     filled = {}
     for name, kind in fields.items():
         if name in value:
@@ -146,7 +184,9 @@ def _simple(value: Any, kind: str, path: str) -> Any:
         if isinstance(value, bool) and kind == "u8":
             return int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise CoordinatorError(f"{path} must be a whole number from {low} to {high}, not {shown(value)}")
+            raise CoordinatorError(
+                f"{path} must be a whole number from {low} to {high}, not {shown(value)}"
+            )
         return int(value)
     wanted = {"bool": bool, "string": str}.get(kind)
     if wanted and not isinstance(value, wanted):

@@ -1,8 +1,8 @@
 """Reading one run: its view of one moment, and what witnesses have sent of a round.
 
-Run comes from the watcher. Model and Members are read again only when the run's `model_seq` or `members_seq` moved,
-together with Run, so that a view is as of one slot. Attestations are read as a slice of Witnesses, as of the slot of
-the newest Run or later.
+Run comes from the watcher. Model and Members are read again only when the run's `model_seq` or
+`members_seq` moved, together with Run, so that a view is as of one slot. Attestations are read as a
+slice of Witnesses, as of the slot of the newest Run or later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from aftermath.chain.node_client import NodeClient
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
 from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
-from aftermath.chain.views import parse_members, parse_model, parse_witness_round, witness_round_range
+from aftermath.chain.views import (
+    parse_members,
+    parse_model,
+    parse_witness_round,
+    witness_round_range,
+)
 from aftermath.coordinator.errors import Refused
 from aftermath.coordinator.view import View
 from aftermath.rules.run import Attestation, Round, Run
@@ -41,14 +46,18 @@ class RunReader:
         """The newest view that was handed out."""
 
     async def view(self, patience: float | None = None) -> View:
-        """Return the view of the newest known state; with `patience`, of a state that is read within these seconds."""
+        """Return the view of the newest known state; with `patience`, of a state that is read
+        within these seconds.
+        """
         run = self._watcher.latest if patience is None else await self._watcher.refresh(patience)
         known = self.last
         if known is None or known.run.seq < run.seq:
             if known is not None and _versions(known.run) == _versions(run):
                 view = replace(known, run=run)
             else:
-                view = await self._read_together(run, GIVE_UP_SECONDS if patience is None else patience)
+                view = await self._read_together(
+                    run, GIVE_UP_SECONDS if patience is None else patience
+                )
             if self.last is None or self.last.run.seq < view.run.seq:
                 self.last = view
         assert self.last is not None
@@ -58,7 +67,9 @@ class RunReader:
         """Return all three accounts as of one slot, in which the run is as `wanted` or newer."""
 
         async def ask(node: NodeClient) -> View:
-            run, accounts = await self._watcher.source.read(node, [self._addresses.members, self._addresses.model])
+            run, accounts = await self._watcher.source.read(
+                node, [self._addresses.members, self._addresses.model]
+            )
             if run.seq < wanted.seq:
                 raise BadReply("the RPC node sent an older state of the run under a newer slot")
             members, model = accounts
@@ -71,8 +82,8 @@ class RunReader:
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
         """Return what the witnesses of `round` have sent so far.
 
-        Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
-        something else for it again and again.
+        Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable`
+        when nodes send something else for it again and again.
         """
         ring, stored = self._stored(round)
         if stored.attestations == 0:
@@ -101,7 +112,8 @@ class RunReader:
         slot, attestations = await self._pool.call(ask, patience=GIVE_UP_SECONDS)
         if self._watcher.newest.slot < slot:
             await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
-        self._stored(round)  # a read can take so long that a later round's attestations are in that place
+        # a read can take so long that a later round's attestations are in that place
+        self._stored(round)
         return attestations
 
     def _stored(self, round: Round) -> tuple[int, Round]:

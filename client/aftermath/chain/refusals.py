@@ -1,7 +1,7 @@
 """Turns the cluster's error for a transaction into a sentence and a fix.
 
-Decided: what a person can cause and mend is told in words for people, with the command and the run's own id; the rest
-in the program's words, which speak to programmers.
+Decided: what a person can cause and mend is told in words for people, with the command and the
+run's own id; the rest in the program's words, which speak to programmers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from aftermath.coordinator.errors import Refusal, Refused
 INSUFFICIENT_FUNDS = "InsufficientFunds"
 CLOSED_TOO_EARLY = "ClosedTooEarly"
 _NO_FUNDS = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
-_NO_PROGRAM = frozenset({"ProgramAccountNotFound", "UnsupportedProgramId", "InvalidProgramForExecution"})
+_NO_PROGRAM = frozenset(
+    {"ProgramAccountNotFound", "UnsupportedProgramId", "InvalidProgramForExecution"}
+)
 _FRAME = re.compile(r"Program \w+ (invoke|success|failed|consumed)")
 _TRANSFER = re.compile(r"insufficient lamports (\d{1,18}), need (\d{1,18})\b")
 
 # Framework errors of Anchor 2 that anchorpy, made for Anchor 0.2x, does not list.
 _ANCHOR_2 = {
     2020: ("ConstraintAccountIsNone", "An account this instruction needs was left out"),
-    2040: ("ConstraintDuplicateMutableAccount", "The same account was given for two roles, one of them writable"),
+    2040: (
+        "ConstraintDuplicateMutableAccount",
+        "The same account was given for two roles, one of them writable",
+    ),
 }
 
 _CONFIGURE_FIX = "Its owner configures it: aftermath-solana update-config {flag} --config-path FILE"
@@ -47,7 +52,10 @@ _TOLD = {
         "Pause it, and wait until its epoch has ended: aftermath-solana set-paused {flag} pause; "
         "a run that all members have left is moved on by: aftermath-solana tick {flag}",
     ),
-    "RunHalted": ("{run} is not running", "Its owner starts or resumes it: aftermath-solana set-paused {flag} resume"),
+    "RunHalted": (
+        "{run} is not running",
+        "Its owner starts or resumes it: aftermath-solana set-paused {flag} resume",
+    ),
     "StepsDone": (
         "{run} has trained all its steps",
         "Reopen it with more, for example: aftermath-solana reopen {flag} --total-steps 5000",
@@ -116,8 +124,14 @@ _TOLD = {
         "this wallet may name a Hub repository only as the checkpoint of {run}",
         "Pass --repo OWNER/NAME; only the owner may name a directory, unless the run has recorded one",
     ),
-    "NotGrantor": ("this authorization was given by another wallet", "Sign with the join authority's key: -w FILE"),
-    "NotGrantee": ("this authorization was given to another wallet", "Sign with the authorized key: -w FILE"),
+    "NotGrantor": (
+        "this authorization was given by another wallet",
+        "Sign with the join authority's key: -w FILE",
+    ),
+    "NotGrantee": (
+        "this authorization was given to another wallet",
+        "Sign with the authorized key: -w FILE",
+    ),
     "TooManyDelegates": (
         "an authorization has at most 64 delegates",
         "Replace those there are: add --delegates-clear, and name all that are to stay",
@@ -141,7 +155,8 @@ _REASONS = {
     "RunHalted": Refusal.HALTED,
     "MembersFull": Refusal.FULL,
     "WrongEvicted": Refusal.FULL,
-    # The wallet may be filled; the run may have moved between the simulation, by which units are limited, and landing.
+    # The wallet may be filled; the run may have moved between the simulation, by which units are
+    # limited, and landing.
     INSUFFICIENT_FUNDS: Refusal.MAY_PASS,
     "ComputationalBudgetExceeded": Refusal.MAY_PASS,
     "ProgramFailedToComplete": Refusal.MAY_PASS,
@@ -182,11 +197,17 @@ def lacks_funds(failure: TransactionFailed) -> bool:
 
 
 def lamports_short(failure: TransactionFailed) -> int:
-    """What was missing for the transfer that failed, as the system program logged it; 0 when none did."""
-    return max((int(m[2]) - int(m[1]) for line in failure.logs if (m := _TRANSFER.search(line))), default=0)
+    """What was missing for the transfer that failed, as the system program logged it; 0 when none
+    did.
+    """
+    return max(
+        (int(m[2]) - int(m[1]) for line in failure.logs if (m := _TRANSFER.search(line))), default=0
+    )
 
 
-def refused(failure: TransactionFailed, instructions: Sequence[Instruction], errors: Errors) -> Refused:
+def refused(
+    failure: TransactionFailed, instructions: Sequence[Instruction], errors: Errors
+) -> Refused:
     """Refused for a transaction made of `instructions` (the indices in `failure` count these)."""
     found = failure.instruction
     if failure.kind in _NO_PROGRAM:
@@ -200,7 +221,9 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
     detail = variant(found[1])
     if detail in _NO_PROGRAM:
         return _not_deployed(program)
-    said = next((line for line in reversed(failure.logs) if not _FRAME.match(line)), "").removeprefix("Program log: ")
+    said = next(
+        (line for line in reversed(failure.logs) if not _FRAME.match(line)), ""
+    ).removeprefix("Program log: ")
     return refusal(
         detail,
         f"program {program} failed: {detail}" + (f" ({said})" if said else ""),
@@ -210,12 +233,17 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
 
 def as_told(name: str, run_id: str | None) -> Refused:
     """What the program would refuse with, said before it is asked."""
-    words = {"run": f"run {run_id}" if run_id else "the run", "flag": f"--run-id {shlex.quote(run_id or 'RUN')}"}
+    words = {
+        "run": f"run {run_id}" if run_id else "the run",
+        "flag": f"--run-id {shlex.quote(run_id or 'RUN')}",
+    }
     sentence, fix = _TOLD[name]
     return refusal(name, sentence.format(**words), fix.format(**words))
 
 
-def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError], run_id: str | None) -> Refused:
+def _custom(
+    code: int, program: Pubkey, errors: Mapping[int, ProgramError], run_id: str | None
+) -> Refused:
     if code in errors:
         name = errors[code].name
         return as_told(name, run_id) if name in _TOLD else refusal(name, errors[code].message)

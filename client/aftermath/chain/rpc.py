@@ -1,7 +1,8 @@
 """One RPC service made of a primary node and up to two fallbacks.
 
-A call is tried again, and on the next node, after an error, a timeout or a reply that cannot be read; between tries
-the wait doubles. `nodes` chooses the node. A node of another cluster (genesis hash) is never used.
+A call is tried again, and on the next node, after an error, a timeout or a reply that cannot be
+read; between tries the wait doubles. `nodes` chooses the node. A node of another cluster (genesis
+hash) is never used.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _EXPECTED = (AftermathError, TransactionFailed, RpcError, httpx.HTTPError, OSErr
 """Exceptions to expect of a request to a node (TimeoutError is an OSError)."""
 _UNREACHED_HERE = "Check that it runs (a local network: aftermath-solana localnet)"
 _UNREACHED = "Check its address, and that this machine is on the internet or on the node's network"
-TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
+# at least as many in a call's patience: a node that hangs is left within one call, not after some
+TRIES = 2.5
 
 
 class WrongCluster(CoordinatorError):
@@ -81,8 +83,9 @@ class _Tries:
 class RpcPool:
     """Calls that survive the loss of a node.
 
-    A call without an answer is tried again for `patience` seconds, `attempt` seconds a try. `wire` carries the calls,
-    over the machine's network by default. `seed` draws the jitter of the back-off and should differ between processes.
+    A call without an answer is tried again for `patience` seconds, `attempt` seconds a try. `wire`
+    carries the calls, over the machine's network by default. `seed` draws the jitter of the
+    back-off and should differ between processes.
     """
 
     called = "RPC endpoint"
@@ -107,7 +110,8 @@ class RpcPool:
     ) -> None:
         if not 1 <= len(endpoints) <= MAX_ENDPOINTS:
             raise CoordinatorError(
-                f"{len(endpoints)} RPC endpoints given", f"Give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
+                f"{len(endpoints)} RPC endpoints given",
+                f"Give one, and up to {MAX_ENDPOINTS - 1} fallbacks",
             )
         self.wire = wire or Internet()
         self.seed = seed
@@ -116,7 +120,9 @@ class RpcPool:
         self._random = random.Random(seed)
         self._cluster = _Cluster()
         self._tries = TRIES
-        clients = [NodeClient(one.http, self.wire.http(), self._cluster.answered) for one in endpoints]
+        clients = [
+            NodeClient(one.http, self.wire.http(), self._cluster.answered) for one in endpoints
+        ]
         nodes = [Node(one, client) for one, client in zip(endpoints, clients, strict=True)]
         self._nodes = Nodes(nodes, self.called)
 
@@ -126,17 +132,21 @@ class RpcPool:
 
     @property
     def is_local(self) -> bool:
-        """Whether this is a local network, where runs are the user's own and test money may be asked for.
+        """Whether this is a local network, where runs are the user's own and test money may be
+        asked for.
 
-        All endpoints must be on this machine, and the genesis hash must not be that of a public cluster: a mainnet
-        node can run here too, and a tunnel can lead to one. False until a first call was answered.
+        All endpoints must be on this machine, and the genesis hash must not be that of a public
+        cluster: a mainnet node can run here too, and a tunnel can lead to one. False until a first
+        call was answered.
         """
         genesis = self._cluster.genesis
         known = bool(genesis) and genesis not in PUBLIC_GENESIS
         return known and all(node.endpoint.is_loopback for node in self._nodes.all)
 
     def patient(self, seconds: float, tries: float = TRIES) -> RpcPool:
-        """Return a view of the same nodes and connections whose calls last `seconds`, with at least `tries` tries."""
+        """Return a view of the same nodes and connections whose calls last `seconds`, with at least
+        `tries` tries.
+        """
         view = copy.copy(self)
         view.patience = seconds
         view._tries = tries
@@ -154,7 +164,8 @@ class RpcPool:
     async def uncontradicted(self, claim: Ask[bool]) -> bool:
         """Return whether `claim` holds at every node that answers.
 
-        For the few answers that end a member or a command: one broken node does not give them alone.
+        For the few answers that end a member or a command: one broken node does not give them
+        alone.
         """
 
         async def denies(node: RpcPool) -> bool:
@@ -170,7 +181,8 @@ class RpcPool:
         return not any(await asyncio.gather(*(denies(node) for node in self.each())))
 
     async def check(self) -> None:
-        """Compare the clusters of all nodes that answer, so that a wrong fallback is found before it is needed.
+        """Compare the clusters of all nodes that answer, so that a wrong fallback is found before
+        it is needed.
 
         Raises WrongCluster, or Unavailable when no node at all answers.
         """
@@ -182,19 +194,26 @@ class RpcPool:
             except WrongCluster:
                 raise
             except Exception as error:
-                log.warning("%s %s does not answer (%s)", self.called, node.endpoint.shown, describe(error))
+                log.warning(
+                    "%s %s does not answer (%s)", self.called, node.endpoint.shown, describe(error)
+                )
 
     async def genesis(self) -> str:
-        """Return the cluster's genesis hash (base58). The first call tries every node, even if all others hang."""
+        """Return the cluster's genesis hash (base58). The first call tries every node, even if all
+        others hang.
+        """
         each = self.patience / (FAILURES_BEFORE_LEAVING * len(self._nodes.all) + 0.5)
         return await self.call(_genesis, attempt=min(self.attempt, each))
 
-    async def call(self, ask: Ask[T], *, patience: float | None = None, attempt: float | None = None) -> T:
-        """Return what `ask` makes of a node's answer. It is tried for `patience` seconds, `attempt` seconds a try.
+    async def call(
+        self, ask: Ask[T], *, patience: float | None = None, attempt: float | None = None
+    ) -> T:
+        """Return what `ask` makes of a node's answer. It is tried for `patience` seconds, `attempt`
+        seconds a try.
 
-        Raises Unavailable when no node answered in time, RpcRejected when all nodes call the request malformed and
-        none has ever answered one of its kind, TransactionFailed when the cluster refused a transaction, and
-        WrongCluster when every node serves another cluster.
+        Raises Unavailable when no node answered in time, RpcRejected when all nodes call the
+        request malformed and none has ever answered one of its kind, TransactionFailed when the
+        cluster refused a transaction, and WrongCluster when every node serves another cluster.
         """
         patience = self.patience if patience is None else patience
         attempt = attempt or min(self.attempt, patience / self._tries)
@@ -207,7 +226,9 @@ class RpcPool:
             telling.cancel()
 
     def _awaited(self) -> None:
-        """Say once that no node has answered yet: a node that swallows requests fails only after seconds."""
+        """Say once that no node has answered yet: a node that swallows requests fails only after
+        seconds.
+        """
         if not self._cluster.answered and not self._cluster.awaited:
             self._cluster.awaited = True
             shown = ", ".join(node.endpoint.shown for node in self._nodes.all)
@@ -250,23 +271,32 @@ class RpcPool:
             raise error
         if isinstance(error, RpcError) and error.code in MALFORMED:
             tries.refused.add(node)
-            # A gateway also calls a request malformed for a quota, or for what it cut off itself: that passes.
+            # A gateway also calls a request malformed for a quota, or for what it cut off itself:
+            # that passes.
             if len(tries.refused) == everywhere and error.kind not in self._cluster.answered:
-                raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
+                raise RpcRejected(
+                    f"{node.endpoint.shown} refused the request: {describe(error)}"
+                ) from error
         self._nodes.failed(node, error, asyncio.get_running_loop().time())
         tries.failed.append(node)
 
     def backoff(self, tries: int, longest: float = BACKOFF_MAX) -> float:
-        """Return the seconds to wait after the `tries`-th failure: doubling, with jitter between half and all."""
+        """Return the seconds to wait after the `tries`-th failure: doubling, with jitter between
+        half and all.
+        """
         return doubled(tries, BACKOFF_FIRST, longest) * (0.5 + 0.5 * self._random.random())
 
     def tell_silent(self, seconds: float) -> None:
-        """Warn of nodes that have not answered for `seconds`. The log also says when they answer again."""
+        """Warn of nodes that have not answered for `seconds`. The log also says when they answer
+        again.
+        """
         self._nodes.tell_silent(asyncio.get_running_loop().time(), seconds)
 
     async def close(self) -> None:
         """Close the connections."""
-        await asyncio.gather(*(node.client.close() for node in self._nodes.all), return_exceptions=True)
+        await asyncio.gather(
+            *(node.client.close() for node in self._nodes.all), return_exceptions=True
+        )
 
     async def __aenter__(self) -> RpcPool:
         return self
@@ -282,7 +312,9 @@ class RpcPool:
         return result
 
     async def _verify(self, node: Node) -> None:
-        """Ask a node for its genesis hash once (and again after it was left), and compare it with the cluster's."""
+        """Ask a node for its genesis hash once (and again after it was left), and compare it with
+        the cluster's.
+        """
         async with node.lock:
             if node.verified:
                 return
@@ -298,13 +330,17 @@ class RpcPool:
 
     def _unavailable(self, patience: float) -> Unavailable:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes.all)
-        return Unavailable(f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}", self._fix())
+        return Unavailable(
+            f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}", self._fix()
+        )
 
     def _fix(self) -> str:
         """Return what helps against the failures of all nodes."""
         fixes = []
         for node in self._nodes.all:
-            fixes.append(node.advice or (_UNREACHED_HERE if node.endpoint.is_loopback else _UNREACHED))
+            fixes.append(
+                node.advice or (_UNREACHED_HERE if node.endpoint.is_loopback else _UNREACHED)
+            )
         for node in self._nodes.all:
             if not node.advice and (proxy := proxy_for(node.endpoint.http)) is not None:
                 host = urlsplit(node.endpoint.http).hostname
@@ -328,4 +364,6 @@ async def understood(answer: Awaitable[T]) -> T:
         # solders panics on some malformed values, and its panics are no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise BadReply(f"the RPC node sent a reply that cannot be read ({type(error).__name__})") from error
+        raise BadReply(
+            f"the RPC node sent a reply that cannot be read ({type(error).__name__})"
+        ) from error

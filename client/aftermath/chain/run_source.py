@@ -31,17 +31,22 @@ class RunSource:
     async def read(
         self, node: NodeClient, more: Sequence[Pubkey] = (), *, min_slot: int = 0
     ) -> tuple[Run, list[AccountData | None]]:
-        """Read the run, chain time and `more` accounts from a node, at one slot that is not older than `newest`.
+        """Read the run, chain time and `more` accounts from a node, at one slot that is not older
+        than `newest`.
 
         Raises NoSuchRun, and BadReply if the answer cannot be used.
         """
         slot_wanted = max(self.newest.slot, min_slot)
-        slot, (account, clock, *others) = await node.accounts([self._address, CLOCK, *more], slot_wanted or None)
+        slot, (account, clock, *others) = await node.accounts(
+            [self._address, CLOCK, *more], slot_wanted or None
+        )
         if slot < slot_wanted:
             raise BadReply("the RPC node answered for an older slot than requested")
         time = None if clock is None else sysvar_time(clock.data)
         run = await self._believed(account, slot)
-        if len(self._pool.endpoints) > 1 and node.stands_still(slot, asyncio.get_running_loop().time()):
+        if len(self._pool.endpoints) > 1 and node.stands_still(
+            slot, asyncio.get_running_loop().time()
+        ):
             raise BadReply("the RPC node is behind: its slot stands still")
         if time is not None:
             self.newest.clock.observe(time)
@@ -51,8 +56,8 @@ class RunSource:
     async def _believed(self, account: AccountData | None, slot: int) -> Run:
         """Return the run in an account that a node answered.
 
-        That it is closed or finished ends a member, so it is believed only if no other node contradicts it with a
-        state as of `slot` or later. Raises NoSuchRun, and BadReply.
+        That it is closed or finished ends a member, so it is believed only if no other node
+        contradicts it with a state as of `slot` or later. Raises NoSuchRun, and BadReply.
         """
         if account is None or not self.is_here(account):
             if not await self._pool.uncontradicted(lambda node: self._is_gone(node, slot)):
@@ -67,8 +72,12 @@ class RunSource:
                 "Check the run id, --rpc and the program id: aftermath-solana list-runs",
             )
         run = self.parsed(account.data)
-        if self.is_end(run) and not await self._pool.uncontradicted(lambda node: self._is_finished(node, slot)):
-            raise BadReply("the RPC node says that the run is finished, but another node says that it is not")
+        if self.is_end(run) and not await self._pool.uncontradicted(
+            lambda node: self._is_finished(node, slot)
+        ):
+            raise BadReply(
+                "the RPC node says that the run is finished, but another node says that it is not"
+            )
         return run
 
     async def _is_gone(self, node: NodeClient, slot: int) -> bool:
@@ -82,7 +91,9 @@ class RunSource:
     def is_end(self, run: Run) -> bool:
         """Return whether the run is finished, and was not when it was read last."""
         known = self.newest.known
-        return run.state is RunState.FINISHED and (known is None or known.state is not RunState.FINISHED)
+        return run.state is RunState.FINISHED and (
+            known is None or known.state is not RunState.FINISHED
+        )
 
     def is_here(self, account: AccountData) -> bool:
         """Return whether the account still holds the run. Raises like `parsed`.

@@ -51,30 +51,42 @@ class Spend:
 
 
 class Sender:
-    """Signs with one wallet and sends through one pool. `errors` has the programs' error tables by program id."""
+    """Signs with one wallet and sends through one pool. `errors` has the programs' error tables by
+    program id.
+    """
 
-    def __init__(self, pool: RpcPool, wallet: Wallet, *, errors: Errors, max_priority_fee: int = 0) -> None:
+    def __init__(
+        self, pool: RpcPool, wallet: Wallet, *, errors: Errors, max_priority_fee: int = 0
+    ) -> None:
         self.pool = pool
         self.wallet = wallet
         self.spend = Spend()
-        self.slot = 0  # the newest slot one of our transactions landed in; later reads must not be older
+        # the newest slot one of our transactions landed in; later reads must not be older
+        self.slot = 0
         self._errors = errors
         self._cap = max_priority_fee
-        # Two transactions of equal content and blockhash would be one, so a counter is hidden in the compute limit.
-        # It begins with the pool's seed, since two commands may meet one blockhash.
+        # Two transactions of equal content and blockhash would be one, so a counter is hidden in
+        # the compute limit. It begins with the pool's seed, since two commands may meet one
+        # blockhash.
         self._count = itertools.count(pool.seed + 1)
 
     async def send(
-        self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0
+        self,
+        instructions: Sequence[Instruction],
+        *,
+        signers: Sequence[Keypair] = (),
+        headroom: int = 0,
     ) -> Signature:
         """Send one transaction and wait until it is confirmed.
 
-        Raises Refused (by the program's error name; `InsufficientFunds` when the wallet cannot pay) or
-        Unavailable.
+        Raises Refused (by the program's error name; `InsufficientFunds` when the wallet cannot pay)
+        or Unavailable.
         """
         for refill in range(REFILLS + 1):
             try:
-                measured, (blockhash, height) = await both(self._measure(instructions, headroom), self.blockhash())
+                measured, (blockhash, height) = await both(
+                    self._measure(instructions, headroom), self.blockhash()
+                )
                 return await self._land(instructions, signers, *measured, blockhash, height)
             except TransactionFailed as failure:
                 if refill == REFILLS or not await self._refilled(failure, instructions):
@@ -82,23 +94,41 @@ class Sender:
         raise AssertionError("unreachable")
 
     async def send_packed(
-        self, instructions: Sequence[Instruction], signers: Sequence[Keypair] = (), *, headroom: int = 0
+        self,
+        instructions: Sequence[Instruction],
+        signers: Sequence[Keypair] = (),
+        *,
+        headroom: int = 0,
     ) -> list[Signature]:
-        """Send the instructions in order, in as few transactions as fit; each is confirmed before the next."""
+        """Send the instructions in order, in as few transactions as fit; each is confirmed before
+        the next.
+        """
         return await self.send_each(pack(self.wallet, instructions), signers, headroom=headroom)
 
     async def send_each(
-        self, groups: Sequence[Sequence[Instruction]], signers: Sequence[Keypair] = (), *, headroom: int = 0
+        self,
+        groups: Sequence[Sequence[Instruction]],
+        signers: Sequence[Keypair] = (),
+        *,
+        headroom: int = 0,
     ) -> list[Signature]:
         """Send one transaction for each group, in order; each is confirmed before the next."""
         sent = []
         for group in groups:
             needed = payer_and_signers(self.wallet.pubkey, group)
-            sent.append(await self.send(group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom))
+            sent.append(
+                await self.send(
+                    group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom
+                )
+            )
         return sent
 
     async def afford(
-        self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None, *, later: int = 0
+        self,
+        instructions: Sequence[Instruction],
+        sizes: Mapping[Pubkey, int] | None = None,
+        *,
+        later: int = 0,
     ) -> None:
         """Make sure the wallet can pay for all instructions before any is sent.
 
@@ -128,7 +158,12 @@ class Sender:
         return await priority_price(self.pool, instructions, self._cap)
 
     def transaction(
-        self, instructions: Sequence[Instruction], signers: Sequence[Keypair], units: int, price: int, blockhash: Hash
+        self,
+        instructions: Sequence[Instruction],
+        signers: Sequence[Keypair],
+        units: int,
+        price: int,
+        blockhash: Hash,
     ) -> VersionedTransaction:
         """Return the signed transaction."""
         message = self._message(instructions, units, price, blockhash)
@@ -164,13 +199,18 @@ class Sender:
         )
 
     async def _measure(self, instructions: Sequence[Instruction], headroom: int) -> tuple[int, int]:
-        """Return (compute limit, price per unit). Raises TransactionFailed when the simulation fails."""
+        """Return (compute limit, price per unit). Raises TransactionFailed when the simulation
+        fails.
+        """
         simulation, price = await both(self.simulate(instructions), self.price(instructions))
         used = simulation.units or MAX_UNITS
         return min(allowed_units(used, headroom) + next(self._count) % UNIQUE, MAX_UNITS), price
 
-    async def simulate(self, instructions: Sequence[Instruction], watched: Sequence[Pubkey] = ()) -> Simulation:
-        """Simulate them unsigned, on a state as of our last transaction or later. Raises TransactionFailed.
+    async def simulate(
+        self, instructions: Sequence[Instruction], watched: Sequence[Pubkey] = ()
+    ) -> Simulation:
+        """Simulate them unsigned, on a state as of our last transaction or later. Raises
+        TransactionFailed.
 
         The result has the accounts `watched` as they would be.
         """
@@ -178,7 +218,9 @@ class Sender:
         unsigned = [Signature.default()] * message.header.num_required_signatures
         transaction = VersionedTransaction.populate(message, unsigned)
         try:
-            return await self.pool.call(lambda node: node.simulate(transaction, watched, self.slot or None))
+            return await self.pool.call(
+                lambda node: node.simulate(transaction, watched, self.slot or None)
+            )
         except Unavailable:
             self.slot = 0  # one wrong slot, too high, would put all nodes behind it for good
             raise
@@ -192,16 +234,23 @@ class Sender:
     def _simulated_price(self) -> int:
         return 1 if self._cap else 0
 
-    def _message(self, instructions: Sequence[Instruction], units: int, price: int, blockhash: Hash) -> Message:
+    def _message(
+        self, instructions: Sequence[Instruction], units: int, price: int, blockhash: Hash
+    ) -> Message:
         prefix = [set_compute_unit_limit(units), set_compute_unit_price(price)]
         return Message.new_with_blockhash([*prefix, *instructions], self.wallet.pubkey, blockhash)
 
     def highest_fee(self, instructions: Sequence[Instruction]) -> int:
         """Return the highest fee that a transaction of these instructions can cost, in lamports."""
-        return transaction_fee(signature_count(self.wallet.pubkey, instructions), MAX_UNITS, self._cap)
+        return transaction_fee(
+            signature_count(self.wallet.pubkey, instructions), MAX_UNITS, self._cap
+        )
 
-    async def _refilled(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> bool:
-        """Return whether the transaction failed for lack of money that the wallet has been given since.
+    async def _refilled(
+        self, failure: TransactionFailed, instructions: Sequence[Instruction]
+    ) -> bool:
+        """Return whether the transaction failed for lack of money that the wallet has been given
+        since.
 
         Raises Refused `InsufficientFunds` where no faucet gives any.
         """
@@ -209,7 +258,11 @@ class Sender:
             return False
         held = await balance(self.pool, self.wallet.pubkey)
         short = lamports_short(failure)
-        needed = self.highest_fee(instructions) + await rent(self.pool, 0) + (held + short if short else 0)
+        needed = (
+            self.highest_fee(instructions)
+            + await rent(self.pool, 0)
+            + (held + short if short else 0)
+        )
         if held >= needed:
             return False  # it is another account that lacks lamports
         await ensure_funds(self.pool, self.wallet.pubkey, needed)

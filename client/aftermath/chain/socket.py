@@ -1,7 +1,8 @@
-"""One account subscription that reconnects until it is cancelled: back-off, and the next endpoint after a failure.
+"""One account subscription that reconnects until it is cancelled: back-off, and the next endpoint
+after a failure.
 
-solana-py makes the requests and reads the messages. The connection is `chain.wire`'s, because solana-py 0.36 connects
-with the deprecated client of websockets, which knows no proxies.
+solana-py makes the requests and reads the messages. The connection is `chain.wire`'s, because
+solana-py 0.36 connects with the deprecated client of websockets, which knows no proxies.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ FAILURES_TO_TELL = 3  # in a row, of websockets that did not last
 
 
 class AccountSocket:
-    """Calls `on_push` for every notification and `on_subscribed` after every successful subscription."""
+    """Calls `on_push` for every notification and `on_subscribed` after every successful
+    subscription.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,9 @@ class AccountSocket:
                 await self._listen(url)
             except ConnectionClosedOK:
                 reason = "closed"
-            except Exception as error:  # whatever a node sends costs its connection; the run is polled meanwhile
+            except (
+                Exception
+            ) as error:  # whatever a node sends costs its connection; the run is polled meanwhile
                 reason = describe(error)
             finally:
                 self.ready.clear()
@@ -82,7 +87,9 @@ class AccountSocket:
     def _tell(self, where: str, reason: str) -> None:
         also = self._outages.lasts(asyncio.get_running_loop().time())
         if also is not None:
-            log.warning("no websocket to %s (%s)%s: the run is polled meanwhile", where, reason, also)
+            log.warning(
+                "no websocket to %s (%s)%s: the run is polled meanwhile", where, reason, also
+            )
 
     async def drop(self) -> None:
         """Close the current connection, so that `run` makes a new one."""
@@ -104,15 +111,22 @@ class AccountSocket:
             while True:
                 messages = await session.recv()
                 if not pace.spare():
-                    raise BadReply(f"the websocket sends more than {MOST_PER_SECOND} messages a second")
+                    raise BadReply(
+                        f"the websocket sends more than {MOST_PER_SECOND} messages a second"
+                    )
                 if len(session.subscriptions) > 1:
                     raise BadReply("the websocket made up subscriptions")
                 if now() - opened > BACKOFF_MAX:  # a websocket that fails sooner keeps its back-off
                     self._failures = 0
                 for message in messages:
-                    if isinstance(message, AccountNotification) and message.subscription in session.subscriptions:
+                    if (
+                        isinstance(message, AccountNotification)
+                        and message.subscription in session.subscriptions
+                    ):
                         self.bytes_max = max(self.bytes_max, session.size)
-                        self._on_push(AccountData.at(message.result.context.slot, message.result.value))
+                        self._on_push(
+                            AccountData.at(message.result.context.slot, message.result.value)
+                        )
 
     def _subscribed(self) -> None:
         if self._outages.ends():
@@ -144,7 +158,9 @@ class SolanaSession(SolanaWsClientProtocol):
         await self._over.send(message.to_json())
 
     async def recv(self) -> list[Notification | SubscriptionResult]:  # type: ignore[override]
-        """Return what the next message holds. Raises BadReply for a refusal, and whatever the connection raises."""
+        """Return what the next message holds. Raises BadReply for a refusal, and whatever the
+        connection raises.
+        """
         message = await self._over.recv()
         # solders panics on some messages, and a panic would end the member.
         return await understood(self._read(message))
@@ -155,6 +171,8 @@ class SolanaSession(SolanaWsClientProtocol):
         checked: _Message = json_as(text, _Message)
         if checked.error is not None:  # read here, because solders panics on some errors
             raise BadReply(f"the websocket refused the subscription: {str(checked.error)[:200]}")
-        if "+zstd" in text:  # nothing asks for compressed accounts, and solders would unpack gigabytes
+        if (
+            "+zstd" in text
+        ):  # nothing asks for compressed accounts, and solders would unpack gigabytes
             raise BadReply("the websocket sent a compressed account")
         return self._process_rpc_response(text)

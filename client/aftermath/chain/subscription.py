@@ -1,8 +1,8 @@
 """Follows one Run account: websocket pushes first, polling whenever they are silent.
 
-After each subscription the account is also polled, at the newest known slot or later (minContextSlot), so nothing
-falls between the two. After two polls in a row with news that the websocket
-did not push, it reconnects.
+After each subscription the account is also polled, at the newest known slot or later
+(minContextSlot), so nothing falls between the two. After two polls in a row with news that the
+websocket did not push, it reconnects.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MOST_AHEAD = 64  # changes of a run that a push may be ahead of what is known
 class RunWatcher:
     """The newest state of one run.
 
-    After `silence` seconds without a push it polls. After `give_up` seconds without any contact `updates` raises
-    Unavailable.
+    After `silence` seconds without a push it polls. After `give_up` seconds without any contact
+    `updates` raises Unavailable.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class RunWatcher:
 
     @property
     def silent(self) -> float:
-        """Seconds since the run was last read or pushed; while the chain answers, no more than OUTAGE_SECONDS."""
+        """Seconds since the run was last read or pushed; while the chain answers, no more than
+        OUTAGE_SECONDS.
+        """
         return self.newest.silent
 
     @property
@@ -92,7 +94,9 @@ class RunWatcher:
         return self._socket.bytes_max
 
     async def start(self) -> None:
-        """Subscribe, read the run, and keep following it until `close`. Raises Unavailable, NoSuchRun."""
+        """Subscribe, read the run, and keep following it until `close`. Raises Unavailable,
+        NoSuchRun.
+        """
         self._spawn(self._socket.run())
         try:
             try:
@@ -184,7 +188,9 @@ class RunWatcher:
             self._unpushed += 1
         if self._unpushed >= MUTE_AFTER:
             if (also := self._mute.lasts(asyncio.get_running_loop().time())) is not None:
-                log.warning("the websocket sends no news although the run changes%s: connecting again", also)
+                log.warning(
+                    "the websocket sends no news although the run changes%s: connecting again", also
+                )
             self._unpushed = 0
             await self._socket.drop()
 

@@ -1,8 +1,8 @@
 """The transactions that named a run, read from the chain: their costs, and what witnesses stated.
 
-The newest are read first. The first look goes back a few pages only, so that a run of years costs no more than one of
-days. A transaction that a node no longer knows is left out. Loss and speed in an attestation are for display: neither
-the program nor this package decides anything by them.
+The newest are read first. The first look goes back a few pages only, so that a run of years costs
+no more than one of days. A transaction that a node no longer knows is left out. Loss and speed in
+an attestation are for display: neither the program nor this package decides anything by them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class RunTransactions:
         return not self._unread and not self._older
 
     async def read(self, most: int) -> list[Transaction]:
-        """Return up to `most` transactions that were not read yet, the newest first. Raises like `RpcPool.call`."""
+        """Return up to `most` transactions that were not read yet, the newest first. Raises like
+        `RpcPool.call`.
+        """
         await self._look()
         found = []
         for _ in range(min(most, len(self._unread))):
@@ -99,7 +101,9 @@ class RunTransactions:
 
     async def _signatures(self, before: Signature | None) -> list[Signature]:
         async def ask(node: NodeClient) -> list[Signature]:
-            listed = (await node.get_signatures_for_address(self._run, before, self._newest, self._page)).value
+            listed = (
+                await node.get_signatures_for_address(self._run, before, self._newest, self._page)
+            ).value
             if len(listed) > self._page:
                 raise BadReply("the RPC node listed more transactions than were asked for")
             return [entry.signature for entry in listed]
@@ -108,7 +112,9 @@ class RunTransactions:
 
     async def _transaction(self, signature: Signature) -> Transaction | None:
         async def ask(node: NodeClient) -> Transaction | None:
-            reply = await node.get_transaction(signature, "base64", max_supported_transaction_version=0)
+            reply = await node.get_transaction(
+                signature, "base64", max_supported_transaction_version=0
+            )
             return None if reply.value is None else self._read(reply.value)
 
         return await self._pool.call(ask)
@@ -133,7 +139,13 @@ class RunTransactions:
 
 def _stated(said: np.void) -> Stated:
     step, loss, tokens, traffic = (int(said["metadata"][name]) for name in _METADATA)
-    return Stated(int(said["at"]["epoch"]), step, None if loss in (0, U32_MAX) else loss / 1000, tokens, traffic)
+    return Stated(
+        int(said["at"]["epoch"]),
+        step,
+        None if loss in (0, U32_MAX) else loss / 1000,
+        tokens,
+        traffic,
+    )
 
 
 @cache

@@ -1,8 +1,8 @@
 """Account bytes to frozen dataclasses.
 
-Decided: bytes from an RPC are checked (size, discriminator, version, known states, UTF-8) before anything is
-believed, and reading is column-wise, so that all 256 members cost a few list conversions instead of thousands of
-field look-ups.
+Decided: bytes from an RPC are checked (size, discriminator, version, known states, UTF-8) before
+anything is believed, and reading is column-wise, so that all 256 members cost a few list
+conversions instead of thousands of field look-ups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from aftermath.rules import bitmap, state
 from aftermath.rules.limits import MAX_LEVELS, SPEC_BYTES
 from aftermath.rules.members import Members, Membership, Seat
 from aftermath.rules.model import Checkpoint, Metadata, Model, Recorded
-from aftermath.rules.run import BACKLOG, MAX_WITNESSES, STORED_ROUNDS, Attestation, Config, Interval, Round, Run
+from aftermath.rules.run import (
+    BACKLOG,
+    MAX_WITNESSES,
+    STORED_ROUNDS,
+    Attestation,
+    Config,
+    Interval,
+    Round,
+    Run,
+)
 
 VERSION = 12
 
@@ -67,7 +76,9 @@ def parse_run(data: bytes) -> Run:
         Run,
         record,
         config=_one(Config, record["config"]),
-        rounds=tuple(_rows(Round, record["rounds"][0], redo=_redone(record["rounds"][0]), began=began)),
+        rounds=tuple(
+            _rows(Round, record["rounds"][0], redo=_redone(record["rounds"][0]), began=began)
+        ),
         level_hashes=tuple(record["level_hashes"][0, :levels].tolist()),
     )
 
@@ -76,7 +87,9 @@ def _redone(rounds: np.ndarray[Any, Any]) -> list[tuple[Interval, ...]]:
     """What each round does again."""
     spans = zip(rounds["redo_index"].tolist(), rounds["redo"].tolist(), strict=True)
     return [
-        tuple(Interval(start, length) for start, length in zip(starts, lengths, strict=True) if length)
+        tuple(
+            Interval(start, length) for start, length in zip(starts, lengths, strict=True) if length
+        )
         for starts, lengths in spans
     ]
 
@@ -126,7 +139,8 @@ def parse_members(data: bytes) -> Members:
     _at_most(int(wish.max()), _BARRED, "pending")
     wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
     known = {name: (wish == value).tolist() for name, value in wishes.items()}
-    known["used"] = ((seats["used"] == 1) & (seats["declared"] > 0)).tolist()  # or its owner has withdrawn
+    # or its owner has withdrawn
+    known["used"] = ((seats["used"] == 1) & (seats["declared"] > 0)).tolist()
     planes = record["shown"][0]
     even = 1 << len(planes) - 1
     return _one(
@@ -147,7 +161,9 @@ def parse_membership(data: bytes) -> Membership:
 
 def _counts(planes: np.ndarray[Any, Any]) -> tuple[int, ...]:
     """What each seat counts: bit i of that is in bitmap i."""
-    bits = np.unpackbits(planes.view(np.uint8).reshape(len(planes), -1), axis=1, bitorder="little").astype(np.int64)
+    bits = np.unpackbits(
+        planes.view(np.uint8).reshape(len(planes), -1), axis=1, bitorder="little"
+    ).astype(np.int64)
     return tuple((bits << np.arange(len(planes))[:, None]).sum(axis=0).tolist())
 
 
@@ -158,9 +174,13 @@ def _recorded(array: np.ndarray[Any, Any], tiers: int) -> list[Recorded]:
 
 
 def witness_round_range(ring: int, count: int = MAX_WITNESSES) -> tuple[int, int]:
-    """(offset, length) of the first `count` attestations of the round at a ring index, for an RPC data slice."""
+    """(offset, length) of the first `count` attestations of the round at a ring index, for an RPC
+    data slice.
+    """
     account = witnesses_account()
-    return account.offset("rounds", ring, "attestations"), count * account.field("rounds", "attestations").itemsize
+    return account.offset("rounds", ring, "attestations"), count * account.field(
+        "rounds", "attestations"
+    ).itemsize
 
 
 def parse_witness_round(data: bytes, count: int) -> tuple[Attestation, ...]:
@@ -168,7 +188,9 @@ def parse_witness_round(data: bytes, count: int) -> tuple[Attestation, ...]:
 
     Raises AccountError on a short slice.
     """
-    return tuple(_rows(Attestation, _slice(data, witnesses_account().field("rounds", "attestations"), count)))
+    return tuple(
+        _rows(Attestation, _slice(data, witnesses_account().field("rounds", "attestations"), count))
+    )
 
 
 def witnesses_backlog_range() -> tuple[int, int]:
@@ -178,7 +200,9 @@ def witnesses_backlog_range() -> tuple[int, int]:
 
 
 def parse_backlog(data: bytes) -> tuple[Interval, ...]:
-    """What waits to be trained again, in a slice taken by `witnesses_backlog_range`. Raises AccountError."""
+    """What waits to be trained again, in a slice taken by `witnesses_backlog_range`. Raises
+    AccountError.
+    """
     record = _slice(data, witnesses_account().field("backlog"), 1)[0]
     waiting = _at_most(int(record["count"]), BACKLOG, "the backlog's count")
     return tuple(_rows(Interval, record["intervals"][:waiting]))
@@ -186,7 +210,9 @@ def parse_backlog(data: bytes) -> tuple[Interval, ...]:
 
 def _slice(data: bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
     if len(data) < count * dtype.itemsize:
-        raise AccountError(f"the RPC returned {len(data)} bytes where {count * dtype.itemsize} were asked for")
+        raise AccountError(
+            f"the RPC returned {len(data)} bytes where {count * dtype.itemsize} were asked for"
+        )
     return np.frombuffer(data, dtype, count=count)
 
 
@@ -249,7 +275,9 @@ def _column(cls: type, name: str, array: np.ndarray[Any, Any]) -> list[Any]:
     try:
         return [convert(value) for value in values]
     except (ValueError, KeyError) as error:
-        raise AccountError(f"the account holds a {name} that this client does not know: {error}") from None
+        raise AccountError(
+            f"the account holds a {name} that this client does not know: {error}"
+        ) from None
 
 
 def _rows(cls: type[_Row], array: np.ndarray[Any, Any], **given: Sequence[Any]) -> list[_Row]:

@@ -1,9 +1,11 @@
-"""The member's keys: the wallet that signs transactions and the secret of its peer-to-peer identity.
+"""The member's keys: the wallet that signs transactions and the secret of its peer-to-peer
+identity.
 
-The wallet is a Solana CLI key file (JSON array of 64 bytes) or the environment variable RAW_WALLET_PRIVATE_KEY (that
-array, base58 of it, or the array of its 32 secret bytes). The identity comes from a file (32 raw bytes or hex), from
-RAW_IDENTITY_SECRET_KEY, or is derived from the wallet and the run, so that a member keeps it across restarts without a
-second secret. No secret is ever printed, logged or part of a repr or of an error.
+The wallet is a Solana CLI key file (JSON array of 64 bytes) or the environment variable
+RAW_WALLET_PRIVATE_KEY (that array, base58 of it, or the array of its 32 secret bytes). The identity
+comes from a file (32 raw bytes or hex), from RAW_IDENTITY_SECRET_KEY, or is derived from the wallet
+and the run, so that a member keeps it across restarts without a second secret. No secret is ever
+printed, logged or part of a repr or of an error.
 """
 
 from __future__ import annotations
@@ -70,10 +72,11 @@ class Wallet:
 
 
 def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) -> Wallet:
-    """The wallet from `path`, else from RAW_WALLET_PRIVATE_KEY, else from the Solana CLI's default file.
+    """The wallet from `path`, else from RAW_WALLET_PRIVATE_KEY, else from the Solana CLI's default
+    file.
 
-    Raises WalletError when none exists or the one found is malformed. A key file that others may read is used with a
-    warning.
+    Raises WalletError when none exists or the one found is malformed. A key file that others may
+    read is used with a warning.
     """
     env = os.environ if env is None else env
     if path is not None:
@@ -82,7 +85,9 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
         except WalletError as error:
             if env.get(PATH_VARIABLE) != str(path):
                 raise
-            raise WalletError(error.message, f"{error.fix}; the variable {PATH_VARIABLE} names this file") from error
+            raise WalletError(
+                error.message, f"{error.fix}; the variable {PATH_VARIABLE} names this file"
+            ) from error
     if raw := env.get(WALLET_VARIABLE):
         return Wallet(_parse_keypair(raw, WALLET_VARIABLE, seed=True), WALLET_VARIABLE)
     default = DEFAULT_PATH.expanduser()
@@ -96,10 +101,13 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
 
 
 def program_keypair(path: Path) -> Keypair:
-    """The key a program's address is made from. It guards nothing once the program is there, and those of the local
-    network are published, so the file's permissions do not matter. Raises WalletError.
+    """The key a program's address is made from. It guards nothing once the program is there, and
+    those of the local network are published, so the file's permissions do not matter. Raises
+    WalletError.
     """
-    return _keypair(path, "a new one is made by: aftermath-solana show-identity --create -w FILE", private=False)
+    return _keypair(
+        path, "a new one is made by: aftermath-solana show-identity --create -w FILE", private=False
+    )
 
 
 def create_wallet(path: Path) -> Wallet:
@@ -111,7 +119,9 @@ def create_wallet(path: Path) -> Wallet:
 
 
 def write_key_file(path: Path, keypair: Keypair) -> None:
-    """Write `keypair` to a new file of mode 0600; the file appears whole or not at all. WalletError if it exists."""
+    """Write `keypair` to a new file of mode 0600; the file appears whole or not at all. WalletError
+    if it exists.
+    """
     _write_secret(path, keypair.to_json().encode())
 
 
@@ -126,9 +136,13 @@ def _write_secret(path: Path, secret: bytes) -> None:
         with parents_made(path.parent):
             _link_new(path, temporary, secret)
     except FileExistsError as error:
-        raise WalletError(f"{path} exists already", "Choose another path, or use the key that is there") from error
+        raise WalletError(
+            f"{path} exists already", "Choose another path, or use the key that is there"
+        ) from error
     except OSError as error:
-        raise WalletError(f"cannot write the key file {path}: {error.strerror or error}", fix_of(error)) from error
+        raise WalletError(
+            f"cannot write the key file {path}: {error.strerror or error}", fix_of(error)
+        ) from error
 
 
 def _link_new(path: Path, temporary: Path, secret: bytes) -> None:
@@ -179,7 +193,9 @@ def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
     try:
         text = raw.decode("ascii")
     except UnicodeDecodeError:
-        raise WalletError(f"{path} is not a Solana key file", "It must hold a JSON array of 64 numbers") from None
+        raise WalletError(
+            f"{path} is not a Solana key file", "It must hold a JSON array of 64 numbers"
+        ) from None
     keypair = _parse_keypair(text, str(path))
     if private:
         _warn_if_others_read(path)
@@ -187,7 +203,8 @@ def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
 
 
 def refuse_key_as_path(path: Path) -> None:
-    """Raise WalletError if an address or a key was given in the place of a key file's path, and no such file exists.
+    """Raise WalletError if an address or a key was given in the place of a key file's path, and no
+    such file exists.
 
     The error never quotes a key.
     """
@@ -217,10 +234,13 @@ def _read_key_file(path: Path, how_made: str) -> bytes:
         with path.open("rb") as file:
             raw = file.read(MAX_KEY_FILE + 1)
     except FileNotFoundError as error:
-        raise WalletError(f"there is no key file {path.absolute()}", f"Check the path; {how_made}") from error
+        raise WalletError(
+            f"there is no key file {path.absolute()}", f"Check the path; {how_made}"
+        ) from error
     except OSError as error:
         raise WalletError(
-            f"cannot read the key file {path}: {error.strerror}", "Check the path and its permissions"
+            f"cannot read the key file {path}: {error.strerror}",
+            "Check the path and its permissions",
         ) from error
     if len(raw) > MAX_KEY_FILE:
         raise WalletError(f"{path} is too long to be a key file", "Name the file of a Solana key")
@@ -234,9 +254,11 @@ def _warn_if_others_read(path: Path) -> None:
 
 
 def _parse_keypair(text: str, source: str, *, seed: bool = False) -> Keypair:
-    """Parse a JSON array or base58 of 64 bytes, of which the last 32 are the public key of the first 32.
+    """Parse a JSON array or base58 of 64 bytes, of which the last 32 are the public key of the
+    first 32.
 
-    With `seed` a JSON array of the first 32 bytes alone is read too. Raises WalletError, which never quotes the text.
+    With `seed` a JSON array of the first 32 bytes alone is read too. Raises WalletError, which
+    never quotes the text.
     """
     text = text.strip()
     try:
@@ -246,14 +268,20 @@ def _parse_keypair(text: str, source: str, *, seed: bool = False) -> Keypair:
         if len(raw) != _SEED and bytes(Keypair.from_seed(raw[:_SEED]).pubkey()) == raw[_SEED:]:
             return Keypair.from_bytes(raw)
         # Anyone who knows an address has the key that 32 bytes of an address would be the seed of.
-        found = "32 bytes, as an address has" if len(raw) == _SEED else "no private key and its public key"
+        found = (
+            "32 bytes, as an address has"
+            if len(raw) == _SEED
+            else "no private key and its public key"
+        )
     except (ValueError, TypeError, RecursionError):
         found = "neither a JSON array of bytes nor base58"
     raise WalletError(f"{source} is not a Solana private key: it is {found}", _KEY_FIX)
 
 
 def _base58(text: str) -> bytes:
-    """Decode base58 of 32 or 64 bytes, the two sizes that solders decodes. Raises ValueError otherwise."""
+    """Decode base58 of 32 or 64 bytes, the two sizes that solders decodes. Raises ValueError
+    otherwise.
+    """
     if len(text) <= _MOST_ADDRESS:
         return bytes(Pubkey.from_string(text))
     return bytes(Keypair.from_base58_string(text))
@@ -267,5 +295,7 @@ def _parse_identity(raw: bytes, source: str) -> bytes:
     except ValueError:
         secret = b""
     if len(secret) != 32:
-        raise WalletError(f"{source} is not an identity key", "It must be 32 raw bytes or 64 hex digits")
+        raise WalletError(
+            f"{source} is not an identity key", "It must be 32 raw bytes or 64 hex digits"
+        )
     return secret

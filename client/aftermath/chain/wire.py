@@ -1,6 +1,7 @@
 """What carries bytes to an RPC node and back: the network this machine is on, or a simulated one.
 
-Everything that reads a reply is above it, so status codes, lengths and JSON are checked whoever answers.
+Everything that reads a reply is above it, so status codes, lengths and JSON are checked whoever
+answers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Wire(Protocol):
 
 
 class Internet:
-    """Real sockets. A websocket's messages are bounded and come as they are (not compressed), and it is pinged."""
+    """Real sockets. A websocket's messages are bounded and come as they are (not compressed), and
+    it is pinged.
+    """
 
     def http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(timeout=HTTP_SECONDS, transport=ProxyTransport())

@@ -20,21 +20,28 @@ TASKS = (
 TIER = "Tier to evaluate; 0 is the whole model. By default the tier that the checkpoint holds."
 
 
-@command("eval", example="aftermath-solana eval runs/lab/checkpoint --tasks source-choice --max-docs 200")
+@command(
+    "eval", example="aftermath-solana eval runs/lab/checkpoint --tasks source-choice --max-docs 200"
+)
 def eval(  # the command's name
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint directory, with its tokenizer.json.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Checkpoint directory, with its tokenizer.json.")
+    ],
     tasks: Annotated[str, typer.Option(help=TASKS)] = "source-choice",
     tier: Annotated[int | None, typer.Option(min=0, max=MAX_LEVELS - 1, help=TIER)] = None,
     fewshot: Annotated[int, typer.Option(min=0, max=64, help="Examples before each question.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed for the choice of questions.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="Seed for the choice of questions.")
+    ] = 0,
     max_docs: Annotated[int, typer.Option(min=1, help="Most questions per task.")] = DOCS,
     device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
 ) -> Result:
     """Evaluate a checkpoint on named tasks.
 
-    source-choice asks which of four pieces of Python source continues another. It needs no network, and a random
-    answer is right in one of four. Equal options and an equal Python give equal scores. Tasks of the harness get the
-    tokens of its own Hugging Face model: the bos_token of tokenizer_config.json, else the eos_token, precedes a text.
+    source-choice asks which of four pieces of Python source continues another. It needs no network,
+    and a random answer is right in one of four. Equal options and an equal Python give equal
+    scores. Tasks of the harness get the tokens of its own Hugging Face model: the bos_token of
+    tokenizer_config.json, else the eos_token, precedes a text.
     """
     from dataclasses import asdict
 
@@ -58,24 +65,35 @@ def eval(  # the command's name
     return Result({"tier": asked, "scores": [asdict(one) for one in scores]}, lines(scores))
 
 
-WRITING_TIER = "Tier that generates; 0 is the whole model. By default the tier that the checkpoint holds."
+WRITING_TIER = (
+    "Tier that generates; 0 is the whole model. By default the tier that the checkpoint holds."
+)
 DRAFT_TOKENS = 4
-DRAFT = "Smaller tier that drafts tokens for --tier. The text is the same, with fewer passes of --tier."
+DRAFT = (
+    "Smaller tier that drafts tokens for --tier. The text is the same, with fewer passes of --tier."
+)
 
 
-@command("generate", example='aftermath-solana generate --model runs/lab/checkpoint --prompt "def " --tokens 200')
+@command(
+    "generate",
+    example='aftermath-solana generate --model runs/lab/checkpoint --prompt "def " --tokens 200',
+)
 def generate(
     model: Annotated[Path, typer.Option(help="Checkpoint directory, with its tokenizer.json.")],
     prompt: Annotated[str, typer.Option(help="Start of the text.")],
     tier: Annotated[int | None, typer.Option(min=0, max=MAX_LEVELS - 1, help=WRITING_TIER)] = None,
     tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Most tokens to generate.")] = 100,
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=100.0, help="0 takes the likeliest token. 1 samples from the model.")
+        float,
+        typer.Option(
+            min=0.0, max=100.0, help="0 takes the likeliest token. 1 samples from the model."
+        ),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for sampling.")] = 0,
     draft_tier: Annotated[int | None, typer.Option(min=1, max=MAX_LEVELS - 1, help=DRAFT)] = None,
     draft_tokens: Annotated[
-        int | None, typer.Option(min=1, max=64, help=f"Tokens per draft. By default {DRAFT_TOKENS}.")
+        int | None,
+        typer.Option(min=1, max=64, help=f"Tokens per draft. By default {DRAFT_TOKENS}."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
 ) -> Result:
@@ -105,7 +123,9 @@ def generate(
         return config.build(number, load(place, number)).to(chosen)
 
     large = of_tier(tier_of(place, tier))
-    draft = Draft(of_tier(draft_tier), draft_tokens or DRAFT_TOKENS) if draft_tier is not None else None
+    draft = (
+        Draft(of_tier(draft_tier), draft_tokens or DRAFT_TOKENS) if draft_tier is not None else None
+    )
     started = time.perf_counter()
     said = write(
         large,
@@ -132,7 +152,8 @@ def _check_draft(tier: int, draft_tier: int | None, draft_tokens: int | None) ->
     """Raise UsageError for draft options that contradict others."""
     if draft_tokens is not None and draft_tier is None:
         raise UsageError(
-            "--draft-tokens needs a draft, and none is chosen", "Pass --draft-tier as well, or leave it out"
+            "--draft-tokens needs a draft, and none is chosen",
+            "Pass --draft-tier as well, or leave it out",
         )
     if draft_tier is not None and draft_tier <= tier:
         raise UsageError(

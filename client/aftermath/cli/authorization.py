@@ -17,16 +17,26 @@ from aftermath.owner.open_run import check_open_run, check_opening
 
 def scope_of(chain: Cluster, run_id: str | None) -> bytes:
     """What an authorization is for: one run, or (None) all runs of the join authority."""
-    return JOIN_SCOPE if run_id is None else bytes(run_addresses(chain.coordinator.program_id, run_id).run)
+    return (
+        JOIN_SCOPE
+        if run_id is None
+        else bytes(run_addresses(chain.coordinator.program_id, run_id).run)
+    )
 
 
-async def granting(chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> list[Instruction]:
-    """What is still to be sent so that the wallet lets `grantee` join its runs; nothing if it does already."""
+async def granting(
+    chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SCOPE
+) -> list[Instruction]:
+    """What is still to be sent so that the wallet lets `grantee` join its runs; nothing if it does
+    already.
+    """
     ix = chain.authorizer.ix(chain.wallet.pubkey)
     found = await chain.authorization(chain.wallet.pubkey, grantee, scope)
     if found is not None and found.active:
         return []
-    return ([] if found else [ix.create(grantee, scope)]) + [ix.grantor_update(grantee, True, scope)]
+    return ([] if found else [ix.create(grantee, scope)]) + [
+        ix.grantor_update(grantee, True, scope)
+    ]
 
 
 async def open_to_all(chain: SignedCluster, grantor: Pubkey, run_id: str) -> bool:
@@ -37,7 +47,9 @@ async def open_to_all(chain: SignedCluster, grantor: Pubkey, run_id: str) -> boo
 
 
 async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
-    """Raise OpenRunRefused if a run is not to be opened to everybody now. On a local network every run may be."""
+    """Raise OpenRunRefused if a run is not to be opened to everybody now. On a local network every
+    run may be.
+    """
     await chain.pool.genesis()  # without which it is not known for a local network
     if chain.pool.is_local:
         return
@@ -52,11 +64,15 @@ async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
     check_opening(run_id, members)
     begins = model.checkpoint if not any(model.checkpoint_hashes) else None
     config = run.config
-    check_open_run(run_id, overlap=config.overlap, init_min_clients=config.init_min_clients, checkpoint=begins)
+    check_open_run(
+        run_id, overlap=config.overlap, init_min_clients=config.init_min_clients, checkpoint=begins
+    )
 
 
 async def warning_about_grantor(chain: SignedCluster, run_id: str) -> str:
-    """Why an authorization of this wallet for that run admits nobody; empty if it does, or the run is still to come."""
+    """Why an authorization of this wallet for that run admits nobody; empty if it does, or the run
+    is still to come.
+    """
     try:
         run = await chain.coordinator.run(run_id)
     except NoSuchRun:
@@ -70,7 +86,9 @@ async def warning_about_grantor(chain: SignedCluster, run_id: str) -> str:
 GRANT = "The join authority grants one with aftermath-solana join-authorization-create"
 
 
-def present(found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT) -> Authorization:
+def present(
+    found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT
+) -> Authorization:
     """The authorization, or the error that there is none."""
     if found is None:
         who = "everybody" if grantee == EVERYONE else str(grantee)

@@ -41,7 +41,9 @@ async def can_join(
     address: Annotated[
         str,
         typer.Option(
-            "--address", "--wallet", help="The wallet that wants to join: a public key, or a key file that holds it."
+            "--address",
+            "--wallet",
+            help="The wallet that wants to join: a public key, or a key file that holds it.",
         ),
     ],
     authorizer: Authorizer = None,
@@ -54,12 +56,13 @@ async def can_join(
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
-    Runs the checks that train runs before it joins: admission, the client's version, funds and bond, other local
-    processes with the same wallet, the device, and the run's model, tier and data. Lists the local files that the run
-    reads and the addresses that it contacts. On a local network it requests the test SOL that the wallet lacks.
+    Runs the checks that train runs before it joins: admission, the client's version, funds and
+    bond, other local processes with the same wallet, the device, and the run's model, tier and
+    data. Lists the local files that the run reads and the addresses that it contacts. On a local
+    network it requests the test SOL that the wallet lacks.
 
-    Exits 0 if the wallet may join, 10 if the run needs another version, 11 if the run does not admit the wallet, and 1
-    for any other reason.
+    Exits 0 if the wallet may join, 10 if the run needs another version, 11 if the run does not
+    admit the wallet, and 1 for any other reason.
     """
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
@@ -86,7 +89,8 @@ async def can_join(
 
 
 async def admission(subject: Subject, *more: str) -> list[tuple[str, Finding]]:
-    """Read the run and return what the chain says of the wallet. Raises UsageError, and CoordinatorError without a run.
+    """Read the run and return what the chain says of the wallet. Raises UsageError, and
+    CoordinatorError without a run.
 
     `more`: names of further checks.
     """
@@ -99,7 +103,9 @@ async def admission(subject: Subject, *more: str) -> list[tuple[str, Finding]]:
 
 
 async def answer(subject: Subject, found: list[tuple[str, Finding]]) -> Result:
-    """Return the answer of `can-join`, after the machine is checked as well. `found`: what the chain says."""
+    """Return the answer of `can-join`, after the machine is checked as well. `found`: what the
+    chain says.
+    """
     from aftermath.cli.check_list import FIT, examine, refusals
     from aftermath.coordinator.errors import Unavailable
     from aftermath.train.reached import reached_by
@@ -129,7 +135,9 @@ def refused_by(refusal: AftermathError, run_id: str, user: Pubkey) -> Result:
     """Return the answer of `can-join` if a server shows nothing of its run to this member."""
     from aftermath.cli.findings import Subject
 
-    return Result(_data(Subject(run_id=run_id, wallet=user), [refusal]), _no([refusal]), _exit_of(refusal))
+    return Result(
+        _data(Subject(run_id=run_id, wallet=user), [refusal]), _no([refusal]), _exit_of(refusal)
+    )
 
 
 def gravest(refusals: list[AftermathError]) -> AftermathError:

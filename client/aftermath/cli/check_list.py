@@ -48,7 +48,17 @@ CHECKS: Mapping[str, Check] = {
     "relay": network_checks.relay,
 }
 # What the chain says of a wallet that wants to join. None of it needs PyTorch.
-ADMISSION = ("authorization", "state", "ban", "seats", "owner", "verification", "version", "bond", "process")
+ADMISSION = (
+    "authorization",
+    "state",
+    "ban",
+    "seats",
+    "owner",
+    "verification",
+    "version",
+    "bond",
+    "process",
+)
 # What needs the model, in the order in which each reads what the one before it found.
 FIT = ("model", "tier", "memory", "data")
 

@@ -1,4 +1,6 @@
-"""Commands about a run's recorded checkpoints: record one, go back to one, and continue a finished run."""
+"""Commands about a run's recorded checkpoints: record one, go back to one, and continue a finished
+run.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ if TYPE_CHECKING:
 async def checkpoint(
     options: SigningOptions,
     run_id: RunId,
-    repo: Annotated[str | None, typer.Option(help="Hugging Face repository that holds the checkpoint.")] = None,
+    repo: Annotated[
+        str | None, typer.Option(help="Hugging Face repository that holds the checkpoint.")
+    ] = None,
     revision: Annotated[str, typer.Option(help="Branch, tag or commit of the repository.")] = "",
-    path: Annotated[Path | None, typer.Option(help="Directory of the checkpoint, the same for every member.")] = None,
+    path: Annotated[
+        Path | None, typer.Option(help="Directory of the checkpoint, the same for every member.")
+    ] = None,
 ) -> Result:
     """Record where the run's durable checkpoint is.
 
@@ -52,7 +58,8 @@ async def checkpoint(
         raise UsageError("--repo and --path contradict each other", "Pass one of them")
     if repo is not None and not is_repository(repo):
         raise UsageError(
-            f"--repo {repo!r} is not the name of a repository", "It is OWNER/NAME, for example --repo ada/my-model"
+            f"--repo {repo!r} is not the name of a repository",
+            "It is OWNER/NAME, for example --repo ada/my-model",
         )
     if path is not None:
         found = Checkpoint(CheckpointKind.LOCAL, str(path.expanduser().resolve()), "")
@@ -78,7 +85,9 @@ async def checkpoint(
 
 
 def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
-    """Return the level hashes of the checkpoint's files. Raise CommandError if the members attested others."""
+    """Return the level hashes of the checkpoint's files. Raise CommandError if the members attested
+    others.
+    """
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import load_hf_config, resolve
     from aftermath.model.segments import level_hash
@@ -91,7 +100,9 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
             "Wait for the end of the first epoch",
         )
     # read only the path that the user names, never one from the chain
-    state = schema_from(load_hf_config(place), model, run.run_id, f"the checkpoint {place.repo}").state
+    state = schema_from(
+        load_hf_config(place), model, run.run_id, f"the checkpoint {place.repo}"
+    ).state
     weights = load(resolve(place), 0)
     hashes = [level_hash(weights, state, level) for level in range(state.levels)]
     different = [level for level in range(state.levels) if hashes[level] != run.level_hashes[level]]
@@ -110,13 +121,18 @@ async def rewind(
     run_id: RunId,
     to_step: Annotated[
         int | None,
-        typer.Option("--to-step", min=0, max=U32_MAX, help="Step of the checkpoint. By default, list the checkpoints."),
+        typer.Option(
+            "--to-step",
+            min=0,
+            max=U32_MAX,
+            help="Step of the checkpoint. By default, list the checkpoints.",
+        ),
     ] = None,
 ) -> Result:
     """Take a paused run back to a recorded checkpoint, or list the checkpoints.
 
-    The next epoch starts from that checkpoint, at its step and its data. The chain keeps the run's checkpoint and the
-    three before it. The two checkpoints swap places, so you can undo a rewind.
+    The next epoch starts from that checkpoint, at its step and its data. The chain keeps the run's
+    checkpoint and the three before it. The two checkpoints swap places, so you can undo a rewind.
     """
     from aftermath.cli.connection import sign_in
     from aftermath.events.progress import in_words
@@ -145,7 +161,9 @@ def _place(run_id: str, model: Model, step: int) -> int:
     known = sorted({steps_before(one.step) for one in model.recorded if one.exists})
     raise CommandError(
         f"no checkpoint of step {step} is recorded for run {run_id}",
-        f"Name one of step {', '.join(map(str, known))}" if known else "Name one first: aftermath-solana checkpoint",
+        f"Name one of step {', '.join(map(str, known))}"
+        if known
+        else "Name one first: aftermath-solana checkpoint",
     )
 
 
@@ -172,16 +190,19 @@ def _list(run_id: str, model: Model) -> Result:
 def reopen(
     options: SigningOptions,
     run_id: RunId,
-    total_steps: Annotated[int, typer.Option("--total-steps", min=1, max=U32_MAX, help="New total number of steps.")],
+    total_steps: Annotated[
+        int, typer.Option("--total-steps", min=1, max=U32_MAX, help="New total number of steps.")
+    ],
     *,
     yes: YES = False,
     json_output: JSON = False,
 ) -> Result:
     """Continue a finished run with more steps.
 
-    Members have to start train again. Change everything else with update-config first, for example a learning rate that
-    ends at 0 after the old total_steps: without --yes, the command refuses to train at a rate of 0. It asks first if
-    the chain has no checkpoint with all trained steps. Without a terminal, or with --json, pass --yes.
+    Members have to start train again. Change everything else with update-config first, for example
+    a learning rate that ends at 0 after the old total_steps: without --yes, the command refuses to
+    train at a rate of 0. It asks first if the chain has no checkpoint with all trained steps.
+    Without a terminal, or with --json, pass --yes.
     """
     if not yes:
         unsaved = run_in_loop(_checked(options, run_id, total_steps))
@@ -189,7 +210,9 @@ def reopen(
             from aftermath.events.status import not_recorded
 
             unknown = not_recorded(unsaved)
-            check_can_ask("reopen", f"may start from an older model ({unknown})", as_json=json_output)
+            check_can_ask(
+                "reopen", f"may start from an older model ({unknown})", as_json=json_output
+            )
             lost = f"Unless a running member still has the model of run {run_id}, that training is lost"
             if not agreed(f"{unknown}. {lost}. Reopen it?"):
                 return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)

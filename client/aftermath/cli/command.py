@@ -25,17 +25,24 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """How a parameter that is not a plain dataclass becomes options, and how its value is built from them."""
+    """How a parameter that is not a plain dataclass becomes options, and how its value is built
+    from them.
+    """
 
     options: Callable[[], list[inspect.Parameter]]
     build: Callable[..., Any]
 
 
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.", show_default=False)]
+JSON = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document instead of text.", show_default=False),
+]
 
 
 def _level(level: Verbosity) -> Callable[[bool], None]:
-    """Return what sets how much the command prints, where its option is given. Raises UsageError for both options."""
+    """Return what sets how much the command prints, where its option is given. Raises UsageError
+    for both options.
+    """
 
     def choose(given: bool) -> None:
         if given and VERBOSITY.get() not in (Verbosity.INFO, level):
@@ -80,8 +87,12 @@ class Command:
     entry: Callable[..., None]
 
 
-def command(name: str, *, example: str, groups: Mapping[str, OptionGroup] | None = None) -> Callable[[Body], Command]:
-    """Make a command of a function that returns a `Result`; `groups` expands parameters that are not dataclasses."""
+def command(
+    name: str, *, example: str, groups: Mapping[str, OptionGroup] | None = None
+) -> Callable[[Body], Command]:
+    """Make a command of a function that returns a `Result`; `groups` expands parameters that are
+    not dataclasses.
+    """
 
     def wrap(body: Body) -> Command:
         return Command(name, example, _entry(name, body, groups or {}))
@@ -96,7 +107,9 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
     for taken, parameter in inspect.signature(body).parameters.items():
         group = groups.get(taken) or _dataclass_group(hints[taken])
         if group is None:
-            parameters.append(parameter.replace(annotation=hints[taken], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(
+                parameter.replace(annotation=hints[taken], kind=inspect.Parameter.KEYWORD_ONLY)
+            )
             continue
         options = group.options()
         built[taken] = (group.build, [option.name for option in options])
@@ -163,7 +176,9 @@ def _dataclass_group(cls: type[Any]) -> OptionGroup | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of a dataclass; `kind`: its type, with what is annotated. A default of `...` makes it required."""
+    """A field of a dataclass; `kind`: its type, with what is annotated. A default of `...` makes it
+    required.
+    """
 
     name: str
     kind: Any
@@ -173,7 +188,10 @@ class Setting:
 def settings_of(cls: type[Any]) -> list[Setting]:
     """The fields of a dataclass, in their order."""
     hints = get_type_hints(cls, include_extras=True)
-    return [Setting(one.name, hints[one.name], ... if one.default is MISSING else one.default) for one in fields(cls)]
+    return [
+        Setting(one.name, hints[one.name], ... if one.default is MISSING else one.default)
+        for one in fields(cls)
+    ]
 
 
 def setting_option(
@@ -183,7 +201,9 @@ def setting_option(
     envvar: str | None = None,
     parser: Callable[[object], Any] | None = None,
 ) -> inspect.Parameter:
-    """A field of a settings class as an option, with its description and limits; without `flags` under its own name."""
+    """A field of a settings class as an option, with its description and limits; without `flags`
+    under its own name.
+    """
     kind, *metadata = get_args(setting.kind)
     least, most = (None, None) if parser else limits(metadata)
     option = typer.Option(
@@ -199,9 +219,14 @@ def setting_option(
 
 
 def limits(metadata: Iterable[object]) -> tuple[Any, Any]:
-    """Return the least (`ge`) and the most (`le`) that a field with this metadata may be. None: no limit."""
+    """Return the least (`ge`) and the most (`le`) that a field with this metadata may be. None: no
+    limit.
+    """
     known = list(metadata)
-    least, most = (next((getattr(one, side) for one in known if hasattr(one, side)), None) for side in ("ge", "le"))
+    least, most = (
+        next((getattr(one, side) for one in known if hasattr(one, side)), None)
+        for side in ("ge", "le")
+    )
     return least, most
 
 
@@ -209,5 +234,8 @@ def keyword(name: str, annotation: object, default: object) -> inspect.Parameter
     """An option as a parameter; a default of `...` makes it required."""
     empty = inspect.Parameter.empty
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=empty if default is ... else default
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=annotation,
+        default=empty if default is ... else default,
     )

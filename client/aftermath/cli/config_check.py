@@ -34,7 +34,9 @@ _ANY_VOCABULARY = 2  # no token is read from files that are missing
 
 @dataclass(frozen=True)
 class Checked:
-    """A file's mistakes in the order of its lines, (code, sentence) of each warning, and what was not looked at."""
+    """A file's mistakes in the order of its lines, (code, sentence) of each warning, and what was
+    not looked at.
+    """
 
     mistakes: tuple[Found, ...]
     warnings: tuple[tuple[str, str], ...] = ()
@@ -86,24 +88,34 @@ def _told(error: AftermathError, *key: str) -> Mistake:
 def _model(
     config: RunConfig, recipe: Mapping[str, Any], mistakes: list[Mistake], unseen: list[str]
 ) -> Mapping[str, Any] | None:
-    """The config.json to hold the file against; None where there is none, of which one of the lists is told."""
+    """The config.json to hold the file against; None where there is none, of which one of the lists
+    is told.
+    """
     chosen = config.llm.checkpoint
     away = chosen.Dummy is not None and chosen.Dummy.repo_id and not _is_here(chosen.Dummy.repo_id)
     if chosen.Hub is not None or away:
-        unseen.append("the model: the Hub is not asked; update-config will find out whether it fits")
+        unseen.append(
+            "the model: the Hub is not asked; update-config will find out whether it fits"
+        )
         return None
     try:
         planned = planned_document(config, recipe, unseen)
         return document_of(config) if planned is None else planned
     except Mistaken as error:
-        mistakes.append(Mistake((*_LLM, "checkpoint"), error.found[0].sentence, error.found[0].code))
+        mistakes.append(
+            Mistake((*_LLM, "checkpoint"), error.found[0].sentence, error.found[0].code)
+        )
     except AftermathError as error:
         mistakes.append(_told(error, "checkpoint"))
     return None
 
 
-def planned_document(config: RunConfig, recipe: Mapping[str, Any], unseen: list[str]) -> Mapping[str, Any] | None:
-    """The config.json of a model that is still to be made, which is noted; None if it is not. Raises UsageError."""
+def planned_document(
+    config: RunConfig, recipe: Mapping[str, Any], unseen: list[str]
+) -> Mapping[str, Any] | None:
+    """The config.json of a model that is still to be made, which is noted; None if it is not.
+    Raises UsageError.
+    """
     chosen = config.llm.checkpoint.Local
     if chosen is None or "model" not in recipe or _is_here(chosen.path):
         return None
@@ -143,7 +155,9 @@ def _planned(options: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _shape(config: RunConfig, described: Mapping[str, Any], mistakes: list[Mistake]) -> Shape | None:
+def _shape(
+    config: RunConfig, described: Mapping[str, Any], mistakes: list[Mistake]
+) -> Shape | None:
     try:
         mistakes += not_fitting(config, described)
         return shape_with(config, described) if not mistakes else None
@@ -153,17 +167,27 @@ def _shape(config: RunConfig, described: Mapping[str, Any], mistakes: list[Mista
 
 
 def _data(
-    config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], mistakes: list[Mistake], unseen: list[str]
+    config: RunConfig,
+    vocab_size: int,
+    recipe: Mapping[str, Any],
+    mistakes: list[Mistake],
+    unseen: list[str],
 ) -> str:
-    """Return why a member on this machine could not train on the data. Empty if it could, or if that is unknown.
+    """Return why a member on this machine could not train on the data. Empty if it could, or if
+    that is unknown.
 
-    If no member can train on the data with these settings, add a mistake, because update-config refuses the config.
+    If no member can train on the data with these settings, add a mistake, because update-config
+    refuses the config.
     """
     chosen = config.llm.data_location
     if chosen.Local is None and chosen.Preprocessed is None and chosen.Dummy is None:
         unseen.append("the data: nobody is asked for it")
         return ""
-    if chosen.Local is not None and not _is_here(chosen.Local.path) and recipe.keys() & {"tokens", "fetch"}:
+    if (
+        chosen.Local is not None
+        and not _is_here(chosen.Local.path)
+        and recipe.keys() & {"tokens", "fetch"}
+    ):
         unseen.append(f"the data: {chosen.Local.path} is not there yet; it is to be made")
         return ""
     try:

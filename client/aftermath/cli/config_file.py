@@ -24,9 +24,9 @@ def config_validate(
 ) -> Result:
     """Check a run's config file without any network.
 
-    Mistakes are what update-config and train would refuse; each has its line and, with --json, a code. Warnings are
-    what the owner may not have meant. Reads the model if this machine has it, or the file that says how to make it.
-    Exits 1 if there is a mistake, else 0.
+    Mistakes are what update-config and train would refuse; each has its line and, with --json, a
+    code. Warnings are what the owner may not have meant. Reads the model if this machine has it, or
+    the file that says how to make it. Exits 1 if there is a mistake, else 0.
     """
     from aftermath.cli.config_check import check
 
@@ -35,7 +35,8 @@ def config_validate(
         "file": str(file),
         "ok": not found.mistakes,
         "mistakes": [
-            {"code": one.code, "line": one.line, "key": one.key, "message": one.sentence} for one in found.mistakes
+            {"code": one.code, "line": one.line, "key": one.key, "message": one.sentence}
+            for one in found.mistakes
         ],
         "warnings": [{"code": code, "message": sentence} for code, sentence in found.warnings],
         "not_looked_at": list(found.unseen),
@@ -43,17 +44,25 @@ def config_validate(
     lines = [f"{file}:{one.line}: {one.sentence}" for one in found.mistakes]
     lines += [f"warning: {sentence}" for _, sentence in found.warnings]
     lines += [f"not looked at: {what}" for what in found.unseen]
-    lines.append(f"{file} has mistakes" if found.mistakes else f"{file} is a config that a run can have")
+    lines.append(
+        f"{file} has mistakes" if found.mistakes else f"{file} is a config that a run can have"
+    )
     return Result(data, plain_text("\n".join(lines)), EXIT_KNOWN if found.mistakes else 0)
 
 
 @command("config explain", example="aftermath-solana config explain config.global_batch_size_end")
 def config_explain(
-    key: Annotated[str, typer.Argument(help="The key, as config.total_steps, or its last part.", show_default=False)],
+    key: Annotated[
+        str,
+        typer.Argument(
+            help="The key, as config.total_steps, or its last part.", show_default=False
+        ),
+    ],
 ) -> Result:
     """Explain a key of a run's config file.
 
-    The key's last part is enough, and so is the name that update-config shows. A table lists its keys.
+    The key's last part is enough, and so is the name that update-config shows. A table lists its
+    keys.
     """
     from aftermath.config.keys import find, held_by, nearest
 
@@ -86,18 +95,26 @@ def _page(key: Key, inner: list[str]) -> str:
         "type": key.kind,
         "unit": key.unit,
         "limits": key.limits,
-        "default": key.default or ("none: it must be given" if key.required else "none: it may be left out"),
+        "default": key.default
+        or ("none: it must be given" if key.required else "none: it may be left out"),
         "example": key.example,
         "keys": ", ".join(inner),
     }
-    return "\n".join([key.name, f"  {key.text}", *(f"  {name + ':':9} {said}" for name, said in rows.items() if said)])
+    return "\n".join(
+        [
+            key.name,
+            f"  {key.text}",
+            *(f"  {name + ':':9} {said}" for name, said in rows.items() if said),
+        ]
+    )
 
 
 @command("config schema", example="aftermath-solana config schema")
 def config_schema() -> Result:
     """Print the JSON Schema of a run's config file.
 
-    Editors complete and check a config file by it, if the file's first line is #:schema ./run.schema.json.
+    Editors complete and check a config file by it, if the file's first line is #:schema
+    ./run.schema.json.
     """
     from aftermath.config.json_schema import json_schema
 
@@ -110,14 +127,19 @@ BARS = 60
 ROWS = 10
 
 
-@command("preview-lr", example="aftermath-solana preview-lr --config-path run.toml --plot rates.png")
+@command(
+    "preview-lr", example="aftermath-solana preview-lr --config-path run.toml --plot rates.png"
+)
 def preview_lr(
     config_path: Annotated[Path, typer.Option("--config-path", help="A run's config file.")],
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also plot the rates into this PNG file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also plot the rates into this PNG file.")
+    ] = None,
 ) -> Result:
     """Show the learning rate of every step of a config file.
 
-    Assumes a run without pauses. After a pause, the first steps of an epoch warm up again (cold_start_warmup_steps).
+    Assumes a run without pauses. After a pause, the first steps of an epoch warm up again
+    (cold_start_warmup_steps).
     """
     from aftermath.config.document import load_config
     from aftermath.config.read import schedule_of
@@ -158,25 +180,32 @@ def _steps(total: int, room: int) -> list[int]:
 
 
 def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None:
-    """Write the plot. Raise UsageError for another kind of file, OutputError if it cannot be written."""
+    """Write the plot. Raise UsageError for another kind of file, OutputError if it cannot be
+    written.
+    """
     from aftermath.events.plot import step_plot
 
     try:
         step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")
     except ValueError as error:
-        raise UsageError(f"--plot {path} cannot be drawn: {error}", "Name a file that ends in .png") from None
+        raise UsageError(
+            f"--plot {path} cannot be drawn: {error}", "Name a file that ends in .png"
+        ) from None
 
 
 @command("run-files", example="aftermath-solana run-files run.toml")
 def run_files(
     file: Annotated[
-        Path, typer.Argument(help="The run's config file, or the name of a packaged config, such as demo.")
+        Path,
+        typer.Argument(
+            help="The run's config file, or the name of a packaged config, such as demo."
+        ),
     ],
 ) -> Result:
     """Make the missing model and token files of a run's config.
 
-    NAME.files.toml next to NAME.toml describes them: options of model init in [model], and of data tokenize in [tokens]
-    or of data fetch in [fetch]. init writes both files. Keeps what exists.
+    NAME.files.toml next to NAME.toml describes them: options of model init in [model], and of data
+    tokenize in [tokens] or of data fetch in [fetch]. init writes both files. Keeps what exists.
     """
     import os
 
@@ -184,6 +213,11 @@ def run_files(
 
     found = chosen(file)
     log = log_of(found.path)
-    made = make_missing(found.path, found.config, log, os.environ, lambda place: note(f"making {place}; log: {log}"))
+    made = make_missing(
+        found.path, found.config, log, os.environ, lambda place: note(f"making {place}; log: {log}")
+    )
     text = "\n".join(f"made {place}" for place in made)
-    return Result({"made": [str(place) for place in made]}, text or "nothing to make: the model and the tokens exist")
+    return Result(
+        {"made": [str(place) for place in made]},
+        text or "nothing to make: the model and the tokens exist",
+    )

@@ -1,6 +1,8 @@
-"""Writes docs/config.md from the classes of a run's config: `python -m aftermath.cli.config_page docs/config.md`.
+"""Writes docs/config.md from the classes of a run's config: `python -m aftermath.cli.config_page
+docs/config.md`.
 
-Decided: the page is generated, never edited, so that a key is explained in one place; a test compares the two.
+Decided: the page is generated, never edited, so that a key is explained in one place; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -75,8 +77,19 @@ def _section(key: Key) -> str:
 
 def _row(key: Key) -> str:
     default = f"`{key.default}`" if key.default else "must be given" if key.required else "–"
-    limits = f"`{key.limits.removeprefix('of the form ')}`" if key.limits.startswith("of the form") else key.limits
-    cells = [_named(key), key.kind.replace("|", "\\|"), key.unit, limits.replace("|", "\\|"), default, key.text]
+    limits = (
+        f"`{key.limits.removeprefix('of the form ')}`"
+        if key.limits.startswith("of the form")
+        else key.limits
+    )
+    cells = [
+        _named(key),
+        key.kind.replace("|", "\\|"),
+        key.unit,
+        limits.replace("|", "\\|"),
+        default,
+        key.text,
+    ]
     return f"| {' | '.join(cell or '–' for cell in cells)} |"
 
 
@@ -87,7 +100,13 @@ def _named(key: Key) -> str:
 
 
 def _codes(known: Mapping[str, str]) -> str:
-    return "\n".join(["| code | what |", "|---|---|", *(f"| `{code}` | {what} |" for code, what in known.items())])
+    return "\n".join(
+        [
+            "| code | what |",
+            "|---|---|",
+            *(f"| `{code}` | {what} |" for code, what in known.items()),
+        ]
+    )
 
 
 def main() -> None:

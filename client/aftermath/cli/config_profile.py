@@ -1,4 +1,6 @@
-"""`config set`, `config show` and `config unset`: the cluster, wallet and run that all commands use."""
+"""`config set`, `config show` and `config unset`: the cluster, wallet and run that all commands
+use.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +31,31 @@ def config_set(
     name: Annotated[Name, typer.Argument(help="What to store.", show_default=False)],
     value: Annotated[
         str,
-        typer.Argument(help="Value: a cluster's name or address, a key file's path, or a run id.", show_default=False),
+        typer.Argument(
+            help="Value: a cluster's name or address, a key file's path, or a run id.",
+            show_default=False,
+        ),
     ],
 ) -> Result:
     """Store a cluster, wallet or run for all commands.
 
-    Commands with --rpc, --ws-rpc, --wallet-private-key-path or --run-id use it in this order: flag, variable,
-    profile, default. A wallet is stored as its file's path, never as a key. config show prints the
-    profile's path.
+    Commands with --rpc, --ws-rpc, --wallet-private-key-path or --run-id use it in this order: flag,
+    variable, profile, default. A wallet is stored as its file's path, never as a key. config show
+    prints the profile's path.
     """
     held = read_profile() | {str(name): _checked(name, value)}
     path = write_profile(held)
     shown = shown_value(name, held[name])
-    return Result({"name": str(name), "value": shown, "file": str(path)}, plain_text(f"{name} {shown}, in {path}"))
+    return Result(
+        {"name": str(name), "value": shown, "file": str(path)},
+        plain_text(f"{name} {shown}, in {path}"),
+    )
 
 
 def _checked(name: Name, value: str) -> str:
-    """The value as it is stored. Raises UsageError or WalletError for one that no command would take."""
+    """The value as it is stored. Raises UsageError or WalletError for one that no command would
+    take.
+    """
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -73,7 +83,9 @@ def _path(value: str) -> str:
     refuse_key_as_path(Path(value))
     path = Path(value).expanduser().absolute()
     if not path.is_file():
-        note(f"warning: there is no key file {path} yet; show-identity --create -w {path} makes one")
+        note(
+            f"warning: there is no key file {path} yet; show-identity --create -w {path} makes one"
+        )
     return str(path)
 
 
@@ -89,8 +101,8 @@ _DEFAULTS: dict[Name, tuple[str | None, str]] = {
 def config_show() -> Result:
     """Show which cluster, wallet and run commands use, and why.
 
-    An option comes first, then its environment variable, the profile (config set) and the default. Hides what follows
-    the port of an address, because it may be an API key.
+    An option comes first, then its environment variable, the profile (config set) and the default.
+    Hides what follows the port of an address, because it may be an API key.
     """
     held = stored()
     rows = {name: _found(name, held) for name in Name}
@@ -99,10 +111,14 @@ def config_show() -> Result:
     path = profile_path()
     data = {
         "file": str(path) if path is not None else None,
-        "values": {str(name): {"value": value, "from": source} for name, (value, source) in rows.items()},
+        "values": {
+            str(name): {"value": value, "from": source} for name, (value, source) in rows.items()
+        },
     }
     table = [[name, value, source] for name, (value, source) in rows.items()]
-    table.append(["profile", str(path) if path is not None else None, "" if held else "nothing is stored"])
+    table.append(
+        ["profile", str(path) if path is not None else None, "" if held else "nothing is stored"]
+    )
     return Result(data, listing(("what", "value", "from"), table))
 
 
@@ -118,10 +134,16 @@ def _found(name: Name, held: dict[str, str]) -> tuple[str | None, str]:
 
 
 @command("config unset", example="aftermath-solana config unset run")
-def config_unset(name: Annotated[Name, typer.Argument(help="What to remove.", show_default=False)]) -> Result:
+def config_unset(
+    name: Annotated[Name, typer.Argument(help="What to remove.", show_default=False)],
+) -> Result:
     """Remove a stored cluster, wallet or run."""
     held = read_profile()
     if name not in held:
-        raise CommandError(f"the profile has no {name}", "See what it has: aftermath-solana config show")
+        raise CommandError(
+            f"the profile has no {name}", "See what it has: aftermath-solana config show"
+        )
     path = write_profile({key: value for key, value in held.items() if key != name})
-    return Result({"name": str(name), "file": str(path)}, plain_text(f"{name} is not in {path} any more"))
+    return Result(
+        {"name": str(name), "file": str(path)}, plain_text(f"{name} is not in {path} any more")
+    )

@@ -54,9 +54,13 @@ class SignedCluster(Cluster):
         """Lamports of an account after what has been sent, 0 if it does not exist."""
         return await balance(self.pool, key, self.sender.slot or None)
 
-    async def authorization(self, grantor: Pubkey, grantee: Pubkey, scope: bytes) -> Authorization | None:
+    async def authorization(
+        self, grantor: Pubkey, grantee: Pubkey, scope: bytes
+    ) -> Authorization | None:
         """The authorization after what has been sent (see `Authorizer.fetch`)."""
-        return await self.authorizer.fetch(grantor, grantee, scope, min_slot=self.sender.slot or None)
+        return await self.authorizer.fetch(
+            grantor, grantee, scope, min_slot=self.sender.slot or None
+        )
 
 
 @asynccontextmanager
@@ -69,11 +73,15 @@ async def connect(choice: ClusterOptions) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
-    """The cluster these options name, with their wallet. Raises Ended in a dry run, where something would be sent."""
+    """The cluster these options name, with their wallet. Raises Ended in a dry run, where something
+    would be sent.
+    """
     wallet, cap = load_wallet(choice.wallet_private_key_path), choice.max_priority_fee
     pool, program_id = _chosen(choice)
     async with pool:
-        coordinator = CoordinatorClient(pool, wallet, program_id=program_id, max_priority_fee=cap, dry=choice.dry_run)
+        coordinator = CoordinatorClient(
+            pool, wallet, program_id=program_id, max_priority_fee=cap, dry=choice.dry_run
+        )
         try:
             yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
         except Rehearsed as found:

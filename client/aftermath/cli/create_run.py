@@ -1,8 +1,9 @@
 """`create-run`: make a run's accounts, and say who may join it.
 
-Decided: accounts, growth, texts and the authorization travel in as few transactions as fit; a creation that was
-interrupted is finished by the same command, because each step is skipped where it was done already. What all of it
-costs is asked for once, before anything is sent, with the fees of what an owner does next.
+Decided: accounts, growth, texts and the authorization travel in as few transactions as fit; a
+creation that was interrupted is finished by the same command, because each step is skipped where it
+was done already. What all of it costs is asked for once, before anything is sent, with the fees of
+what an owner does next.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from aftermath.cli.connection import SignedCluster
 
 LATER = 20
-"""Transactions that the owner can pay for afterwards: to configure the run, start, pause, change and close it."""
+"""Transactions that the owner can pay for afterwards: to configure the run, start, pause, change
+and close it.
+"""
 
 
 class RunExists(CommandError):
@@ -53,9 +56,10 @@ async def create_run(
 ) -> Result:
     """Create a run on chain.
 
-    The wallet becomes its main authority, and its join authority unless you name another. On a local network everybody
-    may join then. Elsewhere only this wallet may: admit other first members with join-authorization-create, and open
-    the run to everybody after its first epoch. With another join authority, nobody may join until it admits them.
+    The wallet becomes its main authority, and its join authority unless you name another. On a
+    local network everybody may join then. Elsewhere only this wallet may: admit other first members
+    with join-authorization-create, and open the run to everybody after its first epoch. With
+    another join authority, nobody may join until it admits them.
     """
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses
@@ -109,7 +113,9 @@ def _authorization_size(chain: SignedCluster, run_id: str) -> dict[Pubkey, int]:
 
 
 def _first_admitted(chain: SignedCluster, run_id: str) -> tuple[Pubkey, bytes]:
-    """Return whom a creation lets join, and the scope of that. Strangers must not train a run's first epoch."""
+    """Return whom a creation lets join, and the scope of that. Strangers must not train a run's
+    first epoch.
+    """
     from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE
     from aftermath.cli.authorization import scope_of
 
@@ -121,7 +127,10 @@ def _first_admitted(chain: SignedCluster, run_id: str) -> tuple[Pubkey, bytes]:
 def check_readable(run_id: str) -> None:
     """Raises UsageError for the id of a new run that people cannot read or type."""
     if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
-        raise UsageError(f"{run_id!r} cannot be told from other ids by reading it", "Choose one that people can type")
+        raise UsageError(
+            f"{run_id!r} cannot be told from other ids by reading it",
+            "Choose one that people can type",
+        )
 
 
 async def remaining(
@@ -130,14 +139,17 @@ async def remaining(
     """Return `missing`. Raise RunExists also if nothing is missing."""
     steps = await missing(chain, run_id, texts, authority, client_version)
     if not steps:
-        raise RunExists(f"run {run_id} exists already", "Choose another id, or change it with update-config")
+        raise RunExists(
+            f"run {run_id} exists already", "Choose another id, or change it with update-config"
+        )
     return steps
 
 
 async def missing(
     chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
 ) -> list[Instruction]:
-    """What is still to be sent for the run to exist at full size, with its texts, and for its first members to join.
+    """What is still to be sent for the run to exist at full size, with its texts, and for its first
+    members to join.
 
     Raise RunExists if the run belongs to another wallet.
     """
@@ -146,7 +158,9 @@ async def missing(
     own = chain.wallet.pubkey
     steps = await growing(chain, run_id)
     if steps is None:
-        steps = chain.coordinator.creation(run_id, join_authority=authority, client_version=client_version)
+        steps = chain.coordinator.creation(
+            run_id, join_authority=authority, client_version=client_version
+        )
     if steps and any(texts.values()):
         steps.append(chain.coordinator.ix.update(run_id, metadata=texts))
     if authority == own:
@@ -162,14 +176,27 @@ async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None
     from aftermath.chain.views import members_account, parse_run, witnesses_account
 
     places = run_addresses(chain.coordinator.program_id, run_id)
-    _, (run, members, witnesses) = await fetch_many(chain.pool, [places.run, places.members, places.witnesses])
-    if run is None or members is None or witnesses is None or run.owner != chain.coordinator.program_id:
+    _, (run, members, witnesses) = await fetch_many(
+        chain.pool, [places.run, places.members, places.witnesses]
+    )
+    if (
+        run is None
+        or members is None
+        or witnesses is None
+        or run.owner != chain.coordinator.program_id
+    ):
         return None  # anybody can put lamports there
     owner = parse_run(run.data).main_authority
     if owner != bytes(chain.wallet.pubkey):
-        raise RunExists(f"run {run_id} exists already and belongs to another wallet", "Choose another id")
+        raise RunExists(
+            f"run {run_id} exists already and belongs to another wallet", "Choose another id"
+        )
     parts = (
         (MEMBERS, len(members.data), members_account().size),
         (WITNESSES, len(witnesses.data), witnesses_account().size),
     )
-    return [chain.coordinator.ix.grow(run_id, which) for which, held, size in parts for _ in range(held, size, GROWTH)]
+    return [
+        chain.coordinator.ix.grow(run_id, which)
+        for which, held, size in parts
+        for _ in range(held, size, GROWTH)
+    ]

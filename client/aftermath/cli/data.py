@@ -33,7 +33,9 @@ class Conversion:
     ] = None
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="A tokenizer.json, or a folder with one. By default one token per byte (257 ids)."),
+        typer.Option(
+            help="A tokenizer.json, or a folder with one. By default one token per byte (257 ids)."
+        ),
     ] = None
     end_token: Annotated[
         str | None,
@@ -49,23 +51,27 @@ class Conversion:
         ),
     ] = "text"
     token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes per token.")] = "2"
-    budget_bytes: Annotated[int, typer.Option(min=1, help="Size of the default corpus in bytes.")] = 4 << 20
-    held_out: Annotated[Path | None, typer.Option(help="Second folder, for files that are held out from training.")] = (
-        None
-    )
+    budget_bytes: Annotated[
+        int, typer.Option(min=1, help="Size of the default corpus in bytes.")
+    ] = 4 << 20
+    held_out: Annotated[
+        Path | None, typer.Option(help="Second folder, for files that are held out from training.")
+    ] = None
     held_out_percent: Annotated[
         int, typer.Option(min=1, max=99, help="Approximate percentage of files in --held-out.")
     ] = 20
 
 
-@command("data tokenize", example="aftermath-solana data tokenize --input books --output runs/books")
+@command(
+    "data tokenize", example="aftermath-solana data tokenize --input books --output runs/books"
+)
 def data_tokenize(conversion: Conversion) -> Result:
     """Turn text into token files.
 
-    Writes the end-of-text token after every document: a text file, a JSON line or a parquet row. A line of
-    <|endoftext|> in a text file starts a new document. Copies the tokenizer's files next to the tokens. Skips and
-    counts records without text in --text-field, and refuses a file if most have none. Refuses an output folder that
-    holds token files.
+    Writes the end-of-text token after every document: a text file, a JSON line or a parquet row. A
+    line of <|endoftext|> in a text file starts a new document. Copies the tokenizer's files next to
+    the tokens. Skips and counts records without text in --text-field, and refuses a file if most
+    have none. Refuses an output folder that holds token files.
     """
     return convert(conversion)
 
@@ -80,7 +86,9 @@ def convert(chosen: Conversion) -> Result:
         standard_library_root,
     )
 
-    documents = folder_documents(chosen.input) if chosen.input else standard_library(chosen.budget_bytes)
+    documents = (
+        folder_documents(chosen.input) if chosen.input else standard_library(chosen.budget_bytes)
+    )
     encoder = _encoder(chosen.tokenizer, chosen.end_token)
     if chosen.held_out is None:
         data, text = _write(chosen, encoder, documents, chosen.output)
@@ -89,7 +97,9 @@ def convert(chosen: Conversion) -> Result:
             raise UsageError("--held-out is --output itself", "Name two folders")
         check_output_unused(chosen.held_out)
         root = chosen.input or standard_library_root()
-        kept, held_out = hold_out(documents, root if root.is_dir() else root.parent, chosen.held_out_percent)
+        kept, held_out = hold_out(
+            documents, root if root.is_dir() else root.parent, chosen.held_out_percent
+        )
         data, text = _write(chosen, encoder, kept, chosen.output)
         more, other = _write(chosen, encoder, held_out, chosen.held_out)
         data |= {"held_out": more}
@@ -128,7 +138,9 @@ def _write(
         companions=encoder.companions,
     )
     if done.inline_separators:
-        note(f"warning: {SEPARATOR} stayed text where it is not alone in its line: {done.inline_separators} times")
+        note(
+            f"warning: {SEPARATOR} stayed text where it is not alone in its line: {done.inline_separators} times"
+        )
     if done.skipped_records:
         records = counted(done.skipped_records, "record")
         note(
@@ -166,8 +178,14 @@ def _encoder(path: Path | None, end_token: str | None) -> Encoder:
         if named is None and number is not None:
             named = tokenizer.id_to_token(number)
     if named is not None and tokenizer.token_to_id(named) is None:
-        raise UsageError(f"--end-token {named!r} is not a token of the tokenizer", "Name one of its tokens")
-    return Encoder(tokenizer, named, {TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), named)})
+        raise UsageError(
+            f"--end-token {named!r} is not a token of the tokenizer", "Name one of its tokens"
+        )
+    return Encoder(
+        tokenizer,
+        named,
+        {TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), named)},
+    )
 
 
 def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
@@ -180,7 +198,9 @@ def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
     try:
         return read(data), companions
     except ValueError as error:
-        raise CheckpointError(f"{path} is not a tokenizer: {error}", "Name a tokenizer.json") from None
+        raise CheckpointError(
+            f"{path} is not a tokenizer: {error}", "Name a tokenizer.json"
+        ) from None
 
 
 _ANY = 1 << 32  # a vocabulary that takes every token
@@ -188,16 +208,20 @@ _ANY = 1 << 32  # a vocabulary that takes every token
 
 @command("data inspect", example="aftermath-solana data inspect --data-path runs/light/tokens")
 def data_inspect(
-    data_path: Annotated[Path | None, typer.Option(help="A token file, or a folder of them.")] = None,
-    config_path: Annotated[Path | None, typer.Option(help="A run's config file: describe its data.")] = None,
+    data_path: Annotated[
+        Path | None, typer.Option(help="A token file, or a folder of them.")
+    ] = None,
+    config_path: Annotated[
+        Path | None, typer.Option(help="A run's config file: describe its data.")
+    ] = None,
     token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes per token.")] = "2",
     seq_len: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 1024,
 ) -> Result:
     """Describe token files and print their hash.
 
-    Refuses files of another format, width or byte order, or of zeros only. The hash covers every file's name, size and
-    sampled blocks, so a large corpus is not read whole. As data_hash in a run's config it rejects members with other
-    data.
+    Refuses files of another format, width or byte order, or of zeros only. The hash covers every
+    file's name, size and sampled blocks, so a large corpus is not read whole. As data_hash in a
+    run's config it rejects members with other data.
     """
     from aftermath.config.document import load_config
     from aftermath.data.fingerprint import records_hash
@@ -207,7 +231,9 @@ def data_inspect(
     from aftermath.owner.agreed_data import source_of
 
     if (data_path is None) == (config_path is None):
-        raise UsageError("data inspect needs one place of data", "Pass --data-path FOLDER or --config-path FILE")
+        raise UsageError(
+            "data inspect needs one place of data", "Pass --data-path FOLDER or --config-path FILE"
+        )
     source: Source
     if config_path is not None:
         source = source_of(load_config(config_path), _ANY)
@@ -217,17 +243,23 @@ def data_inspect(
     records = source.record()
     data = {
         "files": [{"name": one.name, "bytes": one.size, "samples": one.samples} for one in records],
-        "tokens": source.tokens if isinstance(source, TokenFiles) else source.sequences * source.seq_len,
+        "tokens": source.tokens
+        if isinstance(source, TokenFiles)
+        else source.sequences * source.seq_len,
         "sequences": source.sequences,
         "seq_len": source.seq_len,
         "hash": records_hash(records).hex(),
     }
-    redacted_url = data | {"files": [f"{one.name}: {one.size:,} bytes, {one.samples[:16]}" for one in records]}
+    redacted_url = data | {
+        "files": [f"{one.name}: {one.size:,} bytes, {one.samples[:16]}" for one in records]
+    }
     return Result(data, facts(redacted_url))
 
 
 FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fineweb_train_{}.bin"
-"""Ten billion tokens of FineWeb by GPT-2's tokenizer, in files of a hundred million, numbered from 1."""
+"""Ten billion tokens of FineWeb by GPT-2's tokenizer, in files of a hundred million, numbered from
+1.
+"""
 
 
 @command("data fetch", example="aftermath-solana data fetch --output data/fineweb --files 2")
@@ -235,10 +267,15 @@ def data_fetch(
     output: Annotated[Path, typer.Option(help="Folder for the files.")],
     files: Annotated[int, typer.Option(min=1, max=100_000, help="Number of files.")] = 1,
     url_template: Annotated[
-        str | None, typer.Option(help="Address of the files, with {} for the number. By default FineWeb's tokens.")
+        str | None,
+        typer.Option(
+            help="Address of the files, with {} for the number. By default FineWeb's tokens."
+        ),
     ] = None,
     start_index: Annotated[int, typer.Option(min=0, help="First file number.")] = 1,
-    left_pad_zeros: Annotated[int, typer.Option(min=0, max=20, help="Digits of a file number, padded with zeros.")] = 6,
+    left_pad_zeros: Annotated[
+        int, typer.Option(min=0, max=20, help="Digits of a file number, padded with zeros.")
+    ] = 6,
 ) -> Result:
     """Download the tokens of FineWeb, or numbered token files.
 
@@ -252,20 +289,27 @@ def data_fetch(
     for url in numbered_urls(url_template or FINEWEB, start_index, left_pad_zeros, files):
         paths.append(download(url, output, client, lambda here, whole: None))
         note(f"{paths[-1]}: {paths[-1].stat().st_size:,} bytes")
-    data = {"files": [str(path) for path in paths], "bytes": sum(path.stat().st_size for path in paths)}
+    data = {
+        "files": [str(path) for path in paths],
+        "bytes": sum(path.stat().st_size for path in paths),
+    }
     return Result(data, f"{counted(len(paths), 'file')} in {output}")
 
 
 @command("data serve", example="aftermath-solana data serve --config data.toml --port 5533")
 async def data_serve(
-    config: Annotated[Path, typer.Option(help="Settings file with dir, token_size, seq_len and shuffle_seed.")],
+    config: Annotated[
+        Path, typer.Option(help="Settings file with dir, token_size, seq_len and shuffle_seed.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = PORT,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")
+    ] = PORT,
 ) -> Result:
     """Serve token files to a run's members, over TCP.
 
-    The run's config names it as data_location = { Server = "HOST:PORT" }. Everyone who can reach the port can read.
-    Runs until Ctrl-C.
+    The run's config names it as data_location = { Server = "HOST:PORT" }. Everyone who can reach
+    the port can read. Runs until Ctrl-C.
     """
     import asyncio
 

@@ -1,7 +1,8 @@
 """`decode-gradients`: what members sent, from the files of `train --write-gradients-dir`.
 
-Decided: a file may come from anybody, so what it says is checked before it is believed, and so is the room that
-its tensors take before one is made: a short payload may stand for a model that no machine holds.
+Decided: a file may come from anybody, so what it says is checked before it is believed, and so is
+the room that its tensors take before one is made: a short payload may stand for a model that no
+machine holds.
 """
 
 from __future__ import annotations
@@ -28,23 +29,33 @@ LARGEST_TENSOR = 16 << 30
 """Bytes of the largest tensor that --out makes."""
 
 
-@command("decode-gradients", example="aftermath-solana decode-gradients step-000012-member-3.safetensors --out dense")
+@command(
+    "decode-gradients",
+    example="aftermath-solana decode-gradients step-000012-member-3.safetensors --out dense",
+)
 def decode_gradients(
-    files: Annotated[list[Path], typer.Argument(help="Files that train --write-gradients-dir wrote.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Files that train --write-gradients-dir wrote.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for dense tensors in the parameters' shapes: one file of the same name for each."),
+        typer.Option(
+            help="Directory for dense tensors in the parameters' shapes: one file of the same name for each."
+        ),
     ] = None,
 ) -> Result:
     """Show the results in files that train --write-gradients-dir wrote.
 
-    Values are votes of 1 and -1, or numbers, as the run counts them. With --out they are tensors of the full model,
-    transformed back, and zero where nothing was sent.
+    Values are votes of 1 and -1, or numbers, as the run counts them. With --out they are tensors of
+    the full model, transformed back, and zero where nothing was sent.
     """
     from aftermath.optim.gradientfile import read_gradient_file
 
     if out is not None and len({path.name for path in files}) < len(files):
-        raise UsageError("two files have the same name, and --out takes one of each", "Decode them one after the other")
+        raise UsageError(
+            "two files have the same name, and --out takes one of each",
+            "Decode them one after the other",
+        )
     if out is not None:
         _check_apart(files, out)
     found = []
@@ -65,7 +76,9 @@ def _check_apart(files: Sequence[Path], out: Path) -> None:
     """Raise UsageError if what is made of a file would take its place."""
     for path in files:
         if (out / path.name).exists() and path.exists() and path.samefile(out / path.name):
-            raise UsageError(f"--out {out} would replace the input file {path}", "Name another directory")
+            raise UsageError(
+                f"--out {out} would replace the input file {path}", "Name another directory"
+            )
 
 
 def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
@@ -93,7 +106,12 @@ def _described(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> di
             "least": least,
             "most": most,
         }
-    return {"file": str(path), **asdict(file.about), "schema_hash": file.schema.hash().hex(), "levels": levels}
+    return {
+        "file": str(path),
+        **asdict(file.about),
+        "schema_hash": file.schema.hash().hex(),
+        "levels": levels,
+    }
 
 
 def _shown(found: Sequence[Mapping[str, Any]]) -> Any:
@@ -111,11 +129,14 @@ def _shown(found: Sequence[Mapping[str, Any]]) -> Any:
     return listing(COLUMNS, rows)
 
 
-# --- dense tensors ----------------------------------------------------------------------------------------------------
+# --- dense tensors
+#  ----------------------------------------------------------------------------------------------------
 
 
 def _check_room(path: Path, file: GradientFile, out: Path) -> None:
-    """Make the directory. Raises CommandError unless it has room, and this machine may have, for a file's tensors."""
+    """Make the directory. Raises CommandError unless it has room, and this machine may have, for a
+    file's tensors.
+    """
     from aftermath.model.store import writing
     from aftermath.optim.dense import dense_shapes
 
@@ -145,9 +166,17 @@ def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path
 
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}
     about = file.about
-    facts = {"run_id": about.run_id, "step": str(about.step), "seat": str(about.seat), "format": "pt"}
+    facts = {
+        "run_id": about.run_id,
+        "step": str(about.step),
+        "seat": str(about.seat),
+        "format": "pt",
+    }
     facts |= {"levels": " ".join(map(str, votes)), "schema_hash": file.schema.hash().hex()}
-    with writing(target.parent), output_file(target, lambda head: b'"schema_hash"' in head) as stream:
+    with (
+        writing(target.parent),
+        output_file(target, lambda head: b'"schema_hash"' in head) as stream,
+    ):
         stream.write(header(shapes, facts))
         for _, tensor in dense(file.schema, votes, about.learning_rate):
             stream.write(tensor.numpy().astype("<f4", copy=False).data)

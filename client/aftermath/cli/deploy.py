@@ -37,31 +37,42 @@ async def deploy(
     program: Annotated[Which, typer.Option(help="Program to deploy.")] = Which.ALL,
     program_keypair: Annotated[
         Path | None,
-        typer.Option(help="Key file of the program's address. By default keys/PROGRAM-keypair.json."),
+        typer.Option(
+            help="Key file of the program's address. By default keys/PROGRAM-keypair.json."
+        ),
     ] = None,
 ) -> Result:
     """Deploy or upgrade the programs on a cluster.
 
-    Skips programs that are up to date, and continues an interrupted deployment. The wallet pays, and only it can
-    upgrade the programs later.
+    Skips programs that are up to date, and continues an interrupted deployment. The wallet pays,
+    and only it can upgrade the programs later.
     """
     from aftermath.chain.deploy import deploy_program, deployment_cost
     from aftermath.chain.dry_run import DrySender
     from aftermath.cli.connection import sign_in
 
     if program_keypair and program is Which.ALL:
-        raise UsageError("--program-keypair is the key of one program", "Say which: --program coordinator")
+        raise UsageError(
+            "--program-keypair is the key of one program", "Say which: --program coordinator"
+        )
     names = (Which.AUTHORIZER, Which.COORDINATOR) if program is Which.ALL else (program,)
-    keys = {name: program_key(name, program_keypair or KEYS / f"{name}-keypair.json") for name in names}
+    keys = {
+        name: program_key(name, program_keypair or KEYS / f"{name}-keypair.json") for name in names
+    }
     done: list[dict[str, Any]] = []
     async with sign_in(options) as chain:
-        costs = [await deployment_cost(chain.sender, shared_object(name), key) for name, key in keys.items()]
+        costs = [
+            await deployment_cost(chain.sender, shared_object(name), key)
+            for name, key in keys.items()
+        ]
         if any(costs):
             await chain.sender.ensure_funds(sum(costs))
         if isinstance(chain.sender, DrySender) and any(costs):
             raise await rehearsed(chain.sender, keys)
         for name, key in keys.items():
-            found = await deploy_program(chain.sender, shared_object(name), key, progress=_progress(name))
+            found = await deploy_program(
+                chain.sender, shared_object(name), key, progress=_progress(name)
+            )
             done.append(
                 {
                     "program": name.value,
@@ -73,11 +84,18 @@ async def deploy(
             )
         spend = chain.sender.spend
     data = {"programs": done, "transactions": spend.transactions, "fees_lamports": spend.lamports}
-    return Result(data, listing(("program", "address", "action", "bytes"), [list(row.values())[:4] for row in done]))
+    return Result(
+        data,
+        listing(
+            ("program", "address", "action", "bytes"), [list(row.values())[:4] for row in done]
+        ),
+    )
 
 
 async def rehearsed(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehearsed:
-    """What deploying these programs would send: not one list, as with other commands, but what is missing by then."""
+    """What deploying these programs would send: not one list, as with other commands, but what is
+    missing by then.
+    """
     from aftermath.chain.deploy import deployment_steps
 
     steps: list[Step] = []

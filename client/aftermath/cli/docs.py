@@ -87,33 +87,44 @@ def _option(parameter: Any, context: Any) -> Option:
         names = f"`{parameter.name}`"
     else:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    text = re.sub(r"(; )?[-.\d]*(<=)?x[<>]=[\d.]+(?=\])", "", text).replace(" []", "")  # errors name the limits
+    # errors name the limits
+    text = re.sub(r"(; )?[-.\d]*(<=)?x[<>]=[\d.]+(?=\])", "", text).replace(" []", "")
     return Option(names, " ".join(text.split()), parameter.rich_help_panel or "")
 
 
 def shared_of(options: Options) -> list[Option]:
     """Return the options that at least SHARED_FROM commands explain with the same words, by panel."""
     count = Counter(one for every in options.values() for one in every)
-    shared = [one for one, commands in count.items() if commands >= SHARED_FROM or one.panel in PANELS]
+    shared = [
+        one for one, commands in count.items() if commands >= SHARED_FROM or one.panel in PANELS
+    ]
     most = {one.names: one for one in sorted(shared, key=lambda one: count[one])}
     ordered = [one for one in shared if most[one.names] is one]
-    return sorted(ordered, key=lambda one: PANELS.index(one.panel) + 1 if one.panel in PANELS else 0)
+    return sorted(
+        ordered, key=lambda one: PANELS.index(one.panel) + 1 if one.panel in PANELS else 0
+    )
 
 
 def page(index: Index = SOLANA, preface: str = PREFACE) -> str:
-    """Return the page of a script's commands as markdown, with the shared options of aftermath-solana."""
+    """Return the page of a script's commands as markdown, with the shared options of
+    aftermath-solana.
+    """
     solana = options_of(SOLANA)
     shared = shared_of(solana)
     options = solana if index is SOLANA else options_of(index)
     parts = [preface]
     if index is SOLANA:
         parts.append(SHARED_PREFACE)
-        for panel, group in groupby(shared, key=lambda one: one.panel if one.panel in PANELS else ""):
+        for panel, group in groupby(
+            shared, key=lambda one: one.panel if one.panel in PANELS else ""
+        ):
             parts += [f"### {panel} options"] * bool(panel) + [listed(list(group))]
     for panel, entries in groupby(index.entries.items(), key=lambda item: item[1].panel):
         parts.append(f"## {panel}")
         for name, _ in entries:
-            of_train = [] if index is SOLANA else [one for one in solana["train"] if one not in shared]
+            of_train = (
+                [] if index is SOLANA else [one for one in solana["train"] if one not in shared]
+            )
             parts.append(section(index, name, options[name], shared, of_train))
     return "\n\n".join(parts) + "\n"
 
@@ -123,7 +134,9 @@ def listed(options: list[Option]) -> str:
     return "\n".join(one.line for one in options)
 
 
-def section(index: Index, name: str, options: list[Option], shared: list[Option], of_train: list[Option]) -> str:
+def section(
+    index: Index, name: str, options: list[Option], shared: list[Option], of_train: list[Option]
+) -> str:
     """Return what one command does, an example, its own options, and the names of the shared ones.
 
     `of_train`: further options that another page explains, under `train`.
@@ -144,7 +157,9 @@ def section(index: Index, name: str, options: list[Option], shared: list[Option]
 
 def _filled(text: str, indent: str = "") -> str:
     words = " ".join(text.split())
-    return textwrap.fill(words, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        words, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _most_of(options: list[Option], every: list[Option]) -> str:
@@ -158,7 +173,9 @@ def _most_of(options: list[Option], every: list[Option]) -> str:
 def _named(options: list[Option], shared: list[Option]) -> list[str]:
     """Return the names of shared options, with one name for a whole panel."""
     named = []
-    whole = [panel for panel in PANELS if {one for one in shared if one.panel == panel} <= set(options)]
+    whole = [
+        panel for panel in PANELS if {one for one in shared if one.panel == panel} <= set(options)
+    ]
     for one in options:
         if one.panel not in whole:
             named.append(one.names.partition(",")[0])

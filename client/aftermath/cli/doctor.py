@@ -37,7 +37,13 @@ class ExaminedOptions(WalletOptions, ClusterOptions):
     """A wallet and a cluster. Both are optional."""
 
     rpc: Annotated[
-        str, shared("--rpc", text=f"{RPC_TEXT} By default no cluster is checked.", panel=CLUSTER, stored="rpc")
+        str,
+        shared(
+            "--rpc",
+            text=f"{RPC_TEXT} By default no cluster is checked.",
+            panel=CLUSTER,
+            stored="rpc",
+        ),
     ] = ""
 
 
@@ -47,10 +53,18 @@ class ListeningOptions:
 
     bind_p2p_port: Annotated[
         int,
-        shared("--bind-p2p-port", text="UDP port that train would use. 0 picks a free one.", least=0, most=65535),
+        shared(
+            "--bind-p2p-port",
+            text="UDP port that train would use. 0 picks a free one.",
+            least=0,
+            most=65535,
+        ),
     ] = 0
     bind_p2p_interface: Annotated[
-        str | None, shared("--bind-p2p-interface", text="Address that train would bind. By default all interfaces.")
+        str | None,
+        shared(
+            "--bind-p2p-interface", text="Address that train would bind. By default all interfaces."
+        ),
     ] = None
     iroh_relay: Annotated[
         str,
@@ -62,18 +76,29 @@ class ListeningOptions:
     ] = AUTO
     metrics_port: Annotated[
         int | None,
-        shared("--metrics-port", text="TCP port at which train would serve metrics.", least=1, most=65535),
+        shared(
+            "--metrics-port",
+            text="TCP port at which train would serve metrics.",
+            least=1,
+            most=65535,
+        ),
     ] = None
 
 
-@command("doctor", example="aftermath-solana doctor --rpc http://127.0.0.1:8899 --run-id demo -w wallet.json")
+@command(
+    "doctor",
+    example="aftermath-solana doctor --rpc http://127.0.0.1:8899 --run-id demo -w wallet.json",
+)
 async def doctor(
     options: ExaminedOptions,
     *,
     run_id: Annotated[
-        str | None, shared("--run-id", text="Also check this run.", check=checked_run_id, stored="run")
+        str | None,
+        shared("--run-id", text="Also check this run.", check=checked_run_id, stored="run"),
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Repair what can be repaired: a key file's mode.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Repair what can be repaired: a key file's mode.")
+    ] = False,
     matformer_tier: Annotated[
         int | None,
         shared(
@@ -91,9 +116,11 @@ async def doctor(
 ) -> Result:
     """Say what is wrong with this machine, wallet and cluster, and how to fix it.
 
-    Checks Python and its packages, PyTorch and the device, disk, the wallet's file, the Hub's token, ports, UDP and the
-    relay. With --rpc it also checks the nodes, their websockets, the chain's clock and the wallet's balance. With
-    --run-id it also checks whether the run admits the wallet, its model and data, and which tier fits into memory.
+    Checks Python and its packages, PyTorch and the device, disk, the wallet's file, the Hub's
+    token, ports, UDP and the relay. With --rpc it also checks the nodes, their websockets, the
+    chain's clock and the wallet's balance. With
+    --run-id it also checks whether the run admits the wallet, its model and data, and which tier
+     fits into memory.
     Sends nothing and spends nothing. Exits 1 if a check fails, else 0.
     """
     from dataclasses import replace
@@ -117,13 +144,17 @@ async def doctor(
         authorizer=public_key(authorizer) if authorizer is not None else None,
         max_bond=max_bond,
     )
-    found = await examine(subject, ("python", "torch", "disk", "wallet", "hub-token", "metrics-port", "udp"))
+    found = await examine(
+        subject, ("python", "torch", "disk", "wallet", "hub-token", "metrics-port", "udp")
+    )
     if options.rpc or run_id:
         async with connect(replace(options, rpc=options.rpc or defaults.RPC)) as chain:
             subject.chain = chain
             found += await examine(subject, ("rpc",))
             if subject.answers:
-                found += await examine(subject, ("websocket", "clock", "run", *ADMISSION, "balance", "reach"))
+                found += await examine(
+                    subject, ("websocket", "clock", "run", *ADMISSION, "balance", "reach")
+                )
     return result_of([*found, *await examine(subject, ("relay", *FIT))])
 
 

@@ -39,7 +39,10 @@ def call(instruction: Instruction) -> str:
         if instruction.program_id != authorizer_program().id:
             names = coordinator_program().calls
     data = bytes(instruction.data)
-    return next((name for begin, name in names.items() if data.startswith(begin)), str(instruction.program_id))
+    return next(
+        (name for begin, name in names.items() if data.startswith(begin)),
+        str(instruction.program_id),
+    )
 
 
 def _calls(one: Simulated) -> list[str]:
@@ -54,7 +57,8 @@ def _data(found: Rehearsed) -> dict[str, Any]:
         "wallet": str(found.wallet),
         "transactions": [_transaction(one) for one in found.simulated],
         "accounts": [
-            {"address": str(one.address), "bytes": one.size, "rent_lamports": one.rent} for one in found.accounts
+            {"address": str(one.address), "bytes": one.size, "rent_lamports": one.rent}
+            for one in found.accounts
         ],
         "rent_lamports": found.rent,
         "fees_lamports": found.fees,
@@ -63,7 +67,8 @@ def _data(found: Rehearsed) -> dict[str, Any]:
         "returned_lamports": sum(one.returned for one in found.simulated),
         "held_lamports": found.held,
         "needed_lamports": found.needed,
-        "refusal": refusal and {"code": refusal.code, "error": refusal.message, "fix": completed_text(refusal.fix)},
+        "refusal": refusal
+        and {"code": refusal.code, "error": refusal.message, "fix": completed_text(refusal.fix)},
         **found.beside,
     }
 
@@ -84,13 +89,21 @@ def _text(found: Rehearsed) -> RenderableType:
     parts: list[RenderableType] = [plain_text("nothing was sent; this would be:")]
     columns = ("transactions", "instructions", "fee at most", "outcome")
     parts.append(
-        listing(columns, [[one.step.times, _calls(one), sol(one.fee), _ends(one, found)] for one in found.simulated])
+        listing(
+            columns,
+            [
+                [one.step.times, _calls(one), sol(one.fee), _ends(one, found)]
+                for one in found.simulated
+            ],
+        )
     )
     if found.accounts:
         rows = [[str(one.address), f"{one.size:,}", sol(one.rent)] for one in found.accounts]
         parts.append(listing(("account", "bytes", "rent"), rows))
     bond = f"{sol(found.bond)} of bond, " if found.bond else ""
-    costs = {"in all": f"{sol(found.total)}: {sol(found.rent)} of rent, {bond}{sol(found.fees)} of fees at most"}
+    costs = {
+        "in all": f"{sol(found.total)}: {sol(found.rent)} of rent, {bond}{sol(found.fees)} of fees at most"
+    }
     if returned := sum(one.returned for one in found.simulated):
         costs["comes back"] = sol(returned)
     lacks = _lacks(found)

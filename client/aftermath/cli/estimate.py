@@ -30,10 +30,16 @@ _UNITS = 200_000  # compute units of a large transaction of ours
 
 @command("estimate", example="aftermath-solana estimate --config-path config/demo/config.toml")
 async def estimate(
-    config_path: Annotated[Path, typer.Option("--config-path", "--config", help="The run's config.toml.")],
+    config_path: Annotated[
+        Path, typer.Option("--config-path", "--config", help="The run's config.toml.")
+    ],
     members: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_MEMBERS, help="Number of members. By default init_min_clients of the file."),
+        typer.Option(
+            min=1,
+            max=MAX_MEMBERS,
+            help="Number of members. By default init_min_clients of the file.",
+        ),
     ] = None,
     device: Annotated[
         str | None,
@@ -45,10 +51,11 @@ async def estimate(
 ) -> Result:
     """Estimate what a run takes: SOL, bytes, memory, tokens and time.
 
-    Reads only the file and its checkpoint, or the file that describes how to make it; asks no cluster and spends
-    nothing. SOL is what the owner pays to create, configure and start the run, and what each member pays until the end.
-    Rent comes back, fees do not. Time is the most that the file's limits allow. With --device it is also the least that
-    members like this machine need, each with an equal share of every round.
+    Reads only the file and its checkpoint, or the file that describes how to make it; asks no
+    cluster and spends nothing. SOL is what the owner pays to create, configure and start the run,
+    and what each member pays until the end. Rent comes back, fees do not. Time is the most that the
+    file's limits allow. With --device it is also the least that members like this machine need,
+    each with an equal share of every round.
     """
     from dataclasses import asdict
 
@@ -84,7 +91,9 @@ async def estimate(
         "lamports_that_come_back": rents + there * (rent + rules.join_bond),
         "bytes_per_round": shape.bytes_per_round,
         "memory_bytes": needs(shape.schema, config.llm.max_seq_len, there),
-        "parameters": [shape.schema.state.parameters(tier) for tier in range(shape.schema.state.tiers)],
+        "parameters": [
+            shape.schema.state.parameters(tier) for tier in range(shape.schema.state.tiers)
+        ],
         "steps": rules.total_steps,
         "sequences": sequences,
         "tokens": tokens,
@@ -92,14 +101,20 @@ async def estimate(
         "seconds_at_most": seconds_at_most(rules),
     }
     if device is not None:
-        data["here"] = [asdict(pace) for pace in measured(shape.schema, rules, there, sequences, device)]
+        data["here"] = [
+            asdict(pace) for pace in measured(shape.schema, rules, there, sequences, device)
+        ]
     if not rules.total_steps:
-        note("warning: total_steps is 0, so that the run has no end: what it takes until then is that of no step")
+        note(
+            "warning: total_steps is 0, so that the run has no end: what it takes until then is that of no step"
+        )
     return Result(data, facts(_shown(data)))
 
 
 async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
-    """(rent, fees at most) in lamports of creating, configuring and starting a run that everybody may join."""
+    """(rent, fees at most) in lamports of creating, configuring and starting a run that everybody
+    may join.
+    """
     from solders.keypair import Keypair
 
     from aftermath.chain import defaults
@@ -114,10 +129,18 @@ async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
     wallet, name = Wallet(Keypair()), "estimate"
     async with RpcPool([endpoint(defaults.RPC)]) as pool:  # which is not asked
         client, authorizer = CoordinatorClient(pool, wallet), Authorizer(pool)
-        creation = [*client.creation(name, join_authority=wallet.pubkey), authorizer.ix(wallet.pubkey).create(EVERYONE)]
+        creation = [
+            *client.creation(name, join_authority=wallet.pubkey),
+            authorizer.ix(wallet.pubkey).create(EVERYONE),
+        ]
         creation.append(authorizer.ix(wallet.pubkey).grantor_update(EVERYONE, True))
         on_chain = config.to_chain()
-        shown = {"name": "", "description": "", "num_parameters": shape.num_parameters, "vocab_size": shape.vocab_size}
+        shown = {
+            "name": "",
+            "description": "",
+            "num_parameters": shape.num_parameters,
+            "vocab_size": shape.vocab_size,
+        }
         parts: list[dict[str, Any]] = [{"config": on_chain["config"]}, {"model": on_chain["model"]}]
         parts += [{"schema": shape.to_chain()}, {"metadata": shown}]
         change = client.ix.write_spec(name, config.llm.spec.encode())
@@ -181,7 +204,9 @@ def tokens_of(rules: Config) -> tuple[int, int]:
 
 def seconds_at_most(rules: Config) -> int:
     """Return the seconds of all rounds and epochs at their limits."""
-    return rules.total_steps * longest_round(rules) + epochs_of(rules) * (rules.warmup_time + rules.cooldown_time)
+    return rules.total_steps * longest_round(rules) + epochs_of(rules) * (
+        rules.warmup_time + rules.cooldown_time
+    )
 
 
 def _shown(data: dict[str, Any]) -> dict[str, object]:
@@ -232,8 +257,11 @@ class Pace:
     """Seconds for all rounds."""
 
 
-def measured(schema: Schema, rules: Config, members: int, sequences: int, device: str) -> list[Pace]:
-    """The pace of each tier that the device's memory holds; `sequences` are those of all rounds together.
+def measured(
+    schema: Schema, rules: Config, members: int, sequences: int, device: str
+) -> list[Pace]:
+    """The pace of each tier that the device's memory holds; `sequences` are those of all rounds
+    together.
 
     Raises UsageError for several devices, and what is wrong with the one that is named.
     """
@@ -244,7 +272,10 @@ def measured(schema: Schema, rules: Config, members: int, sequences: int, device
 
     mesh = mesh_of(device, 0, 1)
     if not mesh.alone:
-        raise UsageError("estimate --device measures one device, not several", "Name one of them, for example cuda:0")
+        raise UsageError(
+            "estimate --device measures one device, not several",
+            "Name one of them, for example cuda:0",
+        )
     settings = TrainSettings(run_id="estimate", device=device)
     arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile)
     found = []
@@ -255,7 +286,9 @@ def measured(schema: Schema, rules: Config, members: int, sequences: int, device
 
 
 def pace(rules: Config, members: int, sequences: int, tier: int, speed: int) -> Pace:
-    """What `speed`, in sequences a minute, comes to: a round is done by who has the largest part of it."""
+    """What `speed`, in sequences a minute, comes to: a round is done by who has the largest part of
+    it.
+    """
     share = math.ceil(rules.global_batch_size_end / members)
     least = float(rules.min_round_time)
     in_all = max(rules.total_steps * least, sequences / members * 60 / speed)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from aftermath.events.reader import EventReader, EventRecord, RunFilter
 
 Places = Annotated[
-    list[Path], typer.Argument(help="Directories that train --events-dir wrote, or one above them, or files of events.")
+    list[Path],
+    typer.Argument(
+        help="Directories that train --events-dir wrote, or one above them, or files of events."
+    ),
 ]
 OnlyRun = Annotated[
     str | None,
@@ -40,19 +43,29 @@ ENDINGS = {".csv": True, ".jsonl": False, ".json": False}
 def events(
     places: Places,
     kind: Annotated[
-        str | None, typer.Option("--kind", help="Use only events of these kinds, separated by commas: trained,warning.")
+        str | None,
+        typer.Option(
+            "--kind", help="Use only events of these kinds, separated by commas: trained,warning."
+        ),
     ] = None,
     run: OnlyRun = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then print events as they are written, until Ctrl-C.")
+        bool,
+        typer.Option("--follow", "-f", help="Then print events as they are written, until Ctrl-C."),
     ] = False,
     lines: Annotated[
         int | None,
-        typer.Option(min=0, max=100_000, help="Use only the last events, this many. By default all; 20 with --follow."),
+        typer.Option(
+            min=0,
+            max=100_000,
+            help="Use only the last events, this many. By default all; 20 with --follow.",
+        ),
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Replay at this multiple of real time. By default there are no pauses."),
+        typer.Option(
+            min=0.001, help="Replay at this multiple of real time. By default there are no pauses."
+        ),
     ] = None,
     csv: Annotated[
         bool | None,
@@ -63,13 +76,16 @@ def events(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write: .csv is a table, anything else JSON lines.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write: .csv is a table, anything else JSON lines.")
+    ] = None,
     json_output: JsonLines = False,
 ) -> Result:
     """Print, follow or export the events of members.
 
-    Merges the events of several members by date. As text and without --kind, it leaves out kinds that only programs
-    read. An exported row names the run, wallet, tier and client version, and this command reads exported lines again.
+    Merges the events of several members by date. As text and without --kind, it leaves out kinds
+    that only programs read. An exported row names the run, wallet, tier and client version, and
+    this command reads exported lines again.
     """
     from aftermath.events.reader import EventReader, RunFilter
 
@@ -86,7 +102,12 @@ def events(
         return Result(None, None)
     listed = found() if lines is None else iter(deque(found(), maxlen=lines))
     if out is not None and str(out) != "-":
-        written = _export(out, listed, lambda count: _finish(reader, places, count, runs), as_table=_as_table(csv, out))
+        written = _export(
+            out,
+            listed,
+            lambda count: _finish(reader, places, count, runs),
+            as_table=_as_table(csv, out),
+        )
         data = {"events": written, "out": str(out), "notes": reader.notes()}
         return Result(data, f"{written:,} events written to {out}")
     if csv is not None or out is not None:
@@ -108,10 +129,16 @@ def _check_modes(*, follow: bool, speed: float | None, csv: bool | None, out: Pa
     form = {"--out": out is not None, "--csv": csv is True, "--jsonl": csv is False}
     given = [name for name, used in (pace | form).items() if used]
     if sum(pace.values()) > 1 or (any(pace.values()) and len(given) > 1):
-        raise UsageError(f"{given[0]} and {given[1]} contradict each other", "Leave one of them out")
+        raise UsageError(
+            f"{given[0]} and {given[1]} contradict each other", "Leave one of them out"
+        )
 
 
-def _follow(found: Callable[[], Iterator[EventRecord]], show: Callable[[EventRecord], None], lines: int | None) -> None:
+def _follow(
+    found: Callable[[], Iterator[EventRecord]],
+    show: Callable[[EventRecord], None],
+    lines: int | None,
+) -> None:
     """Show the last events, and then new ones until Ctrl-C. Files and directories may appear later."""
     try:
         for record in deque(found(), maxlen=FOLLOWED_LINES if lines is None else lines):
@@ -136,7 +163,10 @@ def _of_kinds(records: Iterable[EventRecord], kinds: str | None) -> Iterator[Eve
     names = [name.strip() for name in kinds.split(",")]
     for name in names:
         if name not in known:
-            raise UsageError(f"--kind {name}: there is no such kind of event", f"Kinds are {', '.join(sorted(known))}")
+            raise UsageError(
+                f"--kind {name}: there is no such kind of event",
+                f"Kinds are {', '.join(sorted(known))}",
+            )
     wanted = tuple(known[name] for name in names)
     return (one for one in records if isinstance(one.event, wanted))
 
@@ -154,7 +184,9 @@ def _printer(*, as_json: bool, everything: bool) -> Callable[[EventRecord], None
     """Return what prints an event in one line. `everything`: also kinds that only programs read."""
     from aftermath.events.text import EventLines
 
-    return _print_json if as_json else EventLines(line_console(soft_wrap=True), everything=everything)
+    return (
+        _print_json if as_json else EventLines(line_console(soft_wrap=True), everything=everything)
+    )
 
 
 def _print_json(record: EventRecord) -> None:
@@ -173,7 +205,9 @@ def _json_line(record: EventRecord) -> str:
 
 
 def _as_table(csv: bool | None, out: Path) -> bool:
-    """Return whether to write a table. Raises UsageError if the option and the file's ending contradict each other."""
+    """Return whether to write a table. Raises UsageError if the option and the file's ending
+    contradict each other.
+    """
     by_ending = ENDINGS.get(out.suffix.lower())
     if csv is None:
         return bool(by_ending)
@@ -187,8 +221,12 @@ def _as_table(csv: bool | None, out: Path) -> bool:
     return csv
 
 
-def _export(out: Path, records: Iterable[EventRecord], finish: Callable[[int], None], *, as_table: bool) -> int:
-    """Write a file and return the number of events. If `finish` raises, an earlier file stays as it was."""
+def _export(
+    out: Path, records: Iterable[EventRecord], finish: Callable[[int], None], *, as_table: bool
+) -> int:
+    """Write a file and return the number of events. If `finish` raises, an earlier file stays as it
+    was.
+    """
     from aftermath.base.outputs import output_file
     from aftermath.events.reader import columns
     from aftermath.events.stream import is_log
@@ -222,7 +260,9 @@ def say_notes(reader: EventReader) -> None:
 
 
 def _finish(reader: EventReader, places: list[Path], found: int, runs: RunFilter) -> None:
-    """Say what could not be read, and which runs share an id. Raises NoEvents if no event was found."""
+    """Say what could not be read, and which runs share an id. Raises NoEvents if no event was
+    found.
+    """
     from aftermath.events.reader import NoEvents
 
     say_notes(reader)

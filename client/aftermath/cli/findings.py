@@ -115,7 +115,10 @@ def failed(error: AftermathError) -> Finding:
 
 def as_data(found: Sequence[tuple[str, Finding]]) -> list[dict[str, Any]]:
     """Return findings for scripts."""
-    return [{"check": name, "status": str(f.status), "message": f.message, "fix": f.fix} for name, f in found]
+    return [
+        {"check": name, "status": str(f.status), "message": f.message, "fix": f.fix}
+        for name, f in found
+    ]
 
 
 def as_text(found: Sequence[tuple[str, Finding]]) -> str:

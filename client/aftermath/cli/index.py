@@ -42,7 +42,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """The commands of one script: its name, the package of their modules, and what its help says around them."""
+    """The commands of one script: its name, the package of their modules, and what its help says
+    around them.
+    """
 
     name: str
     package: str
@@ -65,7 +67,9 @@ class Index:
 
     def called(self, words: Sequence[str]) -> str | None:
         """The command that a command line begins with, if there is one."""
-        return next((name for name in (" ".join(words[:2]), *words[:1]) if name in self.entries), None)
+        return next(
+            (name for name in (" ".join(words[:2]), *words[:1]) if name in self.entries), None
+        )
 
     def begun(self, word: str) -> dict[str, Entry]:
         """The commands of two words that begin with this one."""
@@ -85,8 +89,12 @@ class Index:
     def _build(self, name: str) -> TyperCommand:
         found = self.find(name)
         kinds = found.entry.__annotations__
-        holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        kind = type("OneCommand", (_OneCommand,), {"kinds": kinds, "stored": staticmethod(self.stored)})
+        holder = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
+        kind = type(
+            "OneCommand", (_OneCommand,), {"kinds": kinds, "stored": staticmethod(self.stored)}
+        )
         # \b keeps click from wrapping the example, so that it can be copied
         epilog = f"\b\nExample:\n  {found.example}"
         declare = holder.command(name, cls=kind, epilog=epilog, context_settings=SETTINGS)
@@ -116,21 +124,30 @@ class Index:
 
 
 class _OneCommand(TyperCommand):
-    """A command whose help page is ours, that takes no empty text for a path, and that knows the user's profile."""
+    """A command whose help page is ours, that takes no empty text for a path, and that knows the
+    user's profile.
+    """
 
     kinds: Mapping[str, Any]
     """The types of its options."""
     stored: Callable[[], Mapping[str, str]]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but for an unset variable of a shell: the empty path would be the current directory. What neither an
-        option nor a variable says is taken from the profile.
+        """Parse, but for an unset variable of a shell: the empty path would be the current
+        directory. What neither an option nor a variable says is taken from the profile.
         """
         kinds = self.kinds
-        paths = {name for option in self.params if kind_of(kinds.get(option.name)) is Path for name in option.opts}
+        paths = {
+            name
+            for option in self.params
+            if kind_of(kinds.get(option.name)) is Path
+            for name in option.opts
+        }
         for flag, value in (*pairwise(args), *(word.split("=", 1) for word in args if "=" in word)):
             if flag in paths and not value:
-                raise UsageError(f"the path given for {flag} is empty", "Name a file, or leave the option out")
+                raise UsageError(
+                    f"the path given for {flag} is empty", "Name a file, or leave the option out"
+                )
         names = {option.name: key for option in self.params if (key := stored_as(option))}
         held = self.stored() if names else {}
         ctx.default_map = {name: held[key] for name, key in names.items() if key in held}
@@ -138,7 +155,9 @@ class _OneCommand(TyperCommand):
             rest = super().parse_args(ctx, args)
         finally:
             sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in names}
-            taken = {key: held[key] for name, key in names.items() if sources[name] == "DEFAULT_MAP"}
+            taken = {
+                key: held[key] for name, key in names.items() if sources[name] == "DEFAULT_MAP"
+            }
             if sources.get("rpc") in ("COMMANDLINE", "ENVIRONMENT") and taken.pop("ws-rpc", ""):
                 ctx.params["ws_rpc"] = None  # it belongs to the profile's own node
             tell_stored(taken)
@@ -146,7 +165,9 @@ class _OneCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options by panel, those without one first."""
-        shown: list[Any] = [option for option in self.get_params(ctx) if option.get_help_record(ctx)]
+        shown: list[Any] = [
+            option for option in self.get_params(ctx) if option.get_help_record(ctx)
+        ]
         shown.sort(key=lambda option: option.rich_help_panel or "")
         for panel, options in groupby(shown, key=lambda option: option.rich_help_panel or GENERAL):
             with formatter.section(panel):
@@ -154,12 +175,17 @@ class _OneCommand(TyperCommand):
 
 
 class _LazyCommands(TyperGroup):
-    """Lists commands from the index, loads the one that is called, and tells every mistake in one form."""
+    """Lists commands from the index, loads the one that is called, and tells every mistake in one
+    form.
+    """
 
     index: Index
 
     def __init__(self, **options: Any) -> None:
-        entries = {name: TyperCommand(name, help=entry.summary) for name, entry in self.index.entries.items()}
+        entries = {
+            name: TyperCommand(name, help=entry.summary)
+            for name, entry in self.index.entries.items()
+        }
         super().__init__(**{**options, "commands": entries})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -172,7 +198,9 @@ class _LazyCommands(TyperGroup):
         raise unknown_command(self.index.name, words, self.index.entries)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands by panel, or those that begin with the first word if the page is about it."""
+        """Write the commands by panel, or those that begin with the first word if the page is about
+        it.
+        """
         word = (ctx.info_name or "").removeprefix(self.index.name).strip()
         entries = self.index.begun(word) if word else self.index.entries
         for panel, group in groupby(entries.items(), key=lambda item: item[1].panel):
@@ -180,7 +208,9 @@ class _LazyCommands(TyperGroup):
                 formatter.write_dl([(name, entry.summary) for name, entry in group])
 
     def main(self, *given: Any, **named: Any) -> Any:
-        """Run a command line (`args`, else the process's own) and end the process with its exit code."""
+        """Run a command line (`args`, else the process's own) and end the process with its exit
+        code.
+        """
         args = given[0] if given else named.get("args")
         words = self._in_order(list(sys.argv[1:] if args is None else args)) or ["--help"]
         before = VERBOSITY.set(Verbosity.INFO)
@@ -195,7 +225,9 @@ class _LazyCommands(TyperGroup):
         sys.exit(code)
 
     def _in_order(self, words: list[str]) -> list[str]:
-        """Return the words with `help COMMAND` as `COMMAND --help`, and -q or -v behind the command that takes them."""
+        """Return the words with `help COMMAND` as `COMMAND --help`, and -q or -v behind the command
+        that takes them.
+        """
         if words[:1] == ["help"] and "help" not in self.index.entries:
             return [*words[1:], "--help"]
         before = list(takewhile(_LEVELS.__contains__, words))
@@ -204,7 +236,9 @@ class _LazyCommands(TyperGroup):
         return [*rest[:named], *before, *rest[named:]] if named else words
 
     def _shows_page(self, words: list[str]) -> bool:
-        """Print the help that is asked for, if any, without the parser, which imports pydantic in half a second."""
+        """Print the help that is asked for, if any, without the parser, which imports pydantic in
+        half a second.
+        """
         page: Any = None
         name = self.index.called(words)
         if words in _HELP_ASKED:
@@ -240,7 +274,10 @@ def _say_version(asked: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and end."
+        ),
     ] = False,
 ) -> None:
     pass

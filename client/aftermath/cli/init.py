@@ -1,4 +1,5 @@
-"""`init`: write the config file of a new run, and the file that says how to make its model and tokens.
+"""`init`: write the config file of a new run, and the file that says how to make its model and
+tokens.
 
 On a terminal it asks for what no option says; elsewhere the recipe decides. It writes nothing that
 `config validate` would refuse.
@@ -47,44 +48,65 @@ class InitOptions:
         ),
     ] = None
     preset: Annotated[
-        str | None, typer.Option(help=f"A model by name; else the recipe's. One of {', '.join(PRESETS)}.")
+        str | None,
+        typer.Option(help=f"A model by name; else the recipe's. One of {', '.join(PRESETS)}."),
     ] = None
     tiers: Annotated[
-        int | None, typer.Option(min=1, max=MAX_LEVELS, help="Tiers that the model is cut into; else the recipe's.")
+        int | None,
+        typer.Option(
+            min=1, max=MAX_LEVELS, help="Tiers that the model is cut into; else the recipe's."
+        ),
     ] = None
     optimizer: Annotated[
         ExchangedName | None,
-        typer.Option(help="What members exchange results with, and the numbers that go with it; else the recipe's."),
+        typer.Option(
+            help="What members exchange results with, and the numbers that go with it; else the recipe's."
+        ),
     ] = None
     members: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_MEMBERS, help="Members that the run begins with; else the recipe's."),
+        typer.Option(
+            min=1, max=MAX_MEMBERS, help="Members that the run begins with; else the recipe's."
+        ),
     ] = None
     steps: Annotated[
         int | None,
         typer.Option(
-            min=1, max=2**32 - 1, help="Steps of the run, over which the learning rate goes; else the recipe's."
+            min=1,
+            max=2**32 - 1,
+            help="Steps of the run, over which the learning rate goes; else the recipe's.",
         ),
     ] = None
     data_path: Annotated[
-        Path | None, typer.Option(help="Token file or directory of them; else they are made as the recipe's are.")
+        Path | None,
+        typer.Option(
+            help="Token file or directory of them; else they are made as the recipe's are."
+        ),
     ] = None
 
 
-@command("init", example="aftermath-solana init --out run.toml --preset llama-1m --members 3 --steps 200")
+@command(
+    "init", example="aftermath-solana init --out run.toml --preset llama-1m --members 3 --steps 200"
+)
 def init(
     options: InitOptions,
-    out: Annotated[Path, typer.Option(help="Config file to write; - writes to standard output.")] = Path("run.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="Config file to write; - writes to standard output.")
+    ] = Path("run.toml"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over a file that is there.")
+    ] = False,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of text; nothing is asked.")
+        bool,
+        typer.Option("--json", help="Print one JSON document instead of text; nothing is asked."),
     ] = False,
 ) -> Result:
     """Write the commented config file of a new run.
 
-    It begins with a recipe, which the options change; on a terminal it asks for what they do not say. Every key has a
-    comment that says what it is. Where model and tokens are still to be made, a second file next to the first says of
-    what: run-files makes them by it, and so does local-testnet start.
+    It begins with a recipe, which the options change; on a terminal it asks for what they do not
+    say. Every key has a comment that says what it is. Where model and tokens are still to be made,
+    a second file next to the first says of what: run-files makes them by it, and so does
+    local-testnet start.
     """
     from aftermath.cli.config_check import look
     from aftermath.cli.new_config import RECIPE, Wishes, begin, changed
@@ -95,14 +117,19 @@ def init(
     to_stdout = str(out) == STANDARD_OUTPUT
     if to_stdout and json_output:
         raise UsageError(
-            "--out - and --json both write to standard output", "Leave out --json, or name a file: --out run.toml"
+            "--out - and --json both write to standard output",
+            "Leave out --json, or name a file: --out run.toml",
         )
     if not to_stdout and not out.name:
-        raise UsageError(f"--out {out} is not a file name", "Name the config file, for example --out run.toml")
+        raise UsageError(
+            f"--out {out} is not a file name", "Name the config file, for example --out run.toml"
+        )
     files_path = recipe_file(out)
     targets = [] if to_stdout else [out, files_path]
     if there := [path for path in targets if path.exists() and not force]:
-        raise CommandError(f"{there[0]} is there already", "Name another file with --out, or say --force")
+        raise CommandError(
+            f"{there[0]} is there already", "Name another file with --out, or say --force"
+        )
     for path in targets:
         check_file(path, _is_no_key)
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
@@ -114,12 +141,18 @@ def init(
     parsed = parse_as(text, str(out), RunConfig)
     found = look(parsed, files)
     if found.mistakes:
-        raise Mistaken(str(out), found.mistakes, "Nothing was written; choose other options, or another --recipe")
+        raise Mistaken(
+            str(out),
+            found.mistakes,
+            "Nothing was written; choose other options, or another --recipe",
+        )
     if to_stdout:
         with writing():
             sys.stdout.write(text)
         return Result(None, None)
-    about = f"What the model and the tokens of {out.name} are made of, where they are not there yet."
+    about = (
+        f"What the model and the tokens of {out.name} are made of, where they are not there yet."
+    )
     _write_both(out, text, files_path, tables_of(files, [about]) if files else "")
     new = set(found.warnings).difference(look(*recipe).warnings)
     told = [warning for warning in found.warnings if warning in new]
@@ -129,7 +162,9 @@ def init(
 
 
 def _write_both(out: Path, text: str, files_path: Path, made_of: str) -> None:
-    """Write the config, and next to it what its files are made of, if anything; neither if one cannot be written."""
+    """Write the config, and next to it what its files are made of, if anything; neither if one
+    cannot be written.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         if made_of:
@@ -148,7 +183,9 @@ def _is_no_key(head: bytes) -> bool:
 
 
 def _made(out: Path, files_path: Path | None, members: int, told: list[tuple[str, str]]) -> Result:
-    """Return what was written and the next steps. `files_path` describes files that are still to be made."""
+    """Return what was written and the next steps. `files_path` describes files that are still to be
+    made.
+    """
     steps = _next(out, made=files_path is not None)
     at_once = f"aftermath-solana local-testnet start --num-clients {members} --config-path {shlex.quote(str(out))}"
     data = {
@@ -162,7 +199,11 @@ def _made(out: Path, files_path: Path | None, members: int, told: list[tuple[str
         f"wrote {out}" + (f", and {files_path} for what is still to be made" if files_path else ""),
         "next, the first in a terminal of its own:",
         *(f"  {line}" for line in steps),
-        *([f"  which {members} members call, each with a wallet of its own"] if members > 1 else []),
+        *(
+            [f"  which {members} members call, each with a wallet of its own"]
+            if members > 1
+            else []
+        ),
         "or all of it at once, on this machine:",
         f"  {at_once}",
     ]
@@ -184,7 +225,9 @@ def asked(options: InitOptions) -> InitOptions:
     questions: dict[str, Question] = {
         "preset": Question("Model", _any_of(*PRESETS), _NEITHER, _one_of(*PRESETS, _NEITHER)),
         "tiers": _counted("Tiers", config.llm.matformer.tiers, MAX_LEVELS),
-        "optimizer": Question("Optimizer", _any_of(*exchanged), has or "sparseloco", _one_of(*exchanged)),
+        "optimizer": Question(
+            "Optimizer", _any_of(*exchanged), has or "sparseloco", _one_of(*exchanged)
+        ),
         "members": _counted("Members that begin", rules.init_min_clients, MAX_MEMBERS),
         "steps": _counted("Steps", rules.total_steps, 2**32 - 1),
         "data_path": Question("Token files", "a file or a directory of them", _NEITHER, _path),
@@ -198,7 +241,9 @@ def asked(options: InitOptions) -> InitOptions:
 
 @dataclass(frozen=True)
 class Question:
-    """What a person is asked: `says` is told of it on `?`, and `read` raises UsageError for what is no answer."""
+    """What a person is asked: `says` is told of it on `?`, and `read` raises UsageError for what is
+    no answer.
+    """
 
     text: str
     says: str
@@ -248,7 +293,9 @@ def _counted(text: str, default: int, most: int) -> Question:
     says = f"a whole number from 1 to {most}"
 
     def read(given: str) -> int:
-        if not (given.isascii() and given.isdecimal() and len(given) < 20 and 1 <= int(given) <= most):
+        if not (
+            given.isascii() and given.isdecimal() and len(given) < 20 and 1 <= int(given) <= most
+        ):
             raise UsageError(f"{given!r} is not {says}", "Write one")
         return int(given)
 
@@ -256,17 +303,26 @@ def _counted(text: str, default: int, most: int) -> Question:
 
 
 def _about(options: InitOptions, files_path: Path | None, files: FILES) -> list[str]:
-    """Return the lines that the config begins with. `files_path` describes files that are still to be made."""
+    """Return the lines that the config begins with. `files_path` describes files that are still to
+    be made.
+    """
     from aftermath.cli.new_config import RECIPE
 
-    lines = [f"The config of a run, made by aftermath-solana init from the recipe {options.recipe or RECIPE}."]
+    lines = [
+        f"The config of a run, made by aftermath-solana init from the recipe {options.recipe or RECIPE}."
+    ]
     if files and files_path is None:
         lines += [
             "Its model and its tokens are still to be made: init --out FILE also writes what run-files needs for that."
         ]
     elif files and files_path is not None:
-        lines += [f"{files_path.name} says what its model and its tokens are made of, where they are not there yet."]
-    return [*lines, f"aftermath-solana config explain KEY says more of each key, {placed('docs/config.md')} of all."]
+        lines += [
+            f"{files_path.name} says what its model and its tokens are made of, where they are not there yet."
+        ]
+    return [
+        *lines,
+        f"aftermath-solana config explain KEY says more of each key, {placed('docs/config.md')} of all.",
+    ]
 
 
 def _next(out: Path, *, made: bool) -> list[str]:
@@ -274,8 +330,11 @@ def _next(out: Path, *, made: bool) -> list[str]:
     file, run = shlex.quote(str(out)), shlex.quote(_run_id(out))
     signed = f"--run-id {run} -w {_WALLET}"
     make = [making(out)] if made else []
-    kept = shlex.quote(str(Path("runs") / _run_id(out) / "checkpoints"))  # else the model is lost with the last member
-    new = [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]
+    # else the model is lost with the last member
+    kept = shlex.quote(str(Path("runs") / _run_id(out) / "checkpoints"))
+    new = (
+        [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]
+    )
     return [
         "aftermath-solana localnet",
         *make,

@@ -20,15 +20,18 @@ async def join_authorization_create(
     options: SigningOptions,
     authorizer: Annotated[
         str | None,
-        typer.Option("--authorizer", help="Who may join: a public key or a key file. By default everybody."),
+        typer.Option(
+            "--authorizer", help="Who may join: a public key or a key file. By default everybody."
+        ),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
     """Let a key, or everybody, join one run or all runs of a join authority.
 
-    The wallet is the join authority. Without --run-id the authorization covers all its runs, also future ones. This
-    renews a withdrawn authorization. Outside local networks you can open one run to everybody only after its first
-    epoch, because the members of the first epoch decide what the model is.
+    The wallet is the join authority. Without --run-id the authorization covers all its runs, also
+    future ones. This renews a withdrawn authorization. Outside local networks you can open one run
+    to everybody only after its first epoch, because the members of the first epoch decide what the
+    model is.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
@@ -69,7 +72,9 @@ async def join_authorization_read(
     ],
     authorizer: Annotated[
         str | None,
-        typer.Option("--authorizer", help="Whom it admits: a public key or a key file. By default everybody."),
+        typer.Option(
+            "--authorizer", help="Whom it admits: a public key or a key file. By default everybody."
+        ),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
@@ -79,7 +84,10 @@ async def join_authorization_read(
     from aftermath.cli.authorization import described, present, scope_of
     from aftermath.cli.connection import connect
 
-    grantor, grantee = public_key(join_authority), public_key(authorizer) if authorizer is not None else EVERYONE
+    grantor, grantee = (
+        public_key(join_authority),
+        public_key(authorizer) if authorizer is not None else EVERYONE,
+    )
     async with connect(options) as chain:
         found = await chain.authorizer.fetch(grantor, grantee, scope_of(chain, run_id))
         data = described(present(found, grantor, grantee), run_id)
@@ -94,14 +102,20 @@ async def join_authorization_read(
 async def join_authorization_delegate(
     options: SigningOptions,
     join_authority: Annotated[
-        str, typer.Option("--join-authority", help="Who authorized the wallet: a public key or a key file.")
+        str,
+        typer.Option(
+            "--join-authority", help="Who authorized the wallet: a public key or a key file."
+        ),
     ],
     delegates_clear: Annotated[
         bool, typer.Option("--delegates-clear", help="First remove all present delegates.")
     ] = False,
     delegates_added: Annotated[
         list[str] | None,
-        typer.Option("--delegates-added", help="A key that may join: a public key or a key file. Can be repeated."),
+        typer.Option(
+            "--delegates-added",
+            help="A key that may join: a public key or a key file. Can be repeated.",
+        ),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
@@ -114,7 +128,9 @@ async def join_authorization_delegate(
     from aftermath.cli.connection import sign_in
 
     if not delegates_clear and not delegates_added:
-        raise UsageError("nothing to change was given", "Pass --delegates-added KEY or --delegates-clear")
+        raise UsageError(
+            "nothing to change was given", "Pass --delegates-added KEY or --delegates-clear"
+        )
     added = [public_key(text) for text in delegates_added or []]
     grantor = public_key(join_authority)
     async with sign_in(options) as chain:
@@ -143,14 +159,16 @@ async def join_authorization_delete(
     options: SigningOptions,
     authorizer: Annotated[
         str | None,
-        typer.Option("--authorizer", help="Whom it admits: a public key or a key file. By default everybody."),
+        typer.Option(
+            "--authorizer", help="Whom it admits: a public key or a key file. By default everybody."
+        ),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
     """Withdraw an authorization, and close it if possible.
 
-    It is invalid at once. Closing returns the rent to its payer. An authorization with delegates can be closed 30 days
-    later.
+    It is invalid at once. Closing returns the rent to its payer. An authorization with delegates
+    can be closed 30 days later.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
@@ -168,7 +186,9 @@ async def join_authorization_delete(
         before = await chain.balance(grantor)
         closed = not (found.active and found.delegates)  # or it is too early for that
         try:
-            signatures = await chain.sender.send_packed([*withdrawn, *([ix.close(found)] if closed else [])])
+            signatures = await chain.sender.send_packed(
+                [*withdrawn, *([ix.close(found)] if closed else [])]
+            )
         except Refused as error:
             if error.name != CLOSED_TOO_EARLY:
                 raise

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 async def rehearsed(settings: TrainSettings) -> Ended:
-    """Return the end of a dry run of `train`. Raises what keeps this wallet, or this machine, from the run.
+    """Return the end of a dry run of `train`. Raises what keeps this wallet, or this machine, from
+    the run.
 
     Makes no directory, holds no seat and requests no test money.
     """
@@ -72,7 +73,9 @@ def _subject(settings: TrainSettings, reach: Reach) -> Subject:
 
 
 def _refuse(found: list[tuple[str, Finding]]) -> None:
-    """Raise the refusal that `can-join` takes its exit code from, if there is one, and note the others."""
+    """Raise the refusal that `can-join` takes its exit code from, if there is one, and note the
+    others.
+    """
     from aftermath.cli.check_list import refusals
 
     if not (reasons := refusals(found)):
@@ -93,7 +96,9 @@ def _warnings(found: list[tuple[str, Finding]]) -> list[str]:
 
 
 async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: int) -> Rehearsed:
-    """Return what the join would do. It assumes weight 1: the measured weight does not change the costs."""
+    """Return what the join would do. It assumes weight 1: the measured weight does not change the
+    costs.
+    """
     from aftermath.chain.accounts import rent
     from aftermath.chain.addresses import membership_address, run_addresses
     from aftermath.chain.admission import FEES_IN_HAND
@@ -117,8 +122,12 @@ async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: i
             stateless=True,
         )
     errors = error_tables(program, authorizer_program())
-    sender = DrySender(reach.pool, reach.wallet, errors=errors, max_priority_fee=settings.max_priority_fee)
-    place = membership_address(program.id, run_addresses(program.id, run.run_id).run, run.created, reach.wallet.pubkey)
+    sender = DrySender(
+        reach.pool, reach.wallet, errors=errors, max_priority_fee=settings.max_priority_fee
+    )
+    place = membership_address(
+        program.id, run_addresses(program.id, run.run_id).run, run.created, reach.wallet.pubkey
+    )
     await sender.creating({place: membership_account().size})
     # train asks that the wallet hold this much in all, its own account's rent included
     await sender.ensure_funds(FEES_IN_HAND + bond - await rent(reach.pool, 0))
@@ -135,6 +144,11 @@ def _ended(found: Rehearsed, tier: int, why: str) -> Ended:
     told, paid = ended(found), found.rent + found.bond
     later = {"tier": f"{tier}: {why}" if why else str(tier)}
     if paid:
-        later["withdraw"] = f"gives back {sol(paid)} once you have left; the bond not to a member that was ejected"
+        later["withdraw"] = (
+            f"gives back {sol(paid)} once you have left; the bond not to a member that was ejected"
+        )
     later["on top"] = "fees of what a member sends while it trains, which answers what others do"
-    return Ended(Result(told.result.data, Group(told.result.text or plain_text(""), facts(later))), told.error)
+    return Ended(
+        Result(told.result.data, Group(told.result.text or plain_text(""), facts(later))),
+        told.error,
+    )

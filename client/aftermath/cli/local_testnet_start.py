@@ -35,7 +35,10 @@ class Deployment:
     """What keeps the run, and where it writes."""
 
     backend: Annotated[
-        BackendName, typer.Option(help="solana: an embedded network with the real programs; centralized: a server.")
+        BackendName,
+        typer.Option(
+            help="solana: an embedded network with the real programs; centralized: a server."
+        ),
     ] = BackendName.SOLANA
     server_port: Annotated[
         int,
@@ -46,11 +49,16 @@ class Deployment:
         ),
     ] = 21000
     dir: Annotated[
-        Path, typer.Option(help="Directory for all output. A directory that an earlier testnet made is emptied first.")
+        Path,
+        typer.Option(
+            help="Directory for all output. A directory that an earlier testnet made is emptied first."
+        ),
     ] = Path("runs/local-testnet")
     first_client_checkpoint: Annotated[
         str | None,
-        typer.Option(help="Directory or Hub repository of the first checkpoint, instead of the config's."),
+        typer.Option(
+            help="Directory or Hub repository of the first checkpoint, instead of the config's."
+        ),
     ] = None
     hf_token: Annotated[
         str | None,
@@ -73,11 +81,13 @@ class ClientOptions:
     client_matformer_tiers: Annotated[
         str,
         typer.Option(
-            help="Tiers of the clients in order, as 0,1,2. Further clients repeat them.", rich_help_panel=CLIENTS
+            help="Tiers of the clients in order, as 0,1,2. Further clients repeat them.",
+            rich_help_panel=CLIENTS,
         ),
     ] = "0"
     client_device: Annotated[
-        str, typer.Option(help="--device of every client: auto, cpu, cuda:0.", rich_help_panel=CLIENTS)
+        str,
+        typer.Option(help="--device of every client: auto, cpu, cuda:0.", rich_help_panel=CLIENTS),
     ] = "auto"
     write_distro_data: Annotated[
         Path | None,
@@ -89,7 +99,9 @@ class ClientOptions:
     write_log: Annotated[
         bool,
         typer.Option(
-            "--write-log", help="Clients also write their events to logs/NAME.jsonl.", rich_help_panel=CLIENTS
+            "--write-log",
+            help="Clients also write their events to logs/NAME.jsonl.",
+            rich_help_panel=CLIENTS,
         ),
     ] = False
     optim_stats: Annotated[
@@ -102,7 +114,9 @@ class ClientOptions:
     ] = None
     eval_tasks: Annotated[
         str | None,
-        typer.Option(help="Tasks to evaluate between rounds, separated by commas.", rich_help_panel=CLIENTS),
+        typer.Option(
+            help="Tasks to evaluate between rounds, separated by commas.", rich_help_panel=CLIENTS
+        ),
     ] = None
     client_checkpoint_dir: Annotated[
         Path | None,
@@ -114,7 +128,11 @@ class ClientOptions:
     ] = None
     client_keep_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Checkpoints that each client keeps (train --keep-steps).", rich_help_panel=CLIENTS),
+        typer.Option(
+            min=1,
+            help="Checkpoints that each client keeps (train --keep-steps).",
+            rich_help_panel=CLIENTS,
+        ),
     ] = None
     wandb_project: Annotated[
         str | None,
@@ -124,10 +142,14 @@ class ClientOptions:
         ),
     ] = None
     wandb_group: Annotated[
-        str | None, typer.Option(help="Group in --wandb-project. By default the run's id.", rich_help_panel=CLIENTS)
+        str | None,
+        typer.Option(
+            help="Group in --wandb-project. By default the run's id.", rich_help_panel=CLIENTS
+        ),
     ] = None
     wandb_entity: Annotated[
-        str | None, typer.Option(help="Account or team of --wandb-project.", rich_help_panel=CLIENTS)
+        str | None,
+        typer.Option(help="Account or team of --wandb-project.", rich_help_panel=CLIENTS),
     ] = None
     trackio_project: Annotated[
         str | None,
@@ -160,17 +182,22 @@ class KillOptions:
     random_kill_num: Annotated[
         int,
         typer.Option(
-            min=0, help="Number of training clients to kill (kill -9) each time. They restart.", rich_help_panel=FAULTS
+            min=0,
+            help="Number of training clients to kill (kill -9) each time. They restart.",
+            rich_help_panel=FAULTS,
         ),
     ] = 0
     random_kill_interval: Annotated[
         int,
-        typer.Option(min=1, help="Seconds between kills, from the first step on.", rich_help_panel=FAULTS),
+        typer.Option(
+            min=1, help="Seconds between kills, from the first step on.", rich_help_panel=FAULTS
+        ),
     ] = 120
     allowed_to_kill: Annotated[
         str | None,
         typer.Option(
-            help="Clients that may be killed, as 2,3 (the first is 1). By default all.", rich_help_panel=FAULTS
+            help="Clients that may be killed, as 2,3 (the first is 1). By default all.",
+            rich_help_panel=FAULTS,
         ),
     ] = None
 
@@ -189,15 +216,23 @@ class ShowOptions:
     ] = DisplayOption.TRUE
     log: Annotated[
         Verbosity,
-        typer.Option(help="Log level of the lines. debug prints every event.", rich_help_panel=SHOWN),
+        typer.Option(
+            help="Log level of the lines. debug prints every event.", rich_help_panel=SHOWN
+        ),
     ] = Verbosity.INFO
     headless: Annotated[
         bool,
-        typer.Option("--headless", help="Print lines instead of panes, also in a terminal.", rich_help_panel=SHOWN),
+        typer.Option(
+            "--headless",
+            help="Print lines instead of panes, also in a terminal.",
+            rich_help_panel=SHOWN,
+        ),
     ] = False
     headless_exit_after_secs: Annotated[
         int | None,
-        typer.Option(min=1, help="With --headless: end after this many seconds.", rich_help_panel=SHOWN),
+        typer.Option(
+            min=1, help="With --headless: end after this many seconds.", rich_help_panel=SHOWN
+        ),
     ] = None
 
     def showing(self) -> DisplayMode:
@@ -232,14 +267,19 @@ def local_testnet_start(
     show: ShowOptions,
     json_output: Annotated[
         bool,
-        typer.Option("--json", help="Print one JSON document at the end, and lines on stderr.", show_default=False),
+        typer.Option(
+            "--json",
+            help="Print one JSON document at the end, and lines on stderr.",
+            show_default=False,
+        ),
     ] = False,
 ) -> Result:
     """Start a run and its clients on this machine.
 
-    Runs the real programs on a local network, or a centralized server, and a process per client. Shows them in tmux
-    panes, without tmux on a screen of tabs, and without a terminal as lines. Ends when the run is finished, with q on
-    the screen, with Ctrl-C, or with Ctrl-B d in tmux, and then ends all its processes.
+    Runs the real programs on a local network, or a centralized server, and a process per client.
+    Shows them in tmux panes, without tmux on a screen of tabs, and without a terminal as lines.
+    Ends when the run is finished, with q on the screen, with Ctrl-C, or with Ctrl-B d in tmux, and
+    then ends all its processes.
     """
     from rich.console import Console
 
@@ -249,7 +289,13 @@ def local_testnet_start(
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.display import DisplayMode, shown
-    from aftermath.testnet.plan import TESTNET_NAMES, ChaosSchedule, LocalTestnetPlan, allowed_of, clients_of
+    from aftermath.testnet.plan import (
+        TESTNET_NAMES,
+        ChaosSchedule,
+        LocalTestnetPlan,
+        allowed_of,
+        clients_of,
+    )
     from aftermath.testnet.run import Ending, Testnet
     from aftermath.testnet.workdir import claimed_workdir
 
@@ -262,8 +308,12 @@ def local_testnet_start(
     wishes, showing = clients.wishes(trackers), show.showing()
     panes = showing is DisplayMode.PANES
     place, port = deployment.dir.expanduser().absolute(), deployment.server_port
-    plan = LocalTestnetPlan(config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE)
-    killed = ChaosSchedule(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
+    plan = LocalTestnetPlan(
+        config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE
+    )
+    killed = ChaosSchedule(
+        kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them)
+    )
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
     console, asked = Console(stderr=json_output, quiet=panes), VERBOSITY.get()
     level = show.log if asked is Verbosity.INFO else asked
@@ -273,4 +323,6 @@ def local_testnet_start(
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
     interrupted = summary.ending is Ending.LEFT and showing is DisplayMode.LINES
-    return Result(summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good))
+    return Result(
+        summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good)
+    )

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 # The database, and the files of formats 1 and 2.
-EMBEDDED_FILES = r"lock|ledger\.sqlite3(-wal|-journal)?|(snapshot|journal)-\d+|\.snapshot-\d+\.partial"
+EMBEDDED_FILES = (
+    r"lock|ledger\.sqlite3(-wal|-journal)?|(snapshot|journal)-\d+|\.snapshot-\d+\.partial"
+)
 VALIDATOR_MARK = "genesis.bin"
 VALIDATOR_FILES = (
     r"accounts(_.+)?|admin\.rpc|banking_trace|contact-info\.bin|faucet-keypair\.json|genesis\.(bin|tar\.bz2)"
@@ -40,15 +42,28 @@ class NetworkOptions:
     """Where the network listens, what it keeps, and what runs it."""
 
     port: Annotated[
-        int, typer.Option("--port", "--rpc-port", min=0, max=65534, help="RPC port. The websocket takes the next one.")
+        int,
+        typer.Option(
+            "--port",
+            "--rpc-port",
+            min=0,
+            max=65534,
+            help="RPC port. The websocket takes the next one.",
+        ),
     ] = 8899
-    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines connect.")] = "127.0.0.1"
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines connect.")
+    ] = "127.0.0.1"
     ledger: Annotated[
-        Path | None, typer.Option(help="Directory for the network's state. By default nothing is kept.")
+        Path | None,
+        typer.Option(help="Directory for the network's state. By default nothing is kept."),
     ] = None
-    reset: Annotated[bool, typer.Option("--reset", help="First delete the state in --ledger.")] = False
+    reset: Annotated[bool, typer.Option("--reset", help="First delete the state in --ledger.")] = (
+        False
+    )
     engine: Annotated[
-        EngineName, typer.Option(help="embedded needs nothing; validator runs solana-test-validator.")
+        EngineName,
+        typer.Option(help="embedded needs nothing; validator runs solana-test-validator."),
     ] = EngineName.EMBEDDED
     slot_ms: Annotated[
         int,
@@ -60,12 +75,16 @@ class NetworkOptions:
 def localnet(
     options: NetworkOptions,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print the addresses as one JSON document.", show_default=False)
+        bool,
+        typer.Option(
+            "--json", help="Print the addresses as one JSON document.", show_default=False
+        ),
     ] = False,
 ) -> Result:
     """Run a local Solana network with the programs on it.
 
-    Prints its addresses when it is ready, and runs until Ctrl-C. Gives wallets test SOL when they need some.
+    Prints its addresses when it is ready, and runs until Ctrl-C. Gives wallets test SOL when they
+    need some.
     """
     from solders.pubkey import Pubkey
 
@@ -103,7 +122,9 @@ def announce(network: Network, options: NetworkOptions, *, as_json: bool) -> Non
 
 
 def clear(ledger: Path | None) -> None:
-    """Delete the state in a ledger directory. Refuses one that is in use, or that holds anything a ledger does not."""
+    """Delete the state in a ledger directory. Refuses one that is in use, or that holds anything a
+    ledger does not.
+    """
     from aftermath.localnet.ledger import Ledger
 
     if ledger is None:

@@ -1,4 +1,6 @@
-"""Checks of this machine alone: Python, PyTorch and the device, disk, the wallet's file, the Hub's token."""
+"""Checks of this machine alone: Python, PyTorch and the device, disk, the wallet's file, the Hub's
+token.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ def python(_: Subject) -> Finding:
     try:
         asked = requires("aftermath") or []
     except PackageNotFoundError:
-        return dubious("aftermath runs from its source and is not installed", "Install it: make env")
+        return dubious(
+            "aftermath runs from its source and is not installed", "Install it: make env"
+        )
     if wrong := [*_unmet(asked)]:
         return broken(f"packages do not fit: {'; '.join(wrong)}", "Install it again: make env")
-    return fine(f"Python {platform.python_version()}, aftermath {version('aftermath')}, all packages it requires")
+    return fine(
+        f"Python {platform.python_version()}, aftermath {version('aftermath')}, all packages it requires"
+    )
 
 
 def _unmet(asked: list[str]) -> Iterator[str]:
@@ -45,7 +51,9 @@ def _unmet(asked: list[str]) -> Iterator[str]:
             continue
         for sign, bound in bounds:
             ours, theirs = _numbers(there), _numbers(bound)
-            met = {">=": ours >= theirs, "<": ours < theirs, "==": ours[: len(theirs)] == theirs}[sign]
+            met = {">=": ours >= theirs, "<": ours < theirs, "==": ours[: len(theirs)] == theirs}[
+                sign
+            ]
             if not met:
                 yield f"{name} is {there}, and {sign}{bound} is required"
 
@@ -84,7 +92,10 @@ def disk(_: Subject) -> Finding:
     """Check the free space for caches, error reports and temporary files."""
     from aftermath.base.files import cache_directory, state_directory
 
-    places = {str(place): _free_at(place) for place in (cache_directory(""), state_directory(), Path.cwd())}
+    places = {
+        str(place): _free_at(place)
+        for place in (cache_directory(""), state_directory(), Path.cwd())
+    }
     places[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))
     least, where = min((free, place) for place, free in places.items())
     said = f"{least / 1e9:.1f} GB free at {where}"
@@ -123,7 +134,8 @@ def wallet(subject: Subject) -> Finding:
         path.chmod(0o600)
         return fine(f"{key}, from {path}: its mode was {mode:04o} and is 0600 now")
     return broken(
-        f"other users may read the key file {path} (mode {mode:04o})", f"Run chmod 600 {path}, or doctor --fix"
+        f"other users may read the key file {path} (mode {mode:04o})",
+        f"Run chmod 600 {path}, or doctor --fix",
     )
 
 
@@ -139,11 +151,20 @@ async def hub_token(_: Subject) -> Finding:
     base = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     try:
         async with httpx.AsyncClient(timeout=_HUB_SECONDS, transport=ProxyTransport()) as session:
-            answer = await session.get(f"{base}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"})
+            answer = await session.get(
+                f"{base}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"}
+            )
     except (httpx.HTTPError, ValueError) as error:
-        return dubious(f"HF_TOKEN is set, and {base} does not answer ({type(error).__name__})", "Check the network")
+        return dubious(
+            f"HF_TOKEN is set, and {base} does not answer ({type(error).__name__})",
+            "Check the network",
+        )
     if answer.status_code in (401, 403):
-        return broken(f"{base} refuses HF_TOKEN", "Make a new one at https://huggingface.co/settings/tokens")
+        return broken(
+            f"{base} refuses HF_TOKEN", "Make a new one at https://huggingface.co/settings/tokens"
+        )
     if answer.status_code != 200:
-        return dubious(f"{base} answered {answer.status_code} when asked about HF_TOKEN", "Try again later")
+        return dubious(
+            f"{base} answered {answer.status_code} when asked about HF_TOKEN", "Try again later"
+        )
     return fine(f"{base} accepts HF_TOKEN")

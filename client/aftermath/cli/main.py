@@ -1,4 +1,6 @@
-"""The console script `aftermath-solana`: the index of its commands (see `index` for what is made of it)."""
+"""The console script `aftermath-solana`: the index of its commands (see `index` for what is made of
+it).
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,38 @@ OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK, PROFILE = (
 INDEX = {
     "train": Entry(MEMBER, "Join a run and train until it ends."),
     "predownload": Entry(MEMBER, "Fetch a run's model and check its data before joining."),
-    "withdraw": Entry(MEMBER, "End a wallet's membership of a run and take back its bond and rent.", "wallet"),
-    "show-identity": Entry(MEMBER, "Show a wallet's public key and the identity that peers see.", "wallet"),
+    "withdraw": Entry(
+        MEMBER, "End a wallet's membership of a run and take back its bond and rent.", "wallet"
+    ),
+    "show-identity": Entry(
+        MEMBER, "Show a wallet's public key and the identity that peers see.", "wallet"
+    ),
     "can-join": Entry(MEMBER, "Say whether a wallet may join a run, and why not."),
-    "doctor": Entry(MEMBER, "Say what is wrong with this machine, wallet and cluster, and how to fix it."),
+    "doctor": Entry(
+        MEMBER, "Say what is wrong with this machine, wallet and cluster, and how to fix it."
+    ),
     "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),
     "eval": Entry(LAB, "Evaluate a checkpoint on named tasks.", "ask_model"),
     "generate": Entry(LAB, "Generate text with a checkpoint, or with a tier of it.", "ask_model"),
-    "preview-lr": Entry(LAB, "Show the learning rate of every step of a config file.", "config_file"),
+    "preview-lr": Entry(
+        LAB, "Show the learning rate of every step of a config file.", "config_file"
+    ),
     "model init": Entry(MODEL, "Write a new, untrained checkpoint with a tokenizer."),
     "model inspect": Entry(MODEL, "Describe a checkpoint and its tiers.", "model"),
     "model export": Entry(MODEL, "Export tiers of a full checkpoint, with a manifest.", "model"),
     "model merge": Entry(MODEL, "Merge a tier's slice into its full model.", "model"),
-    "model verify": Entry(MODEL, "Verify every tensor and file of a checkpoint and its tiers.", "model"),
+    "model verify": Entry(
+        MODEL, "Verify every tensor and file of a checkpoint and its tiers.", "model"
+    ),
     "model push": Entry(MODEL, "Upload a checkpoint to the Hugging Face Hub.", "model"),
     "data tokenize": Entry(DATA, "Turn text into token files.", "data"),
     "data inspect": Entry(DATA, "Describe token files and print their hash.", "data"),
     "data fetch": Entry(DATA, "Download the tokens of FineWeb, or numbered token files.", "data"),
     "data serve": Entry(DATA, "Serve token files to a run's members, over TCP.", "data"),
     "init": Entry(OWN, "Write the commented config file of a new run."),
-    "run-files": Entry(OWN, "Make the missing model and token files of a run's config.", "config_file"),
+    "run-files": Entry(
+        OWN, "Make the missing model and token files of a run's config.", "config_file"
+    ),
     "config validate": Entry(OWN, "Check a run's config file without any network.", "config_file"),
     "config explain": Entry(OWN, "Explain a key of a run's config file.", "config_file"),
     "config schema": Entry(OWN, "Print the JSON Schema of a run's config file.", "config_file"),
@@ -50,9 +64,15 @@ INDEX = {
     "set-paused": Entry(OWN, "Pause or resume a run.", "run_control"),
     "tick": Entry(OWN, "Advance a run whose deadline has passed.", "run_control"),
     "checkpoint": Entry(OWN, "Record where the run's durable checkpoint is."),
-    "rewind": Entry(OWN, "Take a paused run back to a recorded checkpoint, or list the checkpoints.", "checkpoint"),
+    "rewind": Entry(
+        OWN,
+        "Take a paused run back to a recorded checkpoint, or list the checkpoints.",
+        "checkpoint",
+    ),
     "reopen": Entry(OWN, "Continue a finished run with more steps.", "checkpoint"),
-    "kick": Entry(OWN, "Remove a wallet from the next epoch, or bar it from the run.", "run_control"),
+    "kick": Entry(
+        OWN, "Remove a wallet from the next epoch, or bar it from the run.", "run_control"
+    ),
     "set-future-epoch-rates": Entry(
         OWN, "Set the points that members earn and lose from the next epoch on.", "run_control"
     ),
@@ -62,23 +82,35 @@ INDEX = {
     "show-run": Entry(LOOK, "Show a run's state, members, and what it waits for.", "runs"),
     "watch": Entry(LOOK, "Follow a run's state until it finishes, or until Ctrl-C.", "runs"),
     "observe": Entry(LOOK, "Serve a web page of a cluster's runs."),
-    "plot": Entry(LOOK, "Plot a run's history from its members' events, or compare local trainings."),
+    "plot": Entry(
+        LOOK, "Plot a run's history from its members' events, or compare local trainings."
+    ),
     "events": Entry(LOOK, "Print, follow or export the events of members."),
-    "decode-gradients": Entry(LOOK, "Show the results in files that train --write-gradients-dir wrote."),
+    "decode-gradients": Entry(
+        LOOK, "Show the results in files that train --write-gradients-dir wrote."
+    ),
     "json-dump-run": Entry(LOOK, "Print everything the chain has about a run, as JSON.", "runs"),
     "json-dump-user": Entry(LOOK, "Print everything a run has about one wallet, as JSON.", "runs"),
     "join-authorization-create": Entry(
-        JOIN, "Let a key, or everybody, join one run or all runs of a join authority.", "join_authorization"
+        JOIN,
+        "Let a key, or everybody, join one run or all runs of a join authority.",
+        "join_authorization",
     ),
-    "join-authorization-read": Entry(JOIN, "Show an authorization and its delegates.", "join_authorization"),
+    "join-authorization-read": Entry(
+        JOIN, "Show an authorization and its delegates.", "join_authorization"
+    ),
     "join-authorization-delegate": Entry(
         JOIN, "Set the keys that may join on behalf of an authorized key.", "join_authorization"
     ),
     "join-authorization-delete": Entry(
         JOIN, "Withdraw an authorization, and close it if possible.", "join_authorization"
     ),
-    "config set": Entry(PROFILE, "Store a cluster, wallet or run for all commands.", "config_profile"),
-    "config show": Entry(PROFILE, "Show which cluster, wallet and run commands use, and why.", "config_profile"),
+    "config set": Entry(
+        PROFILE, "Store a cluster, wallet or run for all commands.", "config_profile"
+    ),
+    "config show": Entry(
+        PROFILE, "Show which cluster, wallet and run commands use, and why.", "config_profile"
+    ),
     "config unset": Entry(PROFILE, "Remove a stored cluster, wallet or run.", "config_profile"),
     "local-testnet start": Entry(NETWORK, "Start a run and its clients on this machine."),
     "localnet": Entry(NETWORK, "Run a local Solana network with the programs on it."),
@@ -93,7 +125,14 @@ SOLANA = Index(
     "after that comes the profile (config set), then the default.",
     stored=stored,
 )
-find, called, about, load, app, main = SOLANA.find, SOLANA.called, SOLANA.begun, SOLANA.load, SOLANA.app, SOLANA.main
+find, called, about, load, app, main = (
+    SOLANA.find,
+    SOLANA.called,
+    SOLANA.begun,
+    SOLANA.load,
+    SOLANA.app,
+    SOLANA.main,
+)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ CHECKPOINT = "Checkpoint directory."
 def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Result:
     """Describe a checkpoint and its tiers.
 
-    Prints architecture and shape, and the parameters and state bytes of every tier. Reads only config.json and the
-    names of the files; model verify reads everything.
+    Prints architecture and shape, and the parameters and state bytes of every tier. Reads only
+    config.json and the names of the files; model verify reads everything.
     """
     import math
 
@@ -59,9 +59,11 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
     shown = {
         "architecture": config.MODEL_TYPE,
         "stores": "the full model" if stored == 0 else f"the slice of tier {stored}",
-        "vocabulary": f"{config.vocab_size:,}" + (", input and output tied" if config.tie_word_embeddings else ""),
+        "vocabulary": f"{config.vocab_size:,}"
+        + (", input and output tied" if config.tie_word_embeddings else ""),
         "longest text": f"{config.max_position_embeddings:,} tokens",
-        "weights": f"{data['weight_bytes']:,} bytes in {len(files)} file" + ("s" if len(files) != 1 else ""),
+        "weights": f"{data['weight_bytes']:,} bytes in {len(files)} file"
+        + ("s" if len(files) != 1 else ""),
         "tokenizer": data["tokenizer"],
         "manifest of tiers": data["manifest"],
     }
@@ -82,17 +84,21 @@ _DTYPES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf1
 @command("model export", example="aftermath-solana model export --src checkpoints/tiny --tiers 1,2")
 def model_export(
     src: Annotated[Path, typer.Option(help="The full checkpoint.")],
-    tiers: Annotated[str, typer.Option(help=f"Tiers to export, 1 to {MAX_LEVELS - 1}, with commas between them.")],
+    tiers: Annotated[
+        str, typer.Option(help=f"Tiers to export, 1 to {MAX_LEVELS - 1}, with commas between them.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Directory to export to; without it the one that --src lies in.")
+        Path | None,
+        typer.Option(help="Directory to export to; without it the one that --src lies in."),
     ] = None,
     dtype: Annotated[str, typer.Option(help=DTYPE)] = "float32",
 ) -> Result:
     """Export tiers of a full checkpoint, with a manifest.
 
-    Writes a directory `<name>-tier<t>` per tier, and a manifest with the SHA-256 of every file, next to the checkpoint
-    or, with a copy of it, into --out. Use --out for checkpoints of a run (`<run>-step<n>`), because the member removes
-    older ones. Copies tokenizer, generation config, chat template, license and model card to each tier.
+    Writes a directory `<name>-tier<t>` per tier, and a manifest with the SHA-256 of every file,
+    next to the checkpoint or, with a copy of it, into --out. Use --out for checkpoints of a run
+    (`<run>-step<n>`), because the member removes older ones. Copies tokenizer, generation config,
+    chat template, license and model card to each tier.
     """
     import torch
 
@@ -105,7 +111,9 @@ def model_export(
     if most < max(wanted):
         raise UsageError(
             f"--tiers {max(wanted)}: {src} can be cut into {counted(most, 'tier')} next to the full model",
-            f"Choose --tiers from 1 to {most}" if most else "Name a checkpoint whose FFN width is even",
+            f"Choose --tiers from 1 to {most}"
+            if most
+            else "Name a checkpoint whose FFN width is even",
         )
     exported = export_tiers(place, wanted, out.expanduser() if out else None, rounded)
     data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
@@ -116,12 +124,18 @@ def model_export(
 def _dtype(text: str) -> str:
     """The type's name in PyTorch. Raises UsageError."""
     if text not in _DTYPES:
-        raise UsageError(f"--dtype must be float32 or bfloat16, not {text!r}", "Pass --dtype bfloat16, or leave it out")
+        raise UsageError(
+            f"--dtype must be float32 or bfloat16, not {text!r}",
+            "Pass --dtype bfloat16, or leave it out",
+        )
     return _DTYPES[text]
 
 
 def _numbers(text: str) -> list[int]:
-    numbers = [int(word) if word.isascii() and word.isdecimal() and len(word) < 4 else 0 for word in text.split(",")]
+    numbers = [
+        int(word) if word.isascii() and word.isdecimal() and len(word) < 4 else 0
+        for word in text.split(",")
+    ]
     if not all(1 <= number < MAX_LEVELS for number in numbers):
         raise UsageError(
             f"--tiers must be whole numbers from 1 to {MAX_LEVELS - 1}, not {text!r}",
@@ -136,14 +150,17 @@ def _numbers(text: str) -> list[int]:
 )
 def model_merge(
     into: Annotated[Path, typer.Option(help="The full checkpoint. It is not changed.")],
-    slice: Annotated[Path, typer.Option("--slice", help="A slice of one of its tiers, for example after training.")],
+    slice: Annotated[
+        Path,
+        typer.Option("--slice", help="A slice of one of its tiers, for example after training."),
+    ],
     out: Annotated[Path, typer.Option(help=NEW_DIRECTORY)],
 ) -> Result:
     """Merge a tier's slice into its full model.
 
-    Writes another checkpoint, in which the slice's tensors replace the first hidden units of the full model. An
-    unchanged slice gives the same bits. Warns if the values differ: then the slice was trained further, or belongs to
-    another training.
+    Writes another checkpoint, in which the slice's tensors replace the first hidden units of the
+    full model. An unchanged slice gives the same bits. Warns if the values differ: then the slice
+    was trained further, or belongs to another training.
     """
 
     from aftermath.model.checkpoint import merged
@@ -151,40 +168,53 @@ def model_merge(
 
     place = out.expanduser()
     check_directory(place, "model merge")
-    config, params = merged(into.expanduser(), slice.expanduser(), lambda sentence: note(f"warning: {sentence}"))
+    config, params = merged(
+        into.expanduser(), slice.expanduser(), lambda sentence: note(f"warning: {sentence}")
+    )
     companions = read_companions(into.expanduser())
     write_checkpoint(place, params, config, tier=0, companions=companions, made_by="model merge")
     return Result({"out": str(place)}, f"Wrote {place}")
 
 
 @command("model verify", example="aftermath-solana model verify --model checkpoints/tiny")
-def model_verify(model: Annotated[Path, typer.Option(help="A full checkpoint or an exported tier.")]) -> Result:
+def model_verify(
+    model: Annotated[Path, typer.Option(help="A full checkpoint or an exported tier.")],
+) -> Result:
     """Verify every tensor and file of a checkpoint and its tiers.
 
-    Every tensor must be there and finite, every file of the manifest must have its SHA-256, and exported tiers must
-    have the full model's values. An exported tier alone is checked against the manifest of the full checkpoint next
-    to it. Stops at the first error.
+    Every tensor must be there and finite, every file of the manifest must have its SHA-256, and
+    exported tiers must have the full model's values. An exported tier alone is checked against the
+    manifest of the full checkpoint next to it. Stops at the first error.
     """
     from aftermath.model.checkpoint import verified
 
     found = verified(model.expanduser())
-    data = {"tensors": found.tensors, "files": found.files, "tiers": list(found.tiers), "slice_of": found.slice_of}
+    data = {
+        "tensors": found.tensors,
+        "files": found.files,
+        "tiers": list(found.tiers),
+        "slice_of": found.slice_of,
+    }
     tiers = f"; tiers {', '.join(map(str, found.tiers))} are the same model" if found.tiers else ""
     files = f", {counted(found.files, 'file')} as the manifest says" if found.files else ""
     of = f" of tier {found.slice_of}" if found.slice_of else ""
     return Result(data, f"{counted(found.tensors, 'tensor')}{of} whole and finite{files}{tiers}")
 
 
-@command("model push", example="aftermath-solana model push --model checkpoints/tiny --repo me/tiny")
+@command(
+    "model push", example="aftermath-solana model push --model checkpoints/tiny --repo me/tiny"
+)
 def model_push(
     model: Annotated[Path, typer.Option(help="The full checkpoint.")],
-    repo: Annotated[str, typer.Option(help="Repository on the Hub, OWNER/NAME. Created if it is missing.")],
+    repo: Annotated[
+        str, typer.Option(help="Repository on the Hub, OWNER/NAME. Created if it is missing.")
+    ],
     message: Annotated[str, typer.Option(help="Commit message.")] = "a checkpoint",
 ) -> Result:
     """Upload a checkpoint to the Hugging Face Hub.
 
-    Uploads the exported tiers next to it, too, so that members of a tier fetch only its files. Checks all files first.
-    Prints the commit. Needs the token in HF_TOKEN.
+    Uploads the exported tiers next to it, too, so that members of a tier fetch only its files.
+    Checks all files first. Prints the commit. Needs the token in HF_TOKEN.
     """
     import os
 
@@ -196,12 +226,15 @@ def model_push(
 
     if not is_repository(repo):
         raise UsageError(
-            f"--repo {repo!r} is not the name of a repository", "It is OWNER/NAME, for example --repo ada/my-model"
+            f"--repo {repo!r} is not the name of a repository",
+            "It is OWNER/NAME, for example --repo ada/my-model",
         )
     place = model.expanduser()
     load_config(place), weight_files(place)
     tiers = {tier: files for tier, files in manifest_files(place).items() if tier}
-    exported = sorted({path.parent for files in tiers.values() for path in files.values()} - {place.absolute()})
+    exported = sorted(
+        {path.parent for files in tiers.values() for path in files.values()} - {place.absolute()}
+    )
     commit = upload(place, repo, token=os.environ.get("HF_TOKEN"), message=message, tiers=exported)
     text = f"{repo}@{commit}" + (f", with {counted(len(tiers), 'tier')}" if tiers else "")
     return Result({"repo": repo, "commit": commit, "tiers": sorted(tiers)}, text)

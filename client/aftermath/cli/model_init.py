@@ -16,7 +16,13 @@ from aftermath.base.outputs import check_directory
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, note
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
-from aftermath.model.documents import CARD_FILE, COMPANIONS, TOKENIZER_FILES, CheckpointError, read_limited
+from aftermath.model.documents import (
+    CARD_FILE,
+    COMPANIONS,
+    TOKENIZER_FILES,
+    CheckpointError,
+    read_limited,
+)
 from aftermath.model.presets import LIMITS, PRESETS
 from aftermath.model.tokenizer_files import (
     SPECIAL_TOKENS,
@@ -35,7 +41,14 @@ SHAPE = "Shape"
 NEW_DIRECTORY = "Directory to write. Must be new, empty, or written by this command; its earlier output is replaced."
 _MAX_ENTRIES_BYTES = 1 << 20
 _KV_HEADS = 2  # of a Llama that is not told
-_SIZES = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 512, "vocab": VOCAB_SIZE, "context": 2048}
+_SIZES = {
+    "hidden": 128,
+    "layers": 4,
+    "heads": 4,
+    "intermediate": 512,
+    "vocab": VOCAB_SIZE,
+    "context": 2048,
+}
 """What a model has that is not told, by the option."""
 SIZES = {
     "hidden": "hidden_size",
@@ -63,7 +76,9 @@ def _size(name: str, text: str) -> object:
     return typer.Option(min=least, max=most, help=f"{text}{default}.", rich_help_panel=SHAPE)
 
 
-@command("model init", example="aftermath-solana model init --preset llama-1m --out checkpoints/tiny")
+@command(
+    "model init", example="aftermath-solana model init --preset llama-1m --out checkpoints/tiny"
+)
 def model_init(
     out: Annotated[Path, typer.Option(help=NEW_DIRECTORY)],
     preset: Annotated[
@@ -77,8 +92,12 @@ def model_init(
             "grows to hold its ids. By default one token per byte."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")] = 0,
-    tiers: Annotated[int, typer.Option(min=1, max=MAX_LEVELS, help="Tiers that the FFN width must allow.")] = 3,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the initial weights.")
+    ] = 0,
+    tiers: Annotated[
+        int, typer.Option(min=1, max=MAX_LEVELS, help="Tiers that the FFN width must allow.")
+    ] = 3,
     matformer_tiers: Annotated[
         Path | None,
         typer.Option(
@@ -99,16 +118,22 @@ def model_init(
     kv_heads: Annotated[
         int | None, _size("kv_heads", f"Key and value heads of a Llama. By default {_KV_HEADS}")
     ] = None,
-    intermediate: Annotated[int | None, _size("intermediate", "FFN width of the full model")] = None,
-    vocab: Annotated[int | None, _size("vocab", "Vocabulary size, at least that of the tokenizer")] = None,
+    intermediate: Annotated[
+        int | None, _size("intermediate", "FFN width of the full model")
+    ] = None,
+    vocab: Annotated[
+        int | None, _size("vocab", "Vocabulary size, at least that of the tokenizer")
+    ] = None,
     context: Annotated[int | None, _size("context", "Longest text, in tokens")] = None,
-    tied: Annotated[bool, typer.Option("--tied", help="Share input and output embeddings.", rich_help_panel=SHAPE)] = (
-        False
-    ),
+    tied: Annotated[
+        bool,
+        typer.Option("--tied", help="Share input and output embeddings.", rich_help_panel=SHAPE),
+    ] = (False),
 ) -> Result:
     """Write a new, untrained checkpoint with a tokenizer.
 
-    Equal options give equal bits on every machine. With --json also prints the parameters of every tier.
+    Equal options give equal bits on every machine. With --json also prints the parameters of every
+    tier.
     """
     from aftermath.model.architectures import config_of
     from aftermath.model.initial import init_weights
@@ -118,7 +143,9 @@ def model_init(
     sizes |= {"intermediate": intermediate, "vocab": vocab, "context": context}
     given = {name: number for name, number in sizes.items() if number is not None}
     tokens = byte_tokens() if tokenizer is None else tokens_of(tokenizer)
-    described = document(preset, architecture, given, tied=tied, entries=matformer_tiers, tokens=tokens)
+    described = document(
+        preset, architecture, given, tied=tied, entries=matformer_tiers, tokens=tokens
+    )
     tiers = tiers if matformer_tiers is None else 1
     _check(described, tiers, kv_heads=kv_heads)
     config = config_of(described | {"bos_token_id": tokens.begin, "eos_token_id": tokens.end})
@@ -133,7 +160,12 @@ def model_init(
             "fix: pass the tokenizer.json that data tokenize --end-token wrote"
         )
     by_tier = {tier: _parameters(config, tier) for tier in range(tiers)}
-    data = {"out": str(place), "parameters": by_tier[0], "tiers": by_tier, "vocab": config.vocab_size}
+    data = {
+        "out": str(place),
+        "parameters": by_tier[0],
+        "tiers": by_tier,
+        "vocab": config.vocab_size,
+    }
     told = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())
     return Result(data, f"{by_tier[0]:,} parameters in {place}\nby tier: {told}")
 
@@ -147,17 +179,20 @@ def document(
     entries: Path | None,
     tokens: Tokens | None = None,
 ) -> dict[str, Any]:
-    """The `config.json` that these options mean, but for a tokenizer's special tokens; `sizes` by the options given.
+    """The `config.json` that these options mean, but for a tokenizer's special tokens; `sizes` by
+    the options given.
 
-    The vocabulary holds all ids of `tokens`. Raises UsageError if `sizes` says that it does not, and CheckpointError
-    for a file of entries that cannot be read.
+    The vocabulary holds all ids of `tokens`. Raises UsageError if `sizes` says that it does not,
+    and CheckpointError for a file of entries that cannot be read.
     """
     from aftermath.model.tiers import KEY
 
     if preset is None:
         described = _described(architecture or Kind.LLAMA, _SIZES | sizes, tied)
     elif architecture is not None:
-        raise UsageError(f"--architecture {architecture.value}: the preset {preset} has its own", "Leave it out")
+        raise UsageError(
+            f"--architecture {architecture.value}: the preset {preset} has its own", "Leave it out"
+        )
     elif preset not in PRESETS:
         raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(PRESETS)}")
     else:
@@ -180,7 +215,9 @@ def _entries(path: Path) -> Any:
     try:
         return json_value(read_limited(path.expanduser(), _MAX_ENTRIES_BYTES))
     except Malformed as error:
-        raise CheckpointError(f"{path} is not JSON: {error}", "docs/models.md#tiers shows what it may say") from None
+        raise CheckpointError(
+            f"{path} is not JSON: {error}", "docs/models.md#tiers shows what it may say"
+        ) from None
 
 
 def _parameters(config: ModelConfig, tier: int) -> int:
@@ -190,18 +227,28 @@ def _parameters(config: ModelConfig, tier: int) -> int:
 def _described(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[str, Any]:
     """A `config.json` of these sizes."""
     described: dict[str, Any] = {SIZES[name]: number for name, number in sizes.items()}
-    described |= {"model_type": architecture.value, "rms_norm_eps": 1e-5, "tie_word_embeddings": tied}
+    described |= {
+        "model_type": architecture.value,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": tied,
+    }
     described |= {"bos_token_id": None, "eos_token_id": None}
     if architecture is Kind.DEEPSEEK:
         return described | {"model_type": "deepseek_v3"} | _latent_and_experts(sizes)
     if architecture is Kind.NANOGPT:
-        ideas = {"value_embeddings": min(3, sizes["layers"] // 2), "x0_residual": True, "unet_skips": True}
+        ideas = {
+            "value_embeddings": min(3, sizes["layers"] // 2),
+            "x0_residual": True,
+            "unet_skips": True,
+        }
         return described | ideas
     return {"num_key_value_heads": min(_KV_HEADS, sizes["heads"])} | described
 
 
 def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
-    """Return a small V3: heads of the Llama's size plus their rotated part, experts of a quarter of the FFN's width."""
+    """Return a small V3: heads of the Llama's size plus their rotated part, experts of a quarter of
+    the FFN's width.
+    """
     head = max(2, sizes["hidden"] // sizes["heads"])
     return {
         "q_lora_rank": max(1, sizes["hidden"] // 2),
@@ -223,7 +270,8 @@ def _check(described: dict[str, Any], tiers: int, *, kv_heads: int | None) -> No
     """Raises UsageError, with options that would do, for numbers that do not go together."""
     hidden, heads, step = described["hidden_size"], described["num_attention_heads"], 1 << tiers - 1
     least, most = LIMITS["head_dim"]
-    sizes = [size for size in range(least, most + 1, 2) if hidden % size == 0]  # positions turn pairs
+    # positions turn pairs
+    sizes = [size for size in range(least, most + 1, 2) if hidden % size == 0]
     if not sizes:
         raise UsageError(f"--hidden {hidden} is odd", "Choose an even number")
     if hidden not in (heads * size for size in sizes):
@@ -234,11 +282,16 @@ def _check(described: dict[str, Any], tiers: int, *, kv_heads: int | None) -> No
         )
     llama = described["model_type"] == Kind.LLAMA.value
     if not llama and kv_heads not in (None, heads):
-        raise UsageError(f"--kv-heads {kv_heads}: a Llama alone has fewer than its --heads", "Leave it out")
+        raise UsageError(
+            f"--kv-heads {kv_heads}: a Llama alone has fewer than its --heads", "Leave it out"
+        )
     groups = described.get("num_key_value_heads", heads) if llama else heads
     if heads % groups:
         allowed = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
-        raise UsageError(f"--kv-heads {groups} does not divide --heads {heads}", f"Choose --kv-heads from {allowed}")
+        raise UsageError(
+            f"--kv-heads {groups} does not divide --heads {heads}",
+            f"Choose --kv-heads from {allowed}",
+        )
     if rest := described["intermediate_size"] % step:
         below = described["intermediate_size"] - rest
         nearest = f"{below} or {below + step}" if below else str(step)
@@ -275,7 +328,9 @@ def byte_tokens() -> Tokens:
 
 
 def tokens_of(path: Path) -> Tokens:
-    """Return the tokenizer of a `tokenizer.json`, with its companion files. Raise CheckpointError if it is not one."""
+    """Return the tokenizer of a `tokenizer.json`, with its companion files. Raise CheckpointError
+    if it is not one.
+    """
     from aftermath.model.tokenizer import Tokenizer
 
     data, companions = files_of(path.expanduser())
@@ -285,7 +340,11 @@ def tokens_of(path: Path) -> Tokens:
         name = tokenizer.token_of(end) if end is not None else None
         end = end if name is not None else None
     except (Malformed, CheckpointError) as error:
-        what = error.message if isinstance(error, CheckpointError) else f"{path} is not a tokenizer: {error}"
+        what = (
+            error.message
+            if isinstance(error, CheckpointError)
+            else f"{path} is not a tokenizer: {error}"
+        )
         raise CheckpointError(what, "Name a tokenizer.json") from None
     files = {
         **_carried(path.expanduser()),
@@ -299,8 +358,8 @@ def tokens_of(path: Path) -> Tokens:
 
 
 def _carried(tokenizer: Path) -> dict[str, bytes]:
-    """The other files of a tokenizer: its chat template, its model. In a checkpoint also the license and such, but the
-    model card, which describes the other model.
+    """The other files of a tokenizer: its chat template, its model. In a checkpoint also the
+    license and such, but the model card, which describes the other model.
     """
     from aftermath.model.store import read_companions
 

@@ -18,7 +18,9 @@ from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
 
 CONNECT_SECONDS, RELAY_SECONDS = 4.0, 4.5
 """Timeouts. Closing the endpoints takes the rest of 5 seconds each."""
-_NO_RELAY = "pass members with --peer KEY@HOST:PORT, or forward a UDP port of the router to --bind-p2p-port"
+_NO_RELAY = (
+    "pass members with --peer KEY@HOST:PORT, or forward a UDP port of the router to --bind-p2p-port"
+)
 
 
 def metrics_port(subject: Subject) -> Finding | None:
@@ -39,7 +41,9 @@ def metrics_port(subject: Subject) -> Finding | None:
 
 
 async def udp(subject: Subject) -> Finding:
-    """Check that two QUIC endpoints of this machine reach each other, the first at the member's port."""
+    """Check that two QUIC endpoints of this machine reach each other, the first at the member's
+    port.
+    """
     from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
     from aftermath.p2p.transport import BindFailed
 
@@ -72,7 +76,9 @@ async def udp(subject: Subject) -> Finding:
                     f"UDP is blocked: two endpoints of this machine do not reach each other in {CONNECT_SECONDS:.0f} s",
                     "Let the firewall of this machine pass UDP, on loopback as well",
                 )
-    which = f"UDP port {subject.bind_port}" if subject.bind_port else "a UDP port that the system chose"
+    which = (
+        f"UDP port {subject.bind_port}" if subject.bind_port else "a UDP port that the system chose"
+    )
     where = f" of {subject.interface}" if subject.interface else ""
     return fine(
         f"QUIC works on this machine, at {which}{where}; this machine cannot tell whether others reach it",
@@ -82,7 +88,9 @@ async def udp(subject: Subject) -> Finding:
 
 
 async def relay(subject: Subject) -> Finding:
-    """Check that the relay of `train` accepts this machine, and sees a UDP address that others could reach."""
+    """Check that the relay of `train` accepts this machine, and sees a UDP address that others
+    could reach.
+    """
     from aftermath.p2p.iroh import reachable_via_relay
     from aftermath.p2p.relay import AUTO, DISABLED, N0
 
@@ -97,13 +105,17 @@ async def relay(subject: Subject) -> Finding:
         assert subject.chain is not None
         chosen = DISABLED if subject.chain.pool.is_local else N0
     if chosen == DISABLED:
-        return fine("no relay is used: members have to reach each other directly", f"If they do not, {_NO_RELAY}")
+        return fine(
+            "no relay is used: members have to reach each other directly",
+            f"If they do not, {_NO_RELAY}",
+        )
     found = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
     return judged(chosen, None if found is None else found.addresses, named=subject.relay != AUTO)
 
 
 def judged(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Finding:
-    """Judge a relay by the addresses at which it sees this machine. None: the relay did not accept it.
+    """Judge a relay by the addresses at which it sees this machine. None: the relay did not accept
+    it.
 
     `named`: the user passed this relay, so its absence is a failure.
     """
@@ -116,7 +128,9 @@ def judged(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Find
             _unreached(chosen),
         )
     if public := [one for one in addresses if _is_public(one)]:
-        return fine(f"{called} takes this machine, which others may also reach directly at {', '.join(public)}")
+        return fine(
+            f"{called} takes this machine, which others may also reach directly at {', '.join(public)}"
+        )
     return (dubious if chosen == N0 else fine)(
         f"{called} takes this machine, and knows no public UDP address of it: members elsewhere are relayed",
         "For direct ways let the firewall pass UDP, to port 7842 of the relay and to members; your own relay needs "
@@ -132,7 +146,8 @@ def _unreached(chosen: str) -> str:
 
     if chosen == N0:
         return (
-            f"Let the firewall pass TCP port 443, or take a relay of your own: --iroh-relay URL; without, {_NO_RELAY}"
+            "Let the firewall pass TCP port 443, or take a relay of your own: --iroh-relay URL; "
+            f"without, {_NO_RELAY}"
         )
     parts = urlsplit(chosen)
     port = parts.port or (443 if parts.scheme == "https" else 80)

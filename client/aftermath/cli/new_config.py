@@ -1,7 +1,8 @@
 """The config of a new run: a recipe that comes with the package, changed by what its owner wishes.
 
-Decided: numbers that go together (an optimizer, its rate, its overlap and its batch) are taken together from a recipe
-that has them, since nobody can choose one without the others; what such a recipe says is said there alone.
+Decided: numbers that go together (an optimizer, its rate, its overlap and its batch) are taken
+together from a recipe that has them, since nobody can choose one without the others; what such a
+recipe says is said there alone.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def begin(recipe: str) -> tuple[RunConfig, FILES]:
 
 
 def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple[RunConfig, FILES]:
-    """The config as it is wished for, and what its files are made of, in the directory `home`. Raises UsageError."""
+    """The config as it is wished for, and what its files are made of, in the directory `home`.
+    Raises UsageError.
+    """
     rules, llm = config.config, config.llm
     steps = wishes.steps or rules.total_steps
     if wishes.optimizer is not None and wishes.optimizer != optimizer_name(config):
@@ -66,9 +69,13 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
         rates = lasting(other.llm.lr_schedule, other.config.total_steps, steps)
         llm = llm.model_copy(update={"optimizer": other.llm.optimizer, "lr_schedule": rates})
     else:
-        llm = llm.model_copy(update={"lr_schedule": lasting(llm.lr_schedule, rules.total_steps, steps)})
+        llm = llm.model_copy(
+            update={"lr_schedule": lasting(llm.lr_schedule, rules.total_steps, steps)}
+        )
     if wishes.tiers is not None:
-        llm = llm.model_copy(update={"matformer": llm.matformer.model_copy(update={"tiers": wishes.tiers})})
+        llm = llm.model_copy(
+            update={"matformer": llm.matformer.model_copy(update={"tiers": wishes.tiers})}
+        )
     files = {name: dict(options) for name, options in files.items()}
     if wishes.preset is not None:
         described = document(wishes.preset, None, {}, tied=False, entries=None)
@@ -80,7 +87,9 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
     if "model" in files:
         if llm.matformer.tiers > 1:
             files["model"]["tiers"] = llm.matformer.tiers
-        llm = llm.model_copy(update={"checkpoint": Checkpoint(Local=LocalCheckpoint(path=f"{home}/model"))})
+        llm = llm.model_copy(
+            update={"checkpoint": Checkpoint(Local=LocalCheckpoint(path=f"{home}/model"))}
+        )
     if wishes.data_path is not None:
         files = {name: options for name, options in files.items() if name == "model"}
         tokenizer = _tokenizer_of(wishes.data_path)
@@ -92,7 +101,9 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
         local = LocalData(path=place) if held is None else held.model_copy(update={"path": place})
         llm = llm.model_copy(update={"data_location": DataLocation(Local=local), "data_hash": ""})
     rules = _with_members(
-        rules, wishes.members, llm.optimizer.SparseLoCo.inner_steps if llm.optimizer.SparseLoCo else 1
+        rules,
+        wishes.members,
+        llm.optimizer.SparseLoCo.inner_steps if llm.optimizer.SparseLoCo else 1,
     )
     rules = rules.model_copy(update={"total_steps": steps})
     model = config.model.model_copy(update={"LLM": llm})
@@ -112,23 +123,34 @@ def optimizer_name(config: RunConfig) -> str | None:
 
 
 def lasting(rates: LearningRate, steps: int, wished: int) -> LearningRate:
-    """A schedule of a run of `steps` steps for one of `wished`, every part of it as much longer as the run is."""
+    """A schedule of a run of `steps` steps for one of `wished`, every part of it as much longer as
+    the run is.
+    """
     if steps == wished:
         return rates
     name = next(name for name in type(rates).model_fields if getattr(rates, name) is not None)
     held = rates.chosen
     scaled = {
-        part: getattr(held, part) * wished // steps for part in type(held).model_fields if part.endswith("_steps")
+        part: getattr(held, part) * wished // steps
+        for part in type(held).model_fields
+        if part.endswith("_steps")
     }
     if rates.WarmupStableDecay is not None:  # what rounding takes goes to the stable part
         parts = ("warmup_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
-        rest = wished + sum(getattr(held, part) for part in parts) - steps - sum(scaled[part] for part in parts)
+        rest = (
+            wished
+            + sum(getattr(held, part) for part in parts)
+            - steps
+            - sum(scaled[part] for part in parts)
+        )
         scaled["stable_steps"] += rest
     return LearningRate.model_validate({name: held.model_dump() | scaled})
 
 
 def _with_preset(files: FILES, preset: str, described: Mapping[str, Any]) -> FILES:
-    """Return the files of another model. Tokens of a larger vocabulary become tokens of single bytes."""
+    """Return the files of another model. Tokens of a larger vocabulary become tokens of single
+    bytes.
+    """
     rest = {name: options for name, options in files.items() if name != "model"}
     if described["vocab_size"] == VOCAB_SIZE:
         rest = {"tokens": rest.get("tokens", {})}
@@ -136,11 +158,20 @@ def _with_preset(files: FILES, preset: str, described: Mapping[str, Any]) -> FIL
 
 
 def _with_members(rules: RunRules, members: int | None, inner_steps: int) -> RunRules:
-    """The members that begin, a third of whom may be gone later, and at least a sequence for each step of each."""
+    """The members that begin, a third of whom may be gone later, and at least a sequence for each
+    step of each.
+    """
     if members is None:
         return rules
     least = members * inner_steps
-    batch = {name: max(getattr(rules, name), least) for name in ("global_batch_size_start", "global_batch_size_end")}
+    batch = {
+        name: max(getattr(rules, name), least)
+        for name in ("global_batch_size_start", "global_batch_size_end")
+    }
     if least > 65535:
-        raise UsageError(f"--members {members} would need a batch of {least} sequences", "Say fewer")
-    return rules.model_copy(update={"init_min_clients": members, "min_clients": max(1, members - members // 3)} | batch)
+        raise UsageError(
+            f"--members {members} would need a batch of {least} sequences", "Say fewer"
+        )
+    return rules.model_copy(
+        update={"init_min_clients": members, "min_clients": max(1, members - members // 3)} | batch
+    )

@@ -1,7 +1,7 @@
 """Print the command that usually follows, as one line on stderr: `next: …`.
 
-The line repeats the options for cluster and wallet, so that it can be copied. Nothing is printed with
-`--json` or AFTERMATH_QUIET.
+The line repeats the options for cluster and wallet, so that it can be copied. Nothing is printed
+with `--json` or AFTERMATH_QUIET.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from aftermath.cli.usage import choices, stored_as
 from aftermath.train.tier import AUTO_TIER
 
 QUIET = "AFTERMATH_QUIET"
-_CONFIGURE, _LOOK = "update-config --run-id {run_id} --config-path FILE", "show-run --run-id {run_id}"
+_CONFIGURE, _LOOK = (
+    "update-config --run-id {run_id} --config-path FILE",
+    "show-run --run-id {run_id}",
+)
 _WATCH, _RESUME = "watch --run-id {run_id}", "set-paused --run-id {run_id} resume"
 NEXT: Mapping[tuple[str, str], str] = {
     ("create-run", ""): _CONFIGURE,
     ("update-config", ""): _RESUME,
-    ("update-config", "invited"): "join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTHORITY_FILE",
+    (
+        "update-config",
+        "invited",
+    ): "join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTHORITY_FILE",
     ("set-paused", ""): _WATCH,
     ("set-paused", "paused"): _CONFIGURE,
     ("checkpoint", ""): _LOOK,
@@ -36,7 +42,10 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("tick", ""): _LOOK,
     ("close-run", ""): "list-runs",
     ("join-authorization-create", ""): "can-join --run-id {run_id} --address KEY",
-    ("join-authorization-delegate", ""): "join-authorization-read --join-authority {join_authority} --authorizer KEY",
+    (
+        "join-authorization-delegate",
+        "",
+    ): "join-authorization-read --join-authority {join_authority} --authorizer KEY",
     ("deploy", ""): "create-run --run-id RUN --name NAME",
     ("show-identity", "created"): "config set wallet {wallet_private_key_path}",
     ("can-join", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
@@ -48,7 +57,8 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("data tokenize", ""): "data inspect --data-path {output}",
     ("data fetch", ""): "data inspect --data-path {output}",
 }
-"""Next commands by command and `Result.case`. Words in braces are its options, or in `Result.made`."""
+"""Next commands by command and `Result.case`. Words in braces are its options, or in `Result.made`.
+"""
 _WALLET = "wallet_private_key_path"
 _FLAGS = {
     "rpc": "--rpc",
@@ -75,7 +85,9 @@ _OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
 
 
 def say_next(name: str, case: str, given: Mapping[str, Any]) -> None:
-    """Say what follows the command `name`, which was called with these options, if anything usually does."""
+    """Say what follows the command `name`, which was called with these options, if anything usually
+    does.
+    """
     if "server_addr" in given:
         if name in ("can-join", "predownload") and not os.environ.get(QUIET):
             note(f"next: {_train_at_server(given)}")
@@ -87,7 +99,14 @@ def say_next(name: str, case: str, given: Mapping[str, Any]) -> None:
 
 def _train_at_server(given: Mapping[str, Any]) -> str:
     """Return the command that joins the run of a server."""
-    words = ["aftermath-centralized", "client", "train", "--run-id", given["run_id"], "--server-addr"]
+    words = [
+        "aftermath-centralized",
+        "client",
+        "train",
+        "--run-id",
+        given["run_id"],
+        "--server-addr",
+    ]
     words += [given["server_addr"], "-i", str(given["identity_secret_key_path"] or "FILE")]
     words += ["--tls"] if given["tls"] else []
     words += ["--tls-ca", str(given["tls_ca"])] if given["tls_ca"] else []
@@ -97,7 +116,9 @@ def _train_at_server(given: Mapping[str, Any]) -> str:
 
 
 def _of_train(given: Mapping[str, Any]) -> list[str]:
-    """Return the option that keeps the model, if the tier can, and the options that `train` needs as well."""
+    """Return the option that keeps the model, if the tier can, and the options that `train` needs
+    as well.
+    """
     from aftermath.model.steps import file_name
 
     words = []
@@ -115,8 +136,13 @@ def _of_train(given: Mapping[str, Any]) -> list[str]:
 def line(template: str, given: Mapping[str, Any]) -> str:
     """The whole command line."""
     more = _of_train(given) if template.startswith("train ") else []
-    given = {**given, "matformer_tier": "auto"} if given.get("matformer_tier") == AUTO_TIER else given
-    named = {key: shlex.quote(str(value)) if value is not None else key.upper() for key, value in given.items()}
+    given = (
+        {**given, "matformer_tier": "auto"} if given.get("matformer_tier") == AUTO_TIER else given
+    )
+    named = {
+        key: shlex.quote(str(value)) if value is not None else key.upper()
+        for key, value in given.items()
+    }
     from aftermath.cli.main import SOLANA
 
     follows = SOLANA.called(shlex.split(template))
@@ -126,9 +152,11 @@ def line(template: str, given: Mapping[str, Any]) -> str:
 
 
 def completed(text: str, given: Mapping[str, Any]) -> str:
-    """Return a text in which suggested commands name the cluster and the wallet as the running command was given them.
+    """Return a text in which suggested commands name the cluster and the wallet as the running
+    command was given them.
 
-    `given`: the options of the running command. A command for another person gets no wallet of ours.
+    `given`: the options of the running command. A command for another person gets no wallet of
+    ours.
     """
     from aftermath.cli.main import SOLANA
 
@@ -141,8 +169,14 @@ def completed(text: str, given: Mapping[str, Any]) -> str:
             continue
         end = len(name) + _end(name, rest[len(name) :])
         line, after = rest[:end], rest[end:]
-        mine = {key: value for key, value in given.items() if key != _WALLET or not _OTHERS.search(done)}
-        added = "" if after.startswith(" --help") else "".join(f" {word}" for word in _where(name, f"{line} ", mine))
+        mine = {
+            key: value for key, value in given.items() if key != _WALLET or not _OTHERS.search(done)
+        }
+        added = (
+            ""
+            if after.startswith(" --help")
+            else "".join(f" {word}" for word in _where(name, f"{line} ", mine))
+        )
         done += script + line + added + after
     return done
 
@@ -171,7 +205,8 @@ def _end(name: str, after: str) -> int:
 
 
 def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Cluster and wallet, where the command that follows takes them and finds them neither in a variable nor stored.
+    """Cluster and wallet, where the command that follows takes them and finds them neither in a
+    variable nor stored.
 
     `template`: the command line, whose options stay as they are.
     """
@@ -188,6 +223,7 @@ def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[st
         if str(value) in (os.environ.get(str(option.envvar)), stored.get(stored_as(option))):
             continue
         if flag in _ADDRESSES and value not in CLUSTERS and shown(value) != value.rstrip("/"):
-            yield f"{flag} {flag[2:].replace('-', '_').upper()}_ADDRESS"  # it may hold a key, which nobody prints
+            # it may hold a key, which nobody prints
+            yield f"{flag} {flag[2:].replace('-', '_').upper()}_ADDRESS"
         else:
             yield f"{flag} {shlex.quote(str(value))}"

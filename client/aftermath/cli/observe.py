@@ -27,22 +27,30 @@ async def observe(
     options: ClusterOptions,
     run_id: FollowedRun = None,
     events: Annotated[
-        Path | None, typer.Option(help="Directory that train --events-dir wrote, or one above several.")
+        Path | None,
+        typer.Option(help="Directory that train --events-dir wrote, or one above several."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines connect.")
+    ] = "127.0.0.1",
     name: Annotated[
         list[str] | None,
-        typer.Option(help="Host name by which browsers open the page, if it is not --host. Can be repeated."),
+        typer.Option(
+            help="Host name by which browsers open the page, if it is not --host. Can be repeated."
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port. 0 picks a free one.")] = 8600,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port. 0 picks a free one.")
+    ] = 8600,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print the address as one JSON document.", show_default=False)
+        bool,
+        typer.Option("--json", help="Print the address as one JSON document.", show_default=False),
     ] = False,
 ) -> Result:
     """Serve a web page of a cluster's runs.
 
-    Shows state, members, loss by tier and costs, live and back in time. Needs no wallet and changes nothing. History
-    from before the start comes from --events. Runs until Ctrl-C.
+    Shows state, members, loss by tier and costs, live and back in time. Needs no wallet and changes
+    nothing. History from before the start comes from --events. Runs until Ctrl-C.
     """
     import asyncio
     import contextlib
@@ -57,7 +65,9 @@ async def observe(
         note(f"there is no {events} yet: what is told there is shown once it is there")
     with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C ends it
         async with connect(options) as chain:
-            observatory = Observatory(chain.coordinator, named=run_id, events=[events] if events else [])
+            observatory = Observatory(
+                chain.coordinator, named=run_id, events=[events] if events else []
+            )
             async with (
                 observatory.open(),
                 ObserverServer(observatory, names=name or ()).listening(host, port) as chosen,

@@ -64,7 +64,9 @@ def checked_run_id(run_id: str | None) -> str | None:
         try:
             run_seed(run_id)
         except UsageError as error:
-            raise UsageError(error.message, f"{error.fix}; see --run-id (the variable RUN_ID)") from None
+            raise UsageError(
+                error.message, f"{error.fix}; see --run-id (the variable RUN_ID)"
+            ) from None
     return run_id
 
 
@@ -79,19 +81,28 @@ def _checked_repository(name: str | None) -> str | None:
     return name
 
 
-def at_most(limit: int, text: str, also: Callable[[str | None], str | None] = lambda value: value) -> object:
+def at_most(
+    limit: int, text: str, also: Callable[[str | None], str | None] = lambda value: value
+) -> object:
     """Return an option for a text of at most `limit` bytes. `also` checks the value, too."""
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         size = len((value or "").encode(errors="replace"))
         if size > limit:
-            raise UsageError(f"{parameter.opts[0]} has {size} bytes", f"Shorten it to at most {limit} bytes")
+            raise UsageError(
+                f"{parameter.opts[0]} has {size} bytes", f"Shorten it to at most {limit} bytes"
+            )
         return also(value)
 
     return typer.Option(help=f"{text}, at most {limit} bytes.", callback=check)
 
 
-RunId = Annotated[str, shared("--run-id", text="The run's name, at most 32 bytes.", check=checked_run_id, stored="run")]
+RunId = Annotated[
+    str,
+    shared(
+        "--run-id", text="The run's name, at most 32 bytes.", check=checked_run_id, stored="run"
+    ),
+]
 OneRun = Annotated[
     str | None,
     shared(
@@ -114,9 +125,12 @@ def checked_version(version: str | None) -> str | None:
     return version
 
 
-CLIENT_VERSION = at_most(96, "The only client version that may join; empty admits any", checked_version)
+CLIENT_VERSION = at_most(
+    96, "The only client version that may join; empty admits any", checked_version
+)
 Authorizer = Annotated[
-    str | None, shared("--authorizer", text="Grantee whose authorization admits the wallet as a delegate.")
+    str | None,
+    shared("--authorizer", text="Grantee whose authorization admits the wallet as a delegate."),
 ]
 
 RunOwner = Annotated[
@@ -139,7 +153,9 @@ MaxBond = Annotated[
 ]
 
 _TIER = "Tier that this member holds. Tier k keeps 1/2^k of every FFN."
-Tier = Annotated[int, shared("--matformer-tier", text=_TIER, panel=TRAINING, least=0, most=MAX_LEVELS - 1)]
+Tier = Annotated[
+    int, shared("--matformer-tier", text=_TIER, panel=TRAINING, least=0, most=MAX_LEVELS - 1)
+]
 
 
 def tier_named(given: object) -> int:
@@ -191,15 +207,24 @@ class ClusterOptions:
     ws_rpc: Annotated[
         str | None,
         shared(
-            "--ws-rpc", text="Websocket endpoint. By default the RPC's port plus one.", panel=CLUSTER, stored="ws-rpc"
+            "--ws-rpc",
+            text="Websocket endpoint. By default the RPC's port plus one.",
+            panel=CLUSTER,
+            stored="ws-rpc",
         ),
     ] = None
-    rpc_2: Annotated[str | None, shared("--rpc-2", text="First fallback RPC endpoint.", panel=CLUSTER)] = None
-    ws_rpc_2: Annotated[str | None, shared("--ws-rpc-2", text="Websocket of the first fallback.", panel=CLUSTER)] = None
-    rpc_3: Annotated[str | None, shared("--rpc-3", text="Second fallback RPC endpoint.", panel=CLUSTER)] = None
-    ws_rpc_3: Annotated[str | None, shared("--ws-rpc-3", text="Websocket of the second fallback.", panel=CLUSTER)] = (
-        None
-    )
+    rpc_2: Annotated[
+        str | None, shared("--rpc-2", text="First fallback RPC endpoint.", panel=CLUSTER)
+    ] = None
+    ws_rpc_2: Annotated[
+        str | None, shared("--ws-rpc-2", text="Websocket of the first fallback.", panel=CLUSTER)
+    ] = None
+    rpc_3: Annotated[
+        str | None, shared("--rpc-3", text="Second fallback RPC endpoint.", panel=CLUSTER)
+    ] = None
+    ws_rpc_3: Annotated[
+        str | None, shared("--ws-rpc-3", text="Websocket of the second fallback.", panel=CLUSTER)
+    ] = None
     coordinator_program_id: Annotated[
         str | None,
         shared(

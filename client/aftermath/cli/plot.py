@@ -29,23 +29,31 @@ def plot(
     run: OnlyRun = None,
     out: Annotated[
         Path,
-        typer.Option(help="Picture (.png, .svg) or numbers (.csv, .json) to write. - writes a PNG to standard output."),
+        typer.Option(
+            help="Picture (.png, .svg) or numbers (.csv, .json) to write. - writes a PNG to standard output."
+        ),
     ] = Path("loss.png"),
 ) -> Result:
     """Plot a run's history from its members' events, or compare local trainings.
 
-    For a run, pass directories of members' events; one member's are enough. The picture shows loss by tier, bytes sent,
-    epochs, and members that left or came back. For local trainings, pass their --out directories. One picture shows all
-    losses.
+    For a run, pass directories of members' events; one member's are enough. The picture shows loss
+    by tier, bytes sent, epochs, and members that left or came back. For local trainings, pass their
+    --out directories. One picture shows all losses.
     """
     from aftermath.events.reader import NoEvents
     from aftermath.lab.trainings import trainings_in
 
     path = out.expanduser()
     if path.is_dir():
-        raise OutputError(f"--out {out} is a directory", f"Name a file in it, for example --out {out / 'loss.png'}")
+        raise OutputError(
+            f"--out {out} is a directory",
+            f"Name a file in it, for example --out {out / 'loss.png'}",
+        )
     if path.suffix not in SUFFIXES and str(path) != STANDARD_OUTPUT:
-        raise UsageError(f"--out {out} does not end in {', '.join(SUFFIXES)}", "Name a file that does: --out loss.png")
+        raise UsageError(
+            f"--out {out} does not end in {', '.join(SUFFIXES)}",
+            "Name a file that does: --out loss.png",
+        )
     for place in places:
         if not place.exists():
             raise NoEvents(
@@ -95,7 +103,10 @@ def _trainings(files: Sequence[Path], path: Path) -> Result:
 def _words(training: Mapping[str, Any]) -> str:
     """Return a training's newest losses in words."""
     loss = "not finite" if training["loss"] is None else f"{training['loss']:.4f}"
-    held_out = "".join(f", held out, tier {tier}: {value:.4f}" for tier, value in training["held_out_by_tier"].items())
+    held_out = "".join(
+        f", held out, tier {tier}: {value:.4f}"
+        for tier, value in training["held_out_by_tier"].items()
+    )
     return f"step {training['steps']}, loss {loss}{held_out}"
 
 
@@ -109,8 +120,12 @@ def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
     return True
 
 
-def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -> tuple[str, EventHistory]:
-    """Return the run id and the history of the one run that was trained. Raises CommandError for several, NoEvents."""
+def _only_run(
+    reader: EventReader, places: Sequence[Path], wanted: str | None
+) -> tuple[str, EventHistory]:
+    """Return the run id and the history of the one run that was trained. Raises CommandError for
+    several, NoEvents.
+    """
     from aftermath.events.history import EventHistory
     from aftermath.events.reader import NoEvents, RunFilter, RunName
 
@@ -123,10 +138,14 @@ def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -
     if not trained:
         reader.check_readable()
         of_run = f" of run {wanted}" if wanted is not None else ""
-        raise NoEvents(f"{names} has no training events{of_run}", "Name a member's --events-dir directory")
+        raise NoEvents(
+            f"{names} has no training events{of_run}", "Name a member's --events-dir directory"
+        )
     if len(trained) > 1:
         runs = "; ".join(sorted(map(str, trained)))
-        raise CommandError(f"the events in {names} are of several runs: {runs}", "Pass --run with one of them")
+        raise CommandError(
+            f"the events in {names} are of several runs: {runs}", "Pass --run with one of them"
+        )
     ((run, history),) = trained.items()
     return run.run_id, history
 
@@ -140,7 +159,9 @@ def _run(places: Sequence[Path], path: Path, wanted: str | None) -> Result:
     run_id, history = _only_run(reader, places, wanted)
     losses = history.loss_by_tier()
     if not _table(path, {f"tier {tier}": curve for tier, curve in losses.items()}):
-        run_plot(path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}")
+        run_plot(
+            path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}"
+        )
     if str(path) == STANDARD_OUTPUT:
         return Result(None, None)
     newest = {str(tier): curve[-1][1] for tier, curve in losses.items()}
@@ -153,7 +174,11 @@ def _run(places: Sequence[Path], path: Path, wanted: str | None) -> Result:
         "marks": [{"step": step, "what": text} for step, text in history.marks],
         "notes": reader.notes(),
     }
-    shown: dict[str, object] = {"run": run_id, "steps": max(history.shares), "epochs": len(history.epochs)}
+    shown: dict[str, object] = {
+        "run": run_id,
+        "steps": max(history.shares),
+        "epochs": len(history.epochs),
+    }
     shown["newest loss"] = [f"tier {tier}: {loss:.4f}" for tier, loss in newest.items()]
     if history.marks:
         shown["on the way"] = [f"step {step}: {text}" for step, text in history.marks]

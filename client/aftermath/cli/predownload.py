@@ -1,4 +1,6 @@
-"""`predownload`: fetch a run's model and data before joining, so that the warm-up does not wait for them."""
+"""`predownload`: fetch a run's model and data before joining, so that the warm-up does not wait for
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ async def predownload(
 ) -> Result:
     """Fetch a run's model and check its data before joining.
 
-    Loads the model once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up.
+    Loads the model once, so that a damaged or unsuitable checkpoint is found now and not in the
+    warm-up.
     """
     from aftermath.cli.connection import connect
     from aftermath.cli.findings import Subject
@@ -56,7 +59,9 @@ async def fetched(subject: Subject) -> Result:
     access = subject.access()
     directory = resolve(model.checkpoint, tier=subject.tier, access=access)
     shapes = subject.schema.state.config.parameter_shapes(subject.tier)
-    if model.checkpoint.kind is not CheckpointKind.DUMMY:  # a dummy has a shape and no weights to fetch
+    if (
+        model.checkpoint.kind is not CheckpointKind.DUMMY
+    ):  # a dummy has a shape and no weights to fetch
         load(directory, subject.tier)
     place = model.data_location
     local = place.kind in (DataKind.LOCAL, DataKind.PREPROCESSED)

@@ -1,7 +1,7 @@
 """Show results and errors to a person or a script.
 
-A result is rich text, or one JSON document on stdout. An error is a sentence, its fix and a section of
-the docs on stderr; an unexpected one writes its traceback to a private file.
+A result is rich text, or one JSON document on stdout. An error is a sentence, its fix and a section
+of the docs on stderr; an unexpected one writes its traceback to a private file.
 """
 
 from __future__ import annotations
@@ -34,37 +34,56 @@ EXIT_KNOWN = 1
 EXIT_USAGE = 2
 EXIT_VERSION = 10
 EXIT_NOT_ADMITTED = 11
-_NOT_ADMITTED = ("not-authorized", "barred", "not-admitted", "bond-above-limit", "verification-not-there")
+_NOT_ADMITTED = (
+    "not-authorized",
+    "barred",
+    "not-admitted",
+    "bond-above-limit",
+    "verification-not-there",
+)
 EXITS = {
     "usage": EXIT_USAGE,
     "client-version-mismatch": EXIT_VERSION,
-    # starting again cannot help until a person admits the wallet or changes an option, so supervisors must stop
+    # starting again cannot help until a person admits the wallet or changes an option, so
+    # supervisors must stop
     **dict.fromkeys(_NOT_ADMITTED, EXIT_NOT_ADMITTED),
 }
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 _ABOUT_CHOICES = frozenset(
     {
         *_NOT_ADMITTED,
-        *("wallet", "not-main-authority", "not-grantor", "not-grantee", "not-allowed-to-kick", "insufficient-funds"),
+        *(
+            "wallet",
+            "not-main-authority",
+            "not-grantor",
+            "not-grantee",
+            "not-allowed-to-kick",
+            "insufficient-funds",
+        ),
         *("not-allowed-to-checkpoint", "not-a-member", "no-such-run", "run-exists", "coordinator"),
         *("unavailable", "wrong-cluster", "program-not-deployed"),
     }
 )
-"""Errors that another cluster, wallet or run may avoid. Only these say what came from the profile."""
+"""Errors that another cluster, wallet or run may avoid. Only these say what came from the profile.
+"""
 PIPE_WIDTH = 200
 RECIPE = "AFTERMATH_RECIPE"
 
 
-_GIVEN: ContextVar[Mapping[str, object] | None] = ContextVar("options of the running command", default=None)
-_STORED: ContextVar[Mapping[str, str] | None] = ContextVar("what a command has from the user's profile", default=None)
+_GIVEN: ContextVar[Mapping[str, object] | None] = ContextVar(
+    "options of the running command", default=None
+)
+_STORED: ContextVar[Mapping[str, str] | None] = ContextVar(
+    "what a command has from the user's profile", default=None
+)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command found or did: `data` for scripts, `text` for people (None: already shown), and the exit code.
-    A `str` is shown as it is, without markup and without characters that move a cursor; what is styled is rich's Text.
-    `case` tells endings apart that other commands usually follow (`next_steps`). `made` has values for these commands
-    that no option has.
+    """What a command found or did: `data` for scripts, `text` for people (None: already shown), and
+    the exit code. A `str` is shown as it is, without markup and without characters that move a
+    cursor; what is styled is rich's Text. `case` tells endings apart that other commands usually
+    follow (`next_steps`). `made` has values for these commands that no option has.
     """
 
     data: object
@@ -98,8 +117,14 @@ def show(result: Result, *, as_json: bool) -> None:
             from rich.text import Text
 
             # A pipe has no width to fit into; rich would wrap at 80.
-            console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-            drawn = plain_text(completed_text(result.text)) if isinstance(result.text, str) else result.text
+            console = Console(
+                highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH
+            )
+            drawn = (
+                plain_text(completed_text(result.text))
+                if isinstance(result.text, str)
+                else result.text
+            )
             if isinstance(drawn, Text):
                 console.print(drawn, soft_wrap=True)
             else:
@@ -107,20 +132,28 @@ def show(result: Result, *, as_json: bool) -> None:
 
 
 def _draw(console: Console, drawn: RenderableType) -> None:
-    """Print a table. Unless it goes to a terminal, remove the spaces with which rich pads its lines."""
+    """Print a table. Unless it goes to a terminal, remove the spaces with which rich pads its
+    lines.
+    """
     if console.is_terminal:
         console.print(drawn)
         return
     with console.capture() as padded:
         console.print(drawn)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in padded.get().removesuffix("\n").split("\n")))
+    console.file.write(
+        "".join(f"{line.rstrip()}\n" for line in padded.get().removesuffix("\n").split("\n"))
+    )
 
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """What the block prints reaches stdout. Raises CommandError if it cannot, BrokenPipeError if nobody reads on."""
+    """What the block prints reaches stdout. Raises CommandError if it cannot, BrokenPipeError if
+    nobody reads on.
+    """
     if sys.stdout is None:
-        raise CommandError("the standard output is closed", "Let it go to a terminal, a pipe or a file")
+        raise CommandError(
+            "the standard output is closed", "Let it go to a terminal, a pipe or a file"
+        )
     try:
         yield
         sys.stdout.flush()
@@ -128,7 +161,9 @@ def writing() -> Iterator[None]:
         raise
     except OSError as error:
         _drop_output()
-        raise CommandError(f"the output cannot be written: {error.strerror}", "Let it go elsewhere") from None
+        raise CommandError(
+            f"the output cannot be written: {error.strerror}", "Let it go elsewhere"
+        ) from None
 
 
 def _drop_output() -> None:
@@ -145,17 +180,23 @@ def _drop_unwritten_output() -> None:
 
 
 def note(sentence: str, *, always: bool = False) -> None:
-    """Say something in passing: on stderr, so that stdout stays one document. If quiet, only warnings are said."""
+    """Say something in passing: on stderr, so that stdout stays one document. If quiet, only
+    warnings are said.
+    """
     if is_quiet() and not always and not sentence.startswith("warning: "):
         return
     from rich.console import Console
 
     text = printable(completed_text(sentence), keep="\n")
-    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(text, style="dim", markup=False)
+    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(
+        text, style="dim", markup=False
+    )
 
 
 def line_console(**options: Any) -> Console:
-    """Return a console for a stream of lines. It raises BrokenPipeError, where rich would end the process."""
+    """Return a console for a stream of lines. It raises BrokenPipeError, where rich would end the
+    process.
+    """
     from rich.console import Console
 
     class LineConsole(Console):
@@ -178,13 +219,18 @@ def aside(drawn: RenderableType) -> None:
         return
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    console = Console(
+        stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
+    )
     _draw(console, drawn)
 
 
 def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -> dict[str, object]:
     """The pairs with one of them, in its place, as people read it."""
-    return {shown if key == name else key: value if key == name else given for key, given in pairs.items()}
+    return {
+        shown if key == name else key: value if key == name else given
+        for key, given in pairs.items()
+    }
 
 
 def facts(pairs: Mapping[str, object]) -> Table:
@@ -200,10 +246,17 @@ def facts(pairs: Mapping[str, object]) -> Table:
 
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """Return a table with a header. Cells fold in a narrow terminal, so that names and keys can be copied."""
+    """Return a table with a header. Cells fold in a narrow terminal, so that names and keys can be
+    copied.
+    """
     from rich.table import Column, Table
 
-    table = Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        *(Column(name, overflow="fold") for name in columns),
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     return table
@@ -236,7 +289,8 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         note("interrupted", always=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong, and there is nowhere to say more.
+        # The reader of our output went away (`| head`): nothing is wrong, and there is nowhere to
+        # say more.
         _drop_output()
         raise typer.Exit(0) from None
     except OSError as error:
@@ -247,7 +301,12 @@ def reporting(*, as_json: bool) -> Iterator[None]:
             _fail(f"cannot write{where}: {error.strerror}", fix, "file", as_json=as_json)
         if error.filename is None:
             _fail_unexpected(error, as_json=as_json)
-        _fail(f"{error.strerror}: {error.filename}", "Check the path and its permissions", "file", as_json=as_json)
+        _fail(
+            f"{error.strerror}: {error.filename}",
+            "Check the path and its permissions",
+            "file",
+            as_json=as_json,
+        )
     except Exception as error:
         _fail_unexpected(error, as_json=as_json)
 
@@ -273,9 +332,14 @@ def tell_stored(taken: Mapping[str, str]) -> None:
 
 
 def _with_origin(error: AftermathError) -> str:
-    """Return the fix, with what came from the profile if the error is about that choice or quotes it."""
+    """Return the fix, with what came from the profile if the error is about that choice or quotes
+    it.
+    """
     taken = _STORED.get() or {}
-    quoted = any(re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w/-])", error.message) for value in taken.values())
+    quoted = any(
+        re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w/-])", error.message)
+        for value in taken.values()
+    )
     if not taken or not (quoted or error.code in _ABOUT_CHOICES):
         return error.fix
     from aftermath.cli.profile import told
@@ -285,13 +349,17 @@ def _with_origin(error: AftermathError) -> str:
 
 
 def _as_typed(fix: str) -> str:
-    """Return the fix as the user can type it. Under a Make recipe it names variables instead of options."""
+    """Return the fix as the user can type it. Under a Make recipe it names variables instead of
+    options.
+    """
     cluster = os.environ.get(RECIPE)
     if not cluster:
         return fix
     from aftermath.cli.options import READ
 
-    words = {flag: f"the variable {variable}" for flag, variable in READ.items()} | {"--rpc": cluster}
+    words = {flag: f"the variable {variable}" for flag, variable in READ.items()} | {
+        "--rpc": cluster
+    }
     return re.sub(r"(?<![\w-])--?[a-z][\w-]*", lambda flag: words.get(flag[0], flag[0]), fix)
 
 

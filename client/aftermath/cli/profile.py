@@ -1,7 +1,8 @@
 """The user's profile: a cluster, a wallet's file and a run for all commands.
 
-A TOML file that only its owner can read, because an address may contain an API key. A flag comes first,
-then the environment variable, the profile and the default. AFTERMATH_PROFILE names another file.
+A TOML file that only its owner can read, because an address may contain an API key. A flag comes
+first, then the environment variable, the profile and the default. AFTERMATH_PROFILE names another
+file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ class Name(StrEnum):
     RUN = "run"
 
 
-VARIABLES = {Name.RPC: "RPC", Name.WS_RPC: "WS_RPC", Name.WALLET: "WALLET_PRIVATE_KEY_PATH", Name.RUN: "RUN_ID"}
+VARIABLES = {
+    Name.RPC: "RPC",
+    Name.WS_RPC: "WS_RPC",
+    Name.WALLET: "WALLET_PRIVATE_KEY_PATH",
+    Name.RUN: "RUN_ID",
+}
 """The environment variables that come before."""
 
 
@@ -62,23 +68,32 @@ def read_profile() -> dict[str, str]:
             raise ProfileError(f"the profile {path} is larger than {MAX_PROFILE_BYTES} bytes", fix)
         held = toml_value(raw.decode())
     except OSError as error:
-        raise ProfileError(f"cannot read the profile {path}: {error.strerror}", "Check its permissions") from None
+        raise ProfileError(
+            f"cannot read the profile {path}: {error.strerror}", "Check its permissions"
+        ) from None
     except (UnicodeDecodeError, Malformed) as error:
         raise ProfileError(f"the profile {path} is no TOML: {error}", fix) from None
-    strange = [name for name, value in held.items() if name not in list(Name) or not isinstance(value, str)]
+    strange = [
+        name for name, value in held.items() if name not in list(Name) or not isinstance(value, str)
+    ]
     if strange:
-        raise ProfileError(f"the profile {path} has {strange[0]!r}, which is nothing that it stores as a text", fix)
+        raise ProfileError(
+            f"the profile {path} has {strange[0]!r}, which is nothing that it stores as a text", fix
+        )
     return held
 
 
 def write_profile(held: Mapping[str, str]) -> Path:
-    """Store this and nothing else, readable by this user only; the old file stands until the new one is whole.
+    """Store this and nothing else, readable by this user only; the old file stands until the new
+    one is whole.
 
     Raises ProfileError.
     """
     path = profile_path()
     if path is None:
-        raise ProfileError(f"{PROFILE_VARIABLE} is empty: there is no profile", "Unset it, or let it name a file")
+        raise ProfileError(
+            f"{PROFILE_VARIABLE} is empty: there is no profile", "Unset it, or let it name a file"
+        )
     from aftermath.base.files import fix_of, standing_in
     from aftermath.config.keys import written
 

@@ -1,6 +1,8 @@
-"""Checks of a cluster and a run: nodes, clock, admission of a wallet, and whether the run fits this machine.
+"""Checks of a cluster and a run: nodes, clock, admission of a wallet, and whether the run fits this
+machine.
 
-They read and send nothing. Only `balance` asks a local network for test money, if the subject allows it.
+They read and send nothing. Only `balance` asks a local network for test money, if the subject
+allows it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from aftermath.coordinator.view import View
 
 SKEW_SECONDS = 60.0
-"""Tolerated difference. The chain's clock lags by seconds, and TLS certificates tolerate minutes."""
+"""Tolerated difference. The chain's clock lags by seconds, and TLS certificates tolerate minutes.
+"""
 SOCKET_SECONDS = 5.0
 
 
@@ -84,7 +87,9 @@ async def websocket(subject: Subject) -> Finding | None:
             try:
                 async with asyncio.timeout(SOCKET_SECONDS):
                     await socket.ready.wait()
-                told.append(f"{shown(endpoint.ws)} subscribes in {(time.monotonic() - started) * 1e3:.0f} ms")
+                told.append(
+                    f"{shown(endpoint.ws)} subscribes in {(time.monotonic() - started) * 1e3:.0f} ms"
+                )
             except TimeoutError:
                 away.append(f"{shown(endpoint.ws)} does not")
             finally:
@@ -93,7 +98,10 @@ async def websocket(subject: Subject) -> Finding | None:
                     await listening
     said = "; ".join([*told, *away])
     if away:
-        return dubious(f"{said}: the run would be polled, which is slower", "Check --ws-rpc, or pass another node")
+        return dubious(
+            f"{said}: the run would be polled, which is slower",
+            "Check --ws-rpc, or pass another node",
+        )
     return fine(said)
 
 
@@ -113,12 +121,16 @@ async def clock(subject: Subject) -> Finding | None:
     ahead = time.time() - chain.now()
     said = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the chain's"
     if abs(ahead) > SKEW_SECONDS:
-        return dubious(said, "Synchronise it: timedatectl set-ntp true. Members use the chain's clock")
+        return dubious(
+            said, "Synchronise it: timedatectl set-ntp true. Members use the chain's clock"
+        )
     return fine(said)
 
 
 async def read_run(subject: Subject) -> None:
-    """Read the run's accounts, and what the chain keeps of the wallet. Raises CoordinatorError if there is no run."""
+    """Read the run's accounts, and what the chain keeps of the wallet. Raises CoordinatorError if
+    there is no run.
+    """
     from solders.pubkey import Pubkey
 
     from aftermath.chain.addresses import run_addresses
@@ -177,7 +189,9 @@ def state(subject: Subject) -> Finding | None:
 
 
 def _halted(view: View) -> Refused:
-    """Return the refusal of a run that stands still: whom it waits for, and what a member can do meanwhile."""
+    """Return the refusal of a run that stands still: whom it waits for, and what a member can do
+    meanwhile.
+    """
     from aftermath.coordinator.errors import Refused
     from aftermath.events.progress import state_words
     from aftermath.events.status import owner_owes
@@ -185,13 +199,19 @@ def _halted(view: View) -> Refused:
 
     run, model = view.run, view.model
     if run.state is RunState.FINISHED:
-        return Refused("RunHalted", "the run is finished", "Ask its owner to continue it with more steps: reopen")
+        return Refused(
+            "RunHalted",
+            "the run is finished",
+            "Ask its owner to continue it with more steps: reopen",
+        )
     waits = f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}"
     if model.configured:
         return Refused("RunHalted", waits, "Start train now: it joins once that is done")
     # train ends now, because it would not know what to train
     return Refused(
-        "RunHalted", waits, f"See when that is done: aftermath-solana watch --run-id {shlex.quote(run.run_id)}"
+        "RunHalted",
+        waits,
+        f"See when that is done: aftermath-solana watch --run-id {shlex.quote(run.run_id)}",
     )
 
 
@@ -214,14 +234,18 @@ def seats(subject: Subject) -> Finding | None:
     from aftermath.rules.state import MemberState
 
     members = subject.view.members
-    taken = sum(one.used and (one.pending or one.state is not MemberState.IDLE) for one in members.seats)
+    taken = sum(
+        one.used and (one.pending or one.state is not MemberState.IDLE) for one in members.seats
+    )
     if taken == len(members.seats) and members.find(bytes(subject.wallet)) is None:
         raise as_told("MembersFull", subject.view.run.run_id)
     return fine(f"{taken} of {len(members.seats)} seats are taken")
 
 
 async def owner(subject: Subject) -> Finding | None:
-    """Check that the run is the one that this user joined before, or that its owner is the one named."""
+    """Check that the run is the one that this user joined before, or that its owner is the one
+    named.
+    """
     if subject.chain is None or subject.view is None:
         return None
     from solders.pubkey import Pubkey
@@ -232,7 +256,11 @@ async def owner(subject: Subject) -> Finding | None:
 
     run = subject.view.run
     cluster = await subject.chain.pool.genesis()
-    known = KnownRuns(state_directory() / "runs", cluster=cluster, program=str(subject.chain.coordinator.program_id))
+    known = KnownRuns(
+        state_directory() / "runs",
+        cluster=cluster,
+        program=str(subject.chain.coordinator.program_id),
+    )
     known.check(run, owner_named(subject.owner))
     return fine(f"the run's owner is {Pubkey.from_bytes(run.main_authority)}")
 
@@ -256,7 +284,9 @@ def version(subject: Subject) -> Finding | None:
 
     wanted = subject.view.model.client_version
     check_version(subject.view.run.run_id, wanted, __version__)
-    return fine(f"the run takes clients of {f'version {wanted}' if wanted else 'any version'}; this is {__version__}")
+    return fine(
+        f"the run takes clients of {f'version {wanted}' if wanted else 'any version'}; this is {__version__}"
+    )
 
 
 def bond(subject: Subject) -> Finding | None:
@@ -305,7 +335,9 @@ async def balance(subject: Subject) -> Finding | None:
     held = await subject.chain.balance(subject.wallet)
     if held < needed:
         if pool.is_local and not subject.may_fund:
-            return fine(f"{subject.wallet} has {sol(held)} of {sol(needed)}; train asks the local network for the rest")
+            return fine(
+                f"{subject.wallet} has {sol(held)} of {sol(needed)}; train asks the local network for the rest"
+            )
         held = await ensure_funds(pool, subject.wallet, needed)
     return fine(f"{subject.wallet} has {sol(held)}; a start takes {sol(needed)} at most")
 
@@ -331,7 +363,9 @@ def configured(subject: Subject) -> Finding | None:
 
 
 def model(subject: Subject) -> Finding | None:
-    """Check that this machine can get the model's description, and that its hash is the one on chain."""
+    """Check that this machine can get the model's description, and that its hash is the one on
+    chain.
+    """
     if subject.view is None or not subject.view.model.configured:
         return None
     from aftermath.train.newcomer import may_ask
@@ -340,11 +374,17 @@ def model(subject: Subject) -> Finding | None:
     view = subject.view
     warnings: list[str] = []
     try:
-        _, subject.schema = outline_of(view.model, view.run.run_id, warnings.append, access=subject.access())
+        _, subject.schema = outline_of(
+            view.model, view.run.run_id, warnings.append, access=subject.access()
+        )
     except AftermathError as error:
         if subject.wallet is None or not may_ask(view, bytes(subject.wallet)):
             raise
-        return dubious(f"train would ask the run's members what its model is: {error.message}", error.fix, error)
+        return dubious(
+            f"train would ask the run's members what its model is: {error.message}",
+            error.fix,
+            error,
+        )
     if warnings:
         return dubious("; ".join(warnings))
     return fine("the model's schema is the one on chain")
@@ -398,7 +438,9 @@ def memory(subject: Subject) -> Finding | None:
     if subject.view is None or subject.schema is None:
         return fine(f"{room}; with --rpc and --run-id, doctor says which tier fits")
     config = subject.view.run.config
-    needed = needs(subject.schema, subject.view.model.max_seq_len, config.init_min_clients, devices[0].type)
+    needed = needs(
+        subject.schema, subject.view.model.max_seq_len, config.init_min_clients, devices[0].type
+    )
     fits = first_fitting(needed, free)
     sizes = ", ".join(f"{number}: {size / 1e9:.2f} GB" for number, size in enumerate(needed))
     room = f"{room}; tiers of the run need, at least, {sizes}"
@@ -408,7 +450,10 @@ def memory(subject: Subject) -> Finding | None:
     assert wanted is not None
     if 0 <= wanted < len(needed):
         check_memory(subject.view, subject.schema, wanted, devices)
-    return fine(f"{room}: tier {fits} fits", f"Pass --matformer-tier {fits}" if fits != (subject.tier or 0) else "")
+    return fine(
+        f"{room}: tier {fits} fits",
+        f"Pass --matformer-tier {fits}" if fits != (subject.tier or 0) else "",
+    )
 
 
 def data(subject: Subject) -> Finding | None:

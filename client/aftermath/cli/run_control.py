@@ -39,7 +39,8 @@ async def set_paused(
 ) -> Result:
     """Pause or resume a run.
 
-    A pause ends the present epoch after the current round and a cooldown. Resuming a new run starts it.
+    A pause ends the present epoch after the current round and a cooldown. Resuming a new run starts
+    it.
     """
     from aftermath.cli.connection import sign_in
     from aftermath.events.progress import in_words
@@ -59,7 +60,12 @@ async def set_paused(
     state = run.state.name.lower()
     text = f"run {run_id} is now {in_words(run.state)}{_coming(run)}"
     return Result(
-        {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)},
+        {
+            "run_id": run_id,
+            "state": state,
+            "pending_pause": run.pending_pause,
+            "signature": str(signature),
+        },
         text,
         case=case_of(run),
     )
@@ -87,12 +93,14 @@ async def tick(
     options: SigningOptions,
     run_id: RunId,
     ms_interval: Annotated[int, typer.Option(min=1, help="Milliseconds between two ticks.")] = 1000,
-    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many ticks. By default, no limit.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many ticks. By default, no limit.")
+    ] = None,
 ) -> Result:
     """Advance a run whose deadline has passed.
 
-    Members tick by themselves, so this helps only a run without active members. A tick that changes nothing costs
-    nothing. The command ends, and says what the run waits for, if no deadline runs.
+    Members tick by themselves, so this helps only a run without active members. A tick that changes
+    nothing costs nothing. The command ends, and says what the run waits for, if no deadline runs.
     """
     import asyncio
 
@@ -120,7 +128,9 @@ async def tick(
                 if error.name != "NothingToTick":
                     raise
                 found = await follower.now()
-                if found.deadline is None:  # a member that joins ticks by itself, so nobody needs this command then
+                if (
+                    found.deadline is None
+                ):  # a member that joins ticks by itself, so nobody needs this command then
                     note(f"no tick can change run {run_id} now: {line(found)}")
                     break
                 if not told:  # once, not in each round
@@ -139,7 +149,8 @@ async def tick(
         "step": run.trained_steps,
     }
     return Result(
-        data, f"{len(landed)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}"
+        data,
+        f"{len(landed)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}",
     )
 
 
@@ -153,11 +164,13 @@ def not_due(found: RunStatus) -> str:
 
 
 @command("close-run", example="aftermath-solana close-run --run-id demo --yes")
-def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_output: JSON = False) -> Result:
+def close_run(
+    options: SigningOptions, run_id: RunId, *, yes: YES = False, json_output: JSON = False
+) -> Result:
     """Close a halted run and take back its rent.
 
-    Deletes the run's accounts and its members' points; pause the run first. On a terminal it says what ends and what
-    comes back, and asks. Without a terminal, or with --json, pass --yes.
+    Deletes the run's accounts and its members' points; pause the run first. On a terminal it says
+    what ends and what comes back, and asks. Without a terminal, or with --json, pass --yes.
     """
     if not (yes or options.dry_run):
         check_can_ask("close-run", f"ends run {run_id} for good", as_json=json_output)
@@ -167,7 +180,9 @@ def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_
 
 
 async def _question(options: SigningOptions, run_id: str) -> str:
-    """Return the question: what ends with the run, and who gets its rent. Raise if the program would refuse."""
+    """Return the question: what ends with the run, and who gets its rent. Raise if the program
+    would refuse.
+    """
     from aftermath.chain.accounts import fetch_many
     from aftermath.chain.dry_run import Rehearsed
     from aftermath.chain.refusals import sol
@@ -210,13 +225,16 @@ async def _closed(options: SigningOptions, run_id: str) -> Result:
 async def kick(
     options: SigningOptions,
     run_id: RunId,
-    wallet: Annotated[str, typer.Option("--wallet", "--address", help="Wallet to remove: a public key or a key file.")],
+    wallet: Annotated[
+        str,
+        typer.Option("--wallet", "--address", help="Wallet to remove: a public key or a key file."),
+    ],
     bar: Annotated[bool, typer.Option("--bar", help="Also refuse its later joins.")] = False,
 ) -> Result:
     """Remove a wallet from the next epoch, or bar it from the run.
 
-    The signing wallet is the run's owner or its join authority. The running epoch does not change. Without --bar the
-    wallet may join again, also if it was barred before.
+    The signing wallet is the run's owner or its join authority. The running epoch does not change.
+    Without --bar the wallet may join again, also if it was barred before.
     """
     from aftermath.chain.memberships import membership_of
     from aftermath.chain.options import public_key
@@ -245,7 +263,10 @@ async def set_future_epoch_rates(
     options: SigningOptions,
     run_id: RunId,
     earning_rate_total_shared: Annotated[
-        int | None, typer.Option(min=0, max=U64_MAX, help="Points per epoch, shared by the members that finish it.")
+        int | None,
+        typer.Option(
+            min=0, max=U64_MAX, help="Points per epoch, shared by the members that finish it."
+        ),
     ] = None,
     slashing_rate_per_client: Annotated[
         int | None, typer.Option(min=0, max=U64_MAX, help="Points that an ejected member loses.")
@@ -255,7 +276,10 @@ async def set_future_epoch_rates(
     from aftermath.cli.connection import sign_in
 
     if earning_rate_total_shared is None and slashing_rate_per_client is None:
-        raise UsageError("no rate was given", "Pass --earning-rate-total-shared, --slashing-rate-per-client or both")
+        raise UsageError(
+            "no rate was given",
+            "Pass --earning-rate-total-shared, --slashing-rate-per-client or both",
+        )
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
         signature = await chain.coordinator.set_future_epoch_rates(

@@ -32,7 +32,9 @@ async def shown(coordinator: CoordinatorClient, run_id: str) -> Result:
     return Result(plain(found), page(found))
 
 
-async def followed(coordinator: CoordinatorClient, run_id: str, facts: Facts, *, as_json: bool) -> Result:
+async def followed(
+    coordinator: CoordinatorClient, run_id: str, facts: Facts, *, as_json: bool
+) -> Result:
     """Show where a run stands until it is finished, or until Ctrl-C. Raises NoSuchRun, Unavailable."""
     follower = RunFollower(coordinator, run_id)
     with (
@@ -92,7 +94,9 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
 
 
 def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], None]:
-    """Tells where a run stands, and that in a line, if it is otherwise than before, whatever time has passed."""
+    """Tells where a run stands, and that in a line, if it is otherwise than before, whatever time
+    has passed.
+    """
     last = ""
 
     def show(found: RunStatus) -> None:

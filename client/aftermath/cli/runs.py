@@ -38,7 +38,8 @@ async def list_runs(options: ClusterOptions) -> Result:
         for run, model, members in runs
     ]
     shown = [
-        [*(row | {"state": state_words(run.state.name)}).values()] for row, (run, _, _) in zip(data, runs, strict=True)
+        [*(row | {"state": state_words(run.state.name)}).values()]
+        for row, (run, _, _) in zip(data, runs, strict=True)
     ]
     text = listing(COLUMNS, shown) if data else "no runs on this cluster"
     return Result(data, text)
@@ -48,8 +49,8 @@ async def list_runs(options: ClusterOptions) -> Result:
 async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
     """Show a run's state, members, and what it waits for.
 
-    For each member it shows seat, wallet, tier, state, witness election, weight, points and the round in which the
-    chain last saw it. json-dump-run prints everything.
+    For each member it shows seat, wallet, tier, state, witness election, weight, points and the
+    round in which the chain last saw it. json-dump-run prints everything.
     """
     from aftermath.cli.connection import connect
     from aftermath.cli.run_view import shown
@@ -62,14 +63,17 @@ async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
 async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
     """Follow a run's state until it finishes, or until Ctrl-C.
 
-    On a terminal it shows a screen of tabs: Tab switches, q closes. Elsewhere it prints a line for every change.
+    On a terminal it shows a screen of tabs: Tab switches, q closes. Elsewhere it prints a line for
+    every change.
     """
     from aftermath.chain.endpoints import shown
     from aftermath.cli.connection import connect
     from aftermath.cli.run_view import followed
 
     async with connect(options) as chain:
-        return await followed(chain.coordinator, run_id, ("Chain", {"rpc": shown(options.rpc)}), as_json=json_output)
+        return await followed(
+            chain.coordinator, run_id, ("Chain", {"rpc": shown(options.rpc)}), as_json=json_output
+        )
 
 
 @command("json-dump-run", example="aftermath-solana json-dump-run --run-id demo")
@@ -83,12 +87,17 @@ async def json_dump_run(options: ClusterOptions, run_id: RunId) -> Result:
     return Result(data, json_text(data, indent=2))
 
 
-@command("json-dump-user", example="aftermath-solana json-dump-user --run-id demo --address wallet.json")
+@command(
+    "json-dump-user", example="aftermath-solana json-dump-user --run-id demo --address wallet.json"
+)
 async def json_dump_user(
     options: ClusterOptions,
     run_id: RunId,
     address: Annotated[
-        str, typer.Option("--address", "--wallet", help="The wallet: a public key, or a key file that holds it.")
+        str,
+        typer.Option(
+            "--address", "--wallet", help="The wallet: a public key, or a key file that holds it."
+        ),
     ],
 ) -> Result:
     """Print everything a run has about one wallet, as JSON."""

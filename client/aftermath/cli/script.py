@@ -14,22 +14,28 @@ from aftermath.cli.present import Result, reporting, show
 
 
 class Arguments(argparse.ArgumentParser):
-    """The arguments of a script or a module, which is called so: its docstring is the help, and `--json` gives a result
-    as JSON where there is one.
+    """The arguments of a script or a module, which is called so: its docstring is the help, and
+    `--json` gives a result as JSON where there is one.
     """
 
     def __init__(self, call: str, doc: str | None, *, result: bool = True) -> None:
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(call, description=doc, formatter_class=form, exit_on_error=False)
         if result:
-            self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+            self.add_argument(
+                "--json", action="store_true", help="print one JSON document instead of text"
+            )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; a value that an option does not take is told with the option's name before what it has to be."""
+        """Parse; a value that an option does not take is told with the option's name before what it
+        has to be.
+        """
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
-            self.error(f"{error.argument_name} {error.message}" if error.argument_name else error.message)
+            self.error(
+                f"{error.argument_name} {error.message}" if error.argument_name else error.message
+            )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"See: {self.prog} --help")
@@ -50,7 +56,11 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """The type of an option that takes a whole number within limits."""
 
     def read(text: str) -> int:
-        number = int(text) if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20 else None
+        number = (
+            int(text)
+            if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20
+            else None
+        )
         if number is None or number < least or (most is not None and number > most):
             limits = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise argparse.ArgumentTypeError(f"must be a whole number {limits}")
@@ -71,8 +81,12 @@ def one_of(allowed: Collection[int]) -> Callable[[str], int]:
     return read
 
 
-def run(parser: Arguments, body: Callable[[argparse.Namespace], Result], argv: Sequence[str] | None) -> int:
-    """Do what the arguments (those of the process if None) ask for, show it, and return the exit status."""
+def run(
+    parser: Arguments, body: Callable[[argparse.Namespace], Result], argv: Sequence[str] | None
+) -> int:
+    """Do what the arguments (those of the process if None) ask for, show it, and return the exit
+    status.
+    """
     given = sys.argv[1:] if argv is None else argv
     try:
         with reporting(as_json="--json" in given):

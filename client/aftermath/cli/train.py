@@ -13,7 +13,15 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from aftermath.base.signals import hear_ignored_interrupts
-from aftermath.cli.command import OptionGroup, Setting, command, keyword, run_in_loop, setting_option, settings_of
+from aftermath.cli.command import (
+    OptionGroup,
+    Setting,
+    command,
+    keyword,
+    run_in_loop,
+    setting_option,
+    settings_of,
+)
 from aftermath.cli.options import (
     TRAINING,
     AccessOptions,
@@ -68,7 +76,15 @@ PANELS = (
     (
         TRAINING,
         (
-            *("data_par", "tensor_par", "threads", "dummy_training", "micro_batch", "activation", "matformer_load"),
+            *(
+                "data_par",
+                "tensor_par",
+                "threads",
+                "dummy_training",
+                "micro_batch",
+                "activation",
+                "matformer_load",
+            ),
             *("precision", "compile", "grad_accum"),
         ),
     ),
@@ -95,7 +111,9 @@ def _flags(setting: Setting) -> tuple[str, ...]:
 
 
 def settings_options() -> list[inspect.Parameter]:
-    """Return one option per field of `TrainSettings`. Its environment variable is its name in capitals."""
+    """Return one option per field of `TrainSettings`. Its environment variable is its name in
+    capitals.
+    """
     options = []
     for setting in settings_of(TrainSettings):
         name = setting.name
@@ -103,13 +121,21 @@ def settings_options() -> list[inspect.Parameter]:
             options.append(keyword(name, SHARED[name], setting.default))
         elif name not in ENVIRONMENT_ONLY:
             flags, parser = _flags(setting), PARSERS.get(name)
-            options.append(setting_option(setting, *flags, panel=_panel(name), envvar=name.upper(), parser=parser))
+            options.append(
+                setting_option(
+                    setting, *flags, panel=_panel(name), envvar=name.upper(), parser=parser
+                )
+            )
     return options
 
 
 def build_settings(**given: Any) -> TrainSettings:
     """Return settings from parsed options and the environment's secrets."""
-    secrets = {name: os.environ[variable] for name, variable in ENVIRONMENT_ONLY.items() if os.environ.get(variable)}
+    secrets = {
+        name: os.environ[variable]
+        for name, variable in ENVIRONMENT_ONLY.items()
+        if os.environ.get(variable)
+    }
     return TrainSettings(**given | secrets)
 
 
@@ -121,17 +147,22 @@ def build_settings(**given: Any) -> TrainSettings:
 def train(
     settings: TrainSettings,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print events as JSON lines (--logs json), and an error as JSON.")
+        bool,
+        typer.Option(
+            "--json", help="Print events as JSON lines (--logs json), and an error as JSON."
+        ),
     ] = False,
     dry_run: DryRun = False,
 ) -> NoReturn:
     """Join a run and train until it ends.
 
-    Trains this member's share of every round, and exchanges results with the other members. Ctrl-C leaves the run on
-    chain and exits 0. With several devices the member has a process on each: --device cuda:0,1,2,3. Exits 11 if the run
-    does not admit the wallet; a restart does not help then.
+    Trains this member's share of every round, and exchanges results with the other members. Ctrl-C
+    leaves the run on chain and exits 0. With several devices the member has a process on each:
+    --device cuda:0,1,2,3. Exits 11 if the run does not admit the wallet; a restart does not help
+    then.
 
-    --dry-run runs the checks of can-join and prints what the join would cost and what comes back. It joins nothing,
+    --dry-run runs the checks of can-join and prints what the join would cost and what comes back.
+     It joins nothing,
     makes no directory, requests no test SOL, and exits as can-join does.
     """
     if dry_run:
@@ -143,7 +174,9 @@ def train(
     take_part(settings, run_member, as_json=json_output)
 
 
-def take_part(settings: TrainSettings, run_member: Callable[[TrainSettings], None], *, as_json: bool) -> NoReturn:
+def take_part(
+    settings: TrainSettings, run_member: Callable[[TrainSettings], None], *, as_json: bool
+) -> NoReturn:
     """Train, say how that ended, and end the process."""
     code = 0
     hear_ignored_interrupts()

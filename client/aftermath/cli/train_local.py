@@ -18,7 +18,19 @@ from aftermath.lab.settings import LabSettings
 
 PANELS = (
     ("Model and data", ("config_path", "model", "data_path", "token_bytes", "seq_len")),
-    ("Learning", ("optimizer", "lr", "lr_schedule", "warmup_steps", "steps", "total_batch", "micro_batch", "seed")),
+    (
+        "Learning",
+        (
+            "optimizer",
+            "lr",
+            "lr_schedule",
+            "warmup_steps",
+            "steps",
+            "total_batch",
+            "micro_batch",
+            "seed",
+        ),
+    ),
     ("Members", ("members", "tiers", "shares", "overlap", "reject")),
     (
         "Results",
@@ -42,7 +54,9 @@ PANELS = (
 def lab_options() -> list[inspect.Parameter]:
     """One option per field of `LabSettings`, with its limits."""
     panels = {name: panel for panel, names in PANELS for name in names}
-    return [setting_option(setting, panel=panels[setting.name]) for setting in settings_of(LabSettings)]
+    return [
+        setting_option(setting, panel=panels[setting.name]) for setting in settings_of(LabSettings)
+    ]
 
 
 @command(
@@ -58,9 +72,9 @@ def train_local(
 ) -> Result:
     """Train on this machine alone, without chain or network.
 
-    Trains one replica with AdamW or Muon, or the replicas of several members with DisTrO or SparseLoCo, as a run would.
-    With --out you can stop it at any time: Ctrl-C ends it after the current step and saves, and the same command
-    continues.
+    Trains one replica with AdamW or Muon, or the replicas of several members with DisTrO or
+    SparseLoCo, as a run would. With --out you can stop it at any time: Ctrl-C ends it after the
+    current step and saves, and the same command continues.
     """
     if "torch" not in sys.modules:
         from aftermath.events.text import LOADING  # with rich, which help does not wait for
@@ -113,7 +127,9 @@ def train_local(
 
 
 def _ending_after_the_step(stop: Callable[[], None]) -> AbstractContextManager[None]:
-    """The first Ctrl-C ends the training after the step under way, with its state saved; a second ends it at once."""
+    """The first Ctrl-C ends the training after the step under way, with its state saved; a second
+    ends it at once.
+    """
 
     def told() -> None:
         stop()

@@ -1,8 +1,9 @@
 """`update-config`: set what a run trains and by which rules.
 
-Decided: everything is checked before anything is sent: the file by `config.document`, in the program's own words,
-and the model's shape by building the run's schema from the checkpoint's `config.json`. The parts travel in as few
-transactions as fit. Who sends a whole file again is told which of its keys are new, and pays nothing if none is.
+Decided: everything is checked before anything is sent: the file by `config.document`, in the
+program's own words, and the model's shape by building the run's schema from the checkpoint's
+`config.json`. The parts travel in as few transactions as fit. Who sends a whole file again is told
+which of its keys are new, and pays nothing if none is.
 """
 
 from __future__ import annotations
@@ -40,11 +41,15 @@ class ShownOptions:
     description: Annotated[str | None, DESCRIPTION] = None
     num_parameters: Annotated[
         int | None,
-        typer.Option(min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."),
+        typer.Option(
+            min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."
+        ),
     ] = None
     vocab_size: Annotated[
         int | None,
-        typer.Option(min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."),
+        typer.Option(
+            min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."
+        ),
     ] = None
 
 
@@ -73,8 +78,8 @@ async def update_config(
 ) -> Result:
     """Set or change a run's configuration.
 
-    The run must be halted: pause it first. Options that you leave out keep their values. Shows every changed key before
-    it sends them. Sends nothing if nothing changes.
+    The run must be halted: pause it first. Options that you leave out keep their values. Shows
+    every changed key before it sends them. Sends nothing if nothing changes.
     """
     from solders.pubkey import Pubkey
 
@@ -87,8 +92,12 @@ async def update_config(
     from aftermath.owner.warnings import warnings_of
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
-    if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
-        raise UsageError("nothing to change was given", "Pass --config-path FILE or one of the other options")
+    if not (
+        config_path or restart_from_step or switch_to_hub or given or client_version is not None
+    ):
+        raise UsageError(
+            "nothing to change was given", "Pass --config-path FILE or one of the other options"
+        )
     config, shape, trouble = _read(config_path)
     change = Change(given, config, shape, restart_from_step, switch_to_hub, client_version)
     async with sign_in(options) as chain:
@@ -117,7 +126,11 @@ def _check_open(change: Change, run_id: str, model: Model) -> None:
     if change.config is None:
         return
     rules = change.config.config
-    begins = checkpoint_of(change.config.llm.checkpoint) if change.kept_checkpoint(model) is None else None
+    begins = (
+        checkpoint_of(change.config.llm.checkpoint)
+        if change.kept_checkpoint(model) is None
+        else None
+    )
     check_open_run(
         run_id,
         overlap=rules.overlap,
@@ -126,8 +139,12 @@ def _check_open(change: Change, run_id: str, model: Model) -> None:
     )
 
 
-async def _send(chain: SignedCluster, change: Change, run: Run, model: Model, *, as_json: bool) -> dict[str, Any]:
-    """Say what changes, and send it if anything does: both as JSON has it. Raises what refuses the change."""
+async def _send(
+    chain: SignedCluster, change: Change, run: Run, model: Model, *, as_json: bool
+) -> dict[str, Any]:
+    """Say what changes, and send it if anything does: both as JSON has it. Raises what refuses the
+    change.
+    """
     from aftermath.chain.dry_run import Rehearsed
     from aftermath.owner.difference import differences, usual
 
@@ -144,7 +161,9 @@ async def _send(chain: SignedCluster, change: Change, run: Run, model: Model, *,
 
 
 def _warn(kept: Checkpoint | None, warnings: list[str]) -> None:
-    """What the owner may not have meant, on stderr; `kept`: a checkpoint that counts instead of the file's."""
+    """What the owner may not have meant, on stderr; `kept`: a checkpoint that counts instead of the
+    file's.
+    """
     if kept:
         note(
             f"the run keeps its checkpoint {kept.repo}, which members have named; --switch-to-hub begins from that of "
@@ -155,7 +174,8 @@ def _warn(kept: Checkpoint | None, warnings: list[str]) -> None:
 
 
 def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
-    """The file with the data that members agree on, the model's shape, and what is wrong with the data here.
+    """The file with the data that members agree on, the model's shape, and what is wrong with the
+    data here.
 
     Raises ConfigError and what is wrong with the checkpoint.
     """
@@ -171,9 +191,11 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
     return config, shape, trouble
 
 
-def announce(run_id: str, found: list[Difference], usual: frozenset[str] | None, *, as_json: bool) -> None:
-    """Say what will change: for people, on stderr; with --json it is in the result. `usual`: what is of a first config
-    as by default, and only counted; None where the run had one.
+def announce(
+    run_id: str, found: list[Difference], usual: frozenset[str] | None, *, as_json: bool
+) -> None:
+    """Say what will change: for people, on stderr; with --json it is in the result. `usual`: what
+    is of a first config as by default, and only counted; None where the run had one.
     """
     if not found:
         note(f"run {run_id} is so already: nothing is sent")
@@ -185,7 +207,9 @@ def announce(run_id: str, found: list[Difference], usual: frozenset[str] | None,
         told = [[one.key, one.new] for one in found if one.key not in usual]
         aside(listing(("key", "will be"), told))
         if rest := len(found) - len(told):
-            note(f"and {counted(rest, 'other')} as by default: aftermath-solana config explain KEY says what one is")
+            note(
+                f"and {counted(rest, 'other')} as by default: aftermath-solana config explain KEY says what one is"
+            )
 
 
 def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:

@@ -38,27 +38,39 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
         name = _called(parameter, error.ctx)
         if type(error).__name__ == "MissingParameter":
             called = " ".join(filter(None, (script, command)))
-            return UsageError(f"{name} is missing", f"{_how_given(parameter, called)}; {more} explains it")
+            return UsageError(
+                f"{name} is missing", f"{_how_given(parameter, called)}; {more} explains it"
+            )
         if unreadable := _UNREADABLE.search(error.message):
             path = unreadable[1]
             return UsageError(
-                f"{name}: cannot read {path}: permission denied", f"Allow it for this user: chmod u+r {path}"
+                f"{name}: cannot read {path}: permission denied",
+                f"Allow it for this user: chmod u+r {path}",
             )
-        return UsageError(f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it")
+        return UsageError(
+            f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it"
+        )
     if option is not None and hasattr(error, "possibilities"):
-        close = nearest(option, [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)])
+        close = nearest(
+            option,
+            [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)],
+        )
         hint = f"Did you mean {close}? " if close else ""
         return UsageError(f"there is no option {option}", f"{hint}{more} lists the options")
     if option is not None:
         needs = "requires" in error.message
-        return UsageError(f"{option} {'needs a value' if needs else 'takes no value'}", f"{more} explains it")
+        return UsageError(
+            f"{option} {'needs a value' if needs else 'takes no value'}", f"{more} explains it"
+        )
     if superfluous := _SUPERFLUOUS.search(error.message):
         return UsageError(f"{superfluous[1]!r} is not expected here", f"{more} shows what is")
     return UsageError(error.format_message().rstrip("."), f"{more} shows what is expected")
 
 
 def nearest(option: str, known: Iterable[str]) -> str:
-    """The option that was meant by one that there is not, empty where none is like it: the dashes do not count."""
+    """The option that was meant by one that there is not, empty where none is like it: the dashes
+    do not count.
+    """
     names = {name.lstrip("-"): name for name in known}
     given = option.lstrip("-")
     close = difflib.get_close_matches(given, names, n=1, cutoff=_ALIKE)
@@ -106,7 +118,9 @@ def _called(parameter: Any, context: Any) -> str:
 def _how_given(parameter: Any, called: str) -> str:
     if parameter.param_type_name == "argument":
         return f"{called} {parameter.name.upper()}"
-    return f"Pass {parameter.opts[0]}" + (f", or set {parameter.envvar}" if parameter.envvar else "")
+    return f"Pass {parameter.opts[0]}" + (
+        f", or set {parameter.envvar}" if parameter.envvar else ""
+    )
 
 
 def choices(kind: Any) -> list[str]:

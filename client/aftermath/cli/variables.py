@@ -1,4 +1,6 @@
-"""The environment of commands that are started from here: what a user's own runs need must not steer them."""
+"""The environment of commands that are started from here: what a user's own runs need must not
+steer them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from aftermath.cli.profile import PROFILE_VARIABLE
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process but for those that options are read from, and those that hold keys; no profile, and
-    quiet.
+    """The variables of this process but for those that options are read from, and those that hold
+    keys; no profile, and quiet.
     """
-    options = {str(option.envvar) for name in INDEX for option in load(name).params if option.envvar}
+    options = {
+        str(option.envvar) for name in INDEX for option in load(name).params if option.envvar
+    }
     read = options | {WALLET_VARIABLE, IDENTITY_VARIABLE}
     kept = {name: value for name, value in os.environ.items() if name not in read}
     return kept | {PROFILE_VARIABLE: "", QUIET: "1"}

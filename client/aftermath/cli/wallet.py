@@ -12,7 +12,13 @@ import typer
 
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
-from aftermath.cli.options import ClusterOptions, SigningOptions, WalletOptions, checked_run_id, shared
+from aftermath.cli.options import (
+    ClusterOptions,
+    SigningOptions,
+    WalletOptions,
+    checked_run_id,
+    shared,
+)
 from aftermath.cli.present import Result, facts, listing, note, plain_text
 from aftermath.rules.limits import RUN_ID_BYTES
 
@@ -53,7 +59,8 @@ def show_identity(
         ),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="First create the wallet's key file, readable only by you.")
+        bool,
+        typer.Option("--create", help="First create the wallet's key file, readable only by you."),
     ] = False,
 ) -> Result:
     """Show a wallet's public key and the identity that peers see.
@@ -84,8 +91,8 @@ CLOSED = "closed"
 async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
     """Show a wallet's SOL, runs and seats.
 
-    Lists the runs that the wallet owns or admits members to. For a membership without a seat it shows the command that
-    takes back bond and rent. The wallet signs nothing.
+    Lists the runs that the wallet owns or admits members to. For a membership without a seat it
+    shows the command that takes back bond and rent. The wallet signs nothing.
     """
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import memberships_of_wallet
@@ -98,9 +105,16 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
         program, endpoint = chain.coordinator.program_id, chain.pool.endpoints[0].shown
         lamports = await chain.balance(wallet.pubkey)
         listed = await chain.coordinator.list_runs()
-        held = {(one.run, one.created): one for one in await memberships_of_wallet(chain.pool, program, wallet.pubkey)}
+        held = {
+            (one.run, one.created): one
+            for one in await memberships_of_wallet(chain.pool, program, wallet.pubkey)
+        }
     addresses = [bytes(run_addresses(program, run.run_id).run) for run, _, _ in listed]
-    runs = [row for run, _, members in listed if (row := _owned(run, members, wallet.public)) is not None]
+    runs = [
+        row
+        for run, _, members in listed
+        if (row := _owned(run, members, wallet.public)) is not None
+    ]
     seats: list[dict[str, Any]] = []
     for (run, model, members), address in zip(listed, addresses, strict=True):
         kept = held.pop((address, run.created), None)
@@ -117,7 +131,12 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
     }
     for withdraw in dict.fromkeys(row["withdraw"] for row in seats if row["withdraw"] is not None):
         note(f"get back bond and rent: {withdraw}")  # not in the table, which would break the line
-    about = {"wallet": wallet.pubkey, "source": wallet.source, "rpc": endpoint, "holds": sol(lamports)}
+    about = {
+        "wallet": wallet.pubkey,
+        "source": wallet.source,
+        "rpc": endpoint,
+        "holds": sol(lamports),
+    }
     return Result(data, _page(about, runs, seats))
 
 
@@ -148,7 +167,12 @@ def _seated(
     from aftermath.events.status import standing
 
     index = members.find(wallet) if members is not None else None
-    row: dict[str, Any] = {"run_id": run.run_id, "state": plain(run.state), "seat": index, "tier": None}
+    row: dict[str, Any] = {
+        "run_id": run.run_id,
+        "state": plain(run.state),
+        "seat": index,
+        "tier": None,
+    }
     bond = held.bond if held is not None else 0
     if members is not None and index is not None:
         now = run.state_started_at  # the words about a member do not depend on the time
@@ -158,11 +182,18 @@ def _seated(
     elif held is not None and (held.enrolled or held.barred):
         word = "barred" if held.barred else NO_SEAT
         withdraw = _withdraw(run.run_id) if held.enrolled else None
-        yield row | {"member": word, "points": held.points, "bond_lamports": bond, "withdraw": withdraw}
+        yield row | {
+            "member": word,
+            "points": held.points,
+            "bond_lamports": bond,
+            "withdraw": withdraw,
+        }
 
 
 def _without_run(held: Membership, run_id: str | None) -> dict[str, Any]:
-    """Return the row of a membership whose run was closed. `run_id`: its name, if another run has it now."""
+    """Return the row of a membership whose run was closed. `run_id`: its name, if another run has
+    it now.
+    """
     from solders.pubkey import Pubkey
 
     run = run_id or str(Pubkey.from_bytes(held.run))
@@ -183,20 +214,31 @@ def _withdraw(run: str) -> str:
     return f"aftermath-solana withdraw --run-id {shlex.quote(run)}"
 
 
-def _page(about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Sequence[dict[str, Any]]) -> RenderableType:
+def _page(
+    about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Sequence[dict[str, Any]]
+) -> RenderableType:
     from rich.console import Group
 
     from aftermath.chain.refusals import sol
     from aftermath.events.progress import state_words
 
     parts: list[RenderableType] = [facts(about)]
-    rows = [[*(row | {"state": state_words(row["state"]), "roles": ", ".join(row["roles"])}).values()] for row in runs]
+    rows = [
+        [*(row | {"state": state_words(row["state"]), "roles": ", ".join(row["roles"])}).values()]
+        for row in runs
+    ]
     parts += [plain_text(""), listing(RUNS, rows) if rows else plain_text("no runs of this wallet")]
     rows = []
     for row in seats:
-        shown = row | {"state": state_words(row["state"]), "bond_lamports": sol(row["bond_lamports"])}
+        shown = row | {
+            "state": state_words(row["state"]),
+            "bond_lamports": sol(row["bond_lamports"]),
+        }
         rows.append([shown[name] for name in _COLUMNS])
-    parts += [plain_text(""), listing(SEATS, rows) if rows else plain_text("no seats of this wallet")]
+    parts += [
+        plain_text(""),
+        listing(SEATS, rows) if rows else plain_text("no seats of this wallet"),
+    ]
     return Group(*parts)
 
 
@@ -232,8 +274,9 @@ RunOrAddress = Annotated[
 async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
     """End a wallet's membership of a run and take back its bond and rent.
 
-    The wallet must have left, and its last epoch must have ended, because others may prove until then that its results
-    were false. Its points end with the membership. An ejected member loses its bond. This also works for a closed run.
+    The wallet must have left, and its last epoch must have ended, because others may prove until
+    then that its results were false. Its points end with the membership. An ejected member loses
+    its bond. This also works for a closed run.
     """
     from aftermath.chain.memberships import memberships_of
     from aftermath.chain.refusals import sol
@@ -243,10 +286,13 @@ async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
     async with sign_in(options) as chain:
         program, wallet = chain.coordinator.program_id, chain.wallet.pubkey
         run, name = await _named(chain, run_id)
-        found = [one for one in await memberships_of(chain.pool, program, run, wallet) if one.enrolled]
+        found = [
+            one for one in await memberships_of(chain.pool, program, run, wallet) if one.enrolled
+        ]
         if not found:
             raise Refused(
-                "NotEnrolled",  # as the program calls it, which is not asked without an account to name
+                # as the program calls it, which is not asked without an account to name
+                "NotEnrolled",
                 f"{wallet} has no membership of run {run_id}",
                 "Name the run that it joined, and its wallet: --run-id, -w FILE; runs: aftermath-solana list-runs",
             )
@@ -256,20 +302,29 @@ async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
         signatures = [str(signature) for signature in await chain.sender.send_each(steps)]
         returned = await chain.balance(wallet) - before
     lost = sum(map(_lost, found))
-    data = {"run_id": run_id, "wallet": str(wallet), "lamports_returned": returned, "signatures": signatures}
+    data = {
+        "run_id": run_id,
+        "wallet": str(wallet),
+        "lamports_returned": returned,
+        "signatures": signatures,
+    }
     text = f"{wallet} is no member of run {run_id} any more; {sol(returned)} came back"
     return Result(data, text + (f", and a bond of {sol(lost)} is lost" if lost else ""))
 
 
 async def _named(chain: Cluster, run: str) -> tuple[Pubkey, str | None]:
-    """Return the address of a run, and its id, or None if only the address of a closed run is known."""
+    """Return the address of a run, and its id, or None if only the address of a closed run is
+    known.
+    """
     from aftermath.chain.addresses import run_addresses
 
     program, address = chain.coordinator.program_id, _address(run)
     if address is None:
         return run_addresses(program, run).run, run
     listed = (one.run_id for one, _, _ in await chain.coordinator.list_runs())
-    return address, next((name for name in listed if run_addresses(program, name).run == address), None)
+    return address, next(
+        (name for name in listed if run_addresses(program, name).run == address), None
+    )
 
 
 def _lost(held: Membership) -> int:

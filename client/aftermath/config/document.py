@@ -1,8 +1,9 @@
-"""A run's config file: the seed's `config.toml` and everything upstream's accepts, checked before anything is sent.
+"""A run's config file: the seed's `config.toml` and everything upstream's accepts, checked before
+anything is sent.
 
-Decided: defaults stand with the keys of the file, here and in the tables that it names, and nowhere else for a run.
-What the program would refuse is refused here with the program's own sentence, so that a run's owner reads the same
-words before a fee is paid as after.
+Decided: defaults stand with the keys of the file, here and in the tables that it names, and nowhere
+else for a run. What the program would refuse is refused here with the program's own sentence, so
+that a run's owner reads the same words before a fee is paid as after.
 """
 
 from __future__ import annotations
@@ -103,10 +104,13 @@ class RunRules(Table):
         description="Sequences of a round once `global_batch_size_warmup_tokens` are trained. At least "
         "`global_batch_size_start`; the same, and the batch does not grow.",
     )
-    global_batch_size_warmup_tokens: Annotated[U64, Means("tokens", most=MAX_WARMUP_TOKENS)] = Field(
-        default=0,
-        description="Tokens over which the batch grows from its first size to its last. 0: it has its last from the "
-        "start.",
+    global_batch_size_warmup_tokens: Annotated[U64, Means("tokens", most=MAX_WARMUP_TOKENS)] = (
+        Field(
+            default=0,
+            description="Tokens over which the batch grows from its first size to its last. "
+            "0: it has its last from the "
+            "start.",
+        )
     )
     verification_percent: Annotated[U8, Means("percent of the members", most=100)] = Field(
         default=0,
@@ -124,12 +128,14 @@ class RunRules(Table):
 
 
 class Matformer(Table):
-    """`[model.LLM.matformer]`: how many tiers the model has; tier k keeps the first 1/2^k of every feed-forward
-    layer.
+    """`[model.LLM.matformer]`: how many tiers the model has; tier k keeps the first 1/2^k of every
+    feed-forward layer.
     """
 
     tiers: Annotated[int, Field(ge=1, le=MAX_LEVELS), Means("tiers")] = Field(
-        default=1, examples=[3], description="Sizes of the model that members may hold. 1: everybody holds all of it."
+        default=1,
+        examples=[3],
+        description="Sizes of the model that members may hold. 1: everybody holds all of it.",
     )
 
 
@@ -162,7 +168,9 @@ class Llm(Table):
     )
     lr_schedule: LearningRate = Field(description="The learning rate of every step.")
     optimizer: Optimizer = Field(description="How members learn, and what they send each other.")
-    matformer: Matformer = Field(default=Matformer(), description="Into how many tiers the model is cut.")
+    matformer: Matformer = Field(
+        default=Matformer(), description="Into how many tiers the model is cut."
+    )
 
     @property
     def spec(self) -> Spec:
@@ -206,7 +214,9 @@ class RunConfig(Table):
         return self.model.LLM
 
     def to_chain(self) -> dict[str, Any]:
-        """The `config` and `model` parts of the program's `UpdateParams`, every field present, reals as their bits."""
+        """The `config` and `model` parts of the program's `UpdateParams`, every field present,
+        reals as their bits.
+        """
         return {"config": self._rules(), "model": self.llm.to_chain()}
 
     def _rules(self) -> dict[str, Any]:
@@ -217,7 +227,9 @@ class RunConfig(Table):
         return config_rules.broken(self._rules(), self.llm.values())
 
     def with_data_hash(self, data_hash: str) -> RunConfig:
-        """The same with the hash of the data's files, for which a long folder may leave no room. Raises ConfigError."""
+        """The same with the hash of the data's files, for which a long folder may leave no room.
+        Raises ConfigError.
+        """
         llm = self.llm.model_copy(update={"data_hash": data_hash})
         config = self.model_copy(update={"model": self.model.model_copy(update={"LLM": llm})})
         if broken := config.broken_rules():
@@ -229,7 +241,9 @@ class RunConfig(Table):
         """Where it was read, as it was named; no file if it never was in one."""
         return Path(self._source)
 
-    def refused(self, mistakes: list[config_errors.Mistake], fix: str = CORRECT) -> config_errors.Mistaken:
+    def refused(
+        self, mistakes: list[config_errors.Mistake], fix: str = CORRECT
+    ) -> config_errors.Mistaken:
         """The error that shows these mistakes with the lines of the file."""
         return _refused(self._source, self._text, mistakes, fix)
 
@@ -246,10 +260,15 @@ def load_as(path: Path, kind: type[C]) -> C:
     """Read and check a file of this kind. Raises ConfigError."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is", _NAME_ONE)
-        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
+            raise ConfigError(
+                f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is", _NAME_ONE
+            )
+        # editors on Windows begin a file with a byte-order mark
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read the config file {path}: {error.strerror}", _NAME_ONE) from None
+        raise ConfigError(
+            f"cannot read the config file {path}: {error.strerror}", _NAME_ONE
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(
             f"{path} is not UTF-8 text, which a TOML file must be", f"Save it as UTF-8; {_OURS}"
@@ -265,7 +284,9 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
     try:
         tables = toml_value(text)
     except Malformed as error:
-        raise config_errors.no_toml(source, text, str(error), f"Correct it there; {_OURS}") from None
+        raise config_errors.no_toml(
+            source, text, str(error), f"Correct it there; {_OURS}"
+        ) from None
     try:
         config = kind.model_validate(tables)
     except ValidationError as error:
@@ -281,7 +302,9 @@ def _refused(
 ) -> config_errors.Mistaken:
     lines = config_errors.line_numbers(text)
     found = [
-        config_errors.Found(config_errors.line_of(lines, one.path), ".".join(one.path), one.sentence, one.code)
+        config_errors.Found(
+            config_errors.line_of(lines, one.path), ".".join(one.path), one.sentence, one.code
+        )
         for one in mistakes
     ]
     return config_errors.Mistaken(source, found, fix)

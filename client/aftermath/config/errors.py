@@ -1,4 +1,6 @@
-"""What is wrong in a config file, as sentences that name file, line, key, what was given and what is allowed."""
+"""What is wrong in a config file, as sentences that name file, line, key, what was given and what
+is allowed.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ CODES = {
     "wrong-choice": "a table that needs exactly one of its variants, or one that is not here",
     "out-of-range": "a number that its key does not hold",
 }
-"""What is wrong with a file as such, by a name for programs that stays when the sentence changes. What the program
-would refuse has the name of its error.
+"""What is wrong with a file as such, by a name for programs that stays when the sentence changes.
+What the program would refuse has the name of its error.
 """
 _BY_KIND = {
     "extra_forbidden": "unknown-key",
@@ -43,7 +45,9 @@ _BY_KIND = {
     "less_than_equal": "out-of-range",
 }
 _HEADER = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
-_KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_KEY = re.compile(
+    r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*="""
+)
 _BARE_WORD = re.compile(r"^\s*([\w.-]+)\s*=\s*([A-Za-z_~./][\w./~-]*)\s*(?:#.*)?$")
 """A key whose value is a text without quotes."""
 _TWICE = re.compile(r"Cannot declare .* twice")
@@ -81,11 +85,15 @@ class Found:
 
 
 class Mistaken(ConfigError):
-    """A config file with mistakes, which `found` has one by one by its lines; each is a line of the message."""
+    """A config file with mistakes, which `found` has one by one by its lines; each is a line of the
+    message.
+    """
 
     def __init__(self, source: str, found: Sequence[Found], fix: str) -> None:
         self.found = tuple(sorted(found, key=lambda one: one.line))
-        super().__init__("\n".join(f"{source}:{one.line}: {one.sentence}" for one in self.found), fix)
+        super().__init__(
+            "\n".join(f"{source}:{one.line}: {one.sentence}" for one in self.found), fix
+        )
 
 
 def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
@@ -99,7 +107,11 @@ def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
         sentence = f"{given} is given twice"
     elif written and (bare := _BARE_WORD.match(written[0])):
         word = bare[2].lower()
-        needs = f"write {word}" if word in ("true", "false") else f'a text needs quotes: {bare[1]} = "{bare[2]}"'
+        needs = (
+            f"write {word}"
+            if word in ("true", "false")
+            else f'a text needs quotes: {bare[1]} = "{bare[2]}"'
+        )
         sentence = f"{bare[1]} is {bare[2]}: {needs}"
     return Mistaken(source, [Found(line, "", sentence, "not-toml")], fix)
 
@@ -131,12 +143,18 @@ def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
 
 
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
-    """One for each mistake that pydantic found; unknown keys first, since a typo is often the cause (of what else is
-    wrong in the same line).
+    """One for each mistake that pydantic found; unknown keys first, since a typo is often the cause
+    (of what else is wrong in the same line).
     """
-    mistakes = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+    mistakes = sorted(
+        error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
+    )
     return [
-        Mistake(tuple(map(str, item["loc"])), _sentence(item, root), _BY_KIND.get(item["type"], "wrong-type"))
+        Mistake(
+            tuple(map(str, item["loc"])),
+            _sentence(item, root),
+            _BY_KIND.get(item["type"], "wrong-type"),
+        )
         for item in mistakes
     ]
 
@@ -169,8 +187,11 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
 
 
 def _known(path: Sequence[str | int]) -> tuple[str, float | None]:
-    """Return the unit and the least value of a key of a run's config; empty and None where it has none."""
-    from aftermath.config.keys import keys  # which is made from the tables, and these from this module
+    """Return the unit and the least value of a key of a run's config; empty and None where it has
+    none.
+    """
+    # which is made from the tables, and these from this module
+    from aftermath.config.keys import keys
 
     name = ".".join(map(str, path))
     return next(((key.unit, key.least) for key in keys() if key.name == name), ("", None))
@@ -182,12 +203,20 @@ def _as_written(given: object) -> str:
         return str(given).lower()
     if isinstance(given, date | time):
         return given.isoformat()
-    return "a list" if isinstance(given, list) else "a table" if isinstance(given, dict) else shown(given)
+    return (
+        "a list"
+        if isinstance(given, list)
+        else "a table"
+        if isinstance(given, dict)
+        else shown(given)
+    )
 
 
 def _nearest(given: str, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(given.lower(), [name.lower() for name in allowed], n=1)
-    return next((f" (did you mean {name}?)" for name in allowed if close and name.lower() == close[0]), "")
+    return next(
+        (f" (did you mean {name}?)" for name in allowed if close and name.lower() == close[0]), ""
+    )
 
 
 def _keys(root: type[BaseModel], table: Sequence[str | int]) -> list[str]:
@@ -195,8 +224,16 @@ def _keys(root: type[BaseModel], table: Sequence[str | int]) -> list[str]:
     model = root
     for name in table:
         annotation = model.model_fields[str(name)].annotation
-        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-        model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+        options = (
+            typing.get_args(annotation)
+            if isinstance(annotation, types.UnionType)
+            else (annotation,)
+        )
+        model = next(
+            option
+            for option in options
+            if isinstance(option, type) and issubclass(option, BaseModel)
+        )
     return list(model.model_fields)
 
 

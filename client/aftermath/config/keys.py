@@ -1,7 +1,7 @@
 """Every key of a run's config file: where it is, what it holds and what it does, as its class says.
 
-Decided: what is told of a key, by a page, by `config explain` or as the comment of a file, comes from here; nothing is
-said of one a second time.
+Decided: what is told of a key, by a page, by `config explain` or as the comment of a file, comes
+from here; nothing is said of one a second time.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def held_by(table: Key) -> list[Key]:
 
 
 def find(name: str) -> list[Key]:
-    """The keys that are meant: that of this name, else all whose names end with it, else those that it names as the
-    run's accounts do (`run.config.total_steps`, `model.optimizer.value_bits`).
+    """The keys that are meant: that of this name, else all whose names end with it, else those that
+    it names as the run's accounts do (`run.config.total_steps`, `model.optimizer.value_bits`).
     """
     wanted = tuple(part for part in name.strip("[] ").split(".") if part)
     if not wanted:
@@ -88,7 +88,10 @@ def nearest(name: str) -> list[str]:
     names = {key.name.lower(): key.name for key in keys()}
     close = difflib.get_close_matches(name.lower(), names, n=_NEAREST)
     last = {key.path[-1].lower(): key.name for key in reversed(keys())}
-    close += [last[one].lower() for one in difflib.get_close_matches(name.rpartition(".")[2].lower(), last, n=_NEAREST)]
+    close += [
+        last[one].lower()
+        for one in difflib.get_close_matches(name.rpartition(".")[2].lower(), last, n=_NEAREST)
+    ]
     # A short word may be a part of a key's last part: `topk` of `compression_topk`.
     word = name.rpartition(".")[2].lower()
     close += [key for key in names if len(word) >= _LEAST_PART and word in key.rpartition(".")[2]]
@@ -196,7 +199,9 @@ def _default(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as a TOML file has it: a text, a number, true or false, a list of these, or a table in one line."""
+    """A value as a TOML file has it: a text, a number, true or false, a list of these, or a table
+    in one line.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

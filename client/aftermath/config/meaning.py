@@ -1,7 +1,8 @@
 """The unit and the program's limits of each key of a config file.
 
-Decided: a limit stands here, and not in the type, where the program has a sentence of its own for what lies beyond it;
-`config.rules` refuses that. Editors and pages get it from here; a test puts each limit before `config.rules`.
+Decided: a limit stands here, and not in the type, where the program has a sentence of its own for
+what lies beyond it; `config.rules` refuses that. Editors and pages get it from here; a test puts
+each limit before `config.rules`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from aftermath.rules.limits import LOCATION_BYTES, MAX_TIME, REPO_BYTES
 
 @dataclass(frozen=True)
 class Means:
-    """A unit, empty where a number counts nothing in particular, and limits; None where the type's own are all."""
+    """A unit, empty where a number counts nothing in particular, and limits; None where the type's
+    own are all.
+    """
 
     unit: str = ""
     least: float | None = None
@@ -28,7 +31,9 @@ class Means:
     bytes: int | None = None
     """Of a text, at most."""
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         """The limits as JSON Schema has them."""
         document = dict(handler(core))
         known = {

@@ -1,4 +1,6 @@
-"""A config file's parts as members read them from the chain: what was written there, with reals out of their bits."""
+"""A config file's parts as members read them from the chain: what was written there, with reals out
+of their bits.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from aftermath.config.spec import Spec
 from aftermath.config.tables import Choice, Variant
 from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
 from aftermath.rules.run import Config
-from aftermath.rules.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+from aftermath.rules.state import (
+    CheckpointKind,
+    DataKind,
+    Divisor,
+    InnerOptimizer,
+    OptimizerKind,
+    ScheduleKind,
+)
 
 
 def rules_of(config: RunConfig) -> Config:
@@ -63,7 +72,11 @@ def optimizer_of(chosen: Choice | Variant) -> Optimizer:
 def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
     """The fields of a view: a name with `_bits` that is none of them holds the bits of a real."""
     fields = {field.name for field in dataclasses.fields(view)}
-    reals = {name.removesuffix("_bits"): real(bits) for name, bits in values.items() if name not in fields}
+    reals = {
+        name.removesuffix("_bits"): real(bits)
+        for name, bits in values.items()
+        if name not in fields
+    }
     plain = {name: value for name, value in values.items() if name in fields}
     return plain | reals | {"kind": kind(values["kind"])}
 

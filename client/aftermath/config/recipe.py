@@ -25,7 +25,9 @@ def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
     try:
         return toml_value(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (UnicodeDecodeError, Malformed) as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}", "Correct it, or remove it") from None
+        raise ConfigError(
+            f"{file} is not valid TOML: {error}", "Correct it, or remove it"
+        ) from None
 
 
 def making(path: Path) -> str:
@@ -34,7 +36,9 @@ def making(path: Path) -> str:
 
 
 def made_first(path: Path, *tables: str) -> str:
-    """What to do about something that is missing and that one of these tables describes; empty if none does."""
+    """What to do about something that is missing and that one of these tables describes; empty if
+    none does.
+    """
     if recipe_of(path).keys().isdisjoint(tables):
         return ""
     return f"Make it first, as {recipe_file(path)} says: {making(path)}"

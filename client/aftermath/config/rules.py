@@ -1,8 +1,8 @@
 """The rules about a config and a model, checked before a transaction is paid for.
 
-The program checks the rules of the config, the checkpoint and the schema too: their sentences are in
-its IDL, and the tests put each case before the compiled program. The rules of the training spec and
-their sentences are here only.
+The program checks the rules of the config, the checkpoint and the schema too: their sentences are
+in its IDL, and the tests put each case before the compiled program. The rules of the training spec
+and their sentences are here only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, Sched
 _Broken = Iterator[tuple[str, Path, Any]]
 
 TIMES = ("epoch_time", "max_round_train_time", "warmup_time", "cooldown_time", "round_witness_time")
-# Doubles of at least +0 are ordered as their bits are, and negative ones and NaN lie above infinity.
+# Doubles of at least +0 are ordered as their bits are, and negative ones and NaN lie above
+# infinity.
 _ONE = 0x3FF0_0000_0000_0000
 _INFINITY = 0x7FF0_0000_0000_0000
 _LARGEST_OUTER_RATE = int.from_bytes(struct.pack("<d", MAX_OUTER_RATE), "little")
@@ -47,14 +48,18 @@ _BELOW_ONE = ("compression_decay", "beta1", "beta2")
 @cache
 def program_errors() -> dict[str, str]:
     """The sentence of every error of the coordinator program, by its name."""
-    return {error["name"]: error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"]}
+    return {
+        error["name"]: error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"]
+    }
 
 
 SPEC_SENTENCES = {
     "LocationLength": "The data location needs a path, URL or host of 1 to 192 bytes.",
     "LocationFolderTooLong": "The data location's folder must have at most 192 bytes.",
     "NumFilesZero": "Numbered files need num_files above 0.",
-    "LearningRateInvalid": ("Learning rates must be finite numbers of at least 0, and base_lr above 0."),
+    "LearningRateInvalid": (
+        "Learning rates must be finite numbers of at least 0, and base_lr above 0."
+    ),
     "ScheduleTooShort": "A linear or cosine schedule needs total_steps above warmup_steps.",
     "OptimizerNumberInvalid": (
         "The optimizer's numbers must be finite and at least 0; decays and betas must be below 1."
@@ -65,7 +70,9 @@ SPEC_SENTENCES = {
         "squared, and compression_topk_embeddings at most that."
     ),
     "InnerStepsOutOfRange": "SparseLoCo needs inner_steps between 1 and 1024.",
-    "OuterRateOutOfRange": ("SparseLoCo needs outer_lr above 0 and at most 64, and orthogonal_lr at most 64."),
+    "OuterRateOutOfRange": (
+        "SparseLoCo needs outer_lr above 0 and at most 64, and orthogonal_lr at most 64."
+    ),
     "ValueBitsInvalid": "SparseLoCo needs value_bits 1 or 2.",
 }
 """The sentence of each rule of a training spec, by the name of the rule."""
@@ -89,7 +96,11 @@ def broken_spec(values: Mapping[str, Any]) -> list[Mistake]:
 def _mistakes(found: Iterable[tuple[str, Path, Any]], config: Mapping[str, Any]) -> list[Mistake]:
     sentences = rule_sentences()
     return [
-        Mistake(path, f"{path[-1]} = {_shown(given)}: {_with_others(sentences[name], path, config)}", code_of(name))
+        Mistake(
+            path,
+            f"{path[-1]} = {_shown(given)}: {_with_others(sentences[name], path, config)}",
+            code_of(name),
+        )
         for name, path, given in found
     ]
 
@@ -109,14 +120,22 @@ def _config(config: Mapping[str, Any]) -> _Broken:
         ("WarmupTooLong", "warmup_time", 0 < epoch_time <= config["warmup_time"]),
         ("CooldownTimeZero", "cooldown_time", config["cooldown_time"] == 0),
         ("RoundTrainTimeZero", "max_round_train_time", config["max_round_train_time"] == 0),
-        ("RoundTrainTimeTooLong", "max_round_train_time", 0 < epoch_time <= config["max_round_train_time"]),
+        (
+            "RoundTrainTimeTooLong",
+            "max_round_train_time",
+            0 < epoch_time <= config["max_round_train_time"],
+        ),
         (
             "MinRoundTimeInvalid",
             "min_round_time",
             0 < config["max_round_train_time"] < config["min_round_time"],
         ),
         ("RoundWitnessTimeZero", "round_witness_time", config["round_witness_time"] == 0),
-        ("ExtraTimeZero", "waiting_for_members_extra_time", config["waiting_for_members_extra_time"] == 0),
+        (
+            "ExtraTimeZero",
+            "waiting_for_members_extra_time",
+            config["waiting_for_members_extra_time"] == 0,
+        ),
         *(("TimeTooLong", key, config[key] > MAX_TIME) for key in TIMES),
         ("MinClientsZero", "min_clients", config["min_clients"] == 0),
         (
@@ -125,7 +144,11 @@ def _config(config: Mapping[str, Any]) -> _Broken:
             not config["min_clients"] <= config["init_min_clients"] <= MAX_MEMBERS,
         ),
         ("WitnessNodesTooMany", "witness_nodes", config["witness_nodes"] > MAX_WITNESSES),
-        ("WitnessNodesAboveMinClients", "witness_nodes", config["witness_nodes"] > config["min_clients"]),
+        (
+            "WitnessNodesAboveMinClients",
+            "witness_nodes",
+            config["witness_nodes"] > config["min_clients"],
+        ),
         ("BatchSizeZero", "global_batch_size_start", start == 0),
         ("BatchSizeShrinks", "global_batch_size_end", end < start),
         (
@@ -134,7 +157,11 @@ def _config(config: Mapping[str, Any]) -> _Broken:
             config["global_batch_size_warmup_tokens"] > MAX_WARMUP_TOKENS,
         ),
         ("TotalStepsZero", "total_steps", config["total_steps"] == 0),
-        ("VerificationPercentTooLarge", "verification_percent", config["verification_percent"] > 100),
+        (
+            "VerificationPercentTooLarge",
+            "verification_percent",
+            config["verification_percent"] > 100,
+        ),
         ("OverlapInvalid", "overlap", config["overlap"] > 1),
     ]
     yield from ((name, ("config", key), config[key]) for name, key, is_broken in rules if is_broken)
@@ -147,7 +174,11 @@ def _model(config: Mapping[str, Any], model: Mapping[str, Any]) -> _Broken:
     yield from _spec(model)
     yield from _checkpoint(model["checkpoint"], (*llm, "checkpoint"))
     if model["cold_start_warmup_steps"] > _rounds_in_epoch(config):
-        yield "ColdStartTooLong", (*llm, "cold_start_warmup_steps"), model["cold_start_warmup_steps"]
+        yield (
+            "ColdStartTooLong",
+            (*llm, "cold_start_warmup_steps"),
+            model["cold_start_warmup_steps"],
+        )
 
 
 def _spec(values: Mapping[str, Any]) -> _Broken:
@@ -160,7 +191,9 @@ def _spec(values: Mapping[str, Any]) -> _Broken:
 def _rounds_in_epoch(config: Mapping[str, Any]) -> float:
     limits = [float(config["rounds_per_epoch"])] if config["rounds_per_epoch"] else []
     if config["epoch_time"] and config["max_round_train_time"]:
-        limits.append(max(config["epoch_time"] - config["warmup_time"], 0) // config["max_round_train_time"])
+        limits.append(
+            max(config["epoch_time"] - config["warmup_time"], 0) // config["max_round_train_time"]
+        )
     return min(limits, default=math.inf)
 
 
@@ -176,10 +209,17 @@ def _checkpoint(checkpoint: Mapping[str, Any], table: Path) -> _Broken:
 
 
 def _data(location: Mapping[str, Any], table: Path) -> _Broken:
-    if location["kind"] != DataKind.DUMMY and not 1 <= _bytes(location["primary"]) <= LOCATION_BYTES:
+    if (
+        location["kind"] != DataKind.DUMMY
+        and not 1 <= _bytes(location["primary"]) <= LOCATION_BYTES
+    ):
         yield "LocationLength", table, location["primary"]
     if _bytes(location["secondary"]) > LOCATION_BYTES:
-        yield "LocationFolderTooLong", (*table, "Http", "location", "Gcp", "filter_directory"), location["secondary"]
+        yield (
+            "LocationFolderTooLong",
+            (*table, "Http", "location", "Gcp", "filter_directory"),
+            location["secondary"],
+        )
     if location["kind"] == DataKind.HTTP_NUMBERED_FILES and location["num_files"] == 0:
         yield "NumFilesZero", (*table, "Http", "location", "NumberedFiles", "num_files"), 0
 
@@ -194,7 +234,11 @@ def _schedule(schedule: Mapping[str, Any], table: Path) -> _Broken:
     for key in ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr"):
         bits = schedule[f"{key}_bits"]
         if bits >= _INFINITY or (key == "base_lr" and bits == 0):
-            name = "linear_decay_final_lr" if (variant, key) == ("WarmupStableDecay", "final_lr") else key
+            name = (
+                "linear_decay_final_lr"
+                if (variant, key) == ("WarmupStableDecay", "final_lr")
+                else key
+            )
             yield "LearningRateInvalid", (*table, variant, name), real(bits)
     too_short = schedule["total_steps"] <= schedule["warmup_steps"]
     if schedule["kind"] in (ScheduleKind.LINEAR, ScheduleKind.COSINE) and too_short:
@@ -206,7 +250,11 @@ def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
     for key in ("clip_grad_norm", "weight_decay", "eps", *_BELOW_ONE):
         bits = optimizer[f"{key}_bits"]
         if bits >= (_ONE if key in _BELOW_ONE else _INFINITY):
-            yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), real(bits)
+            yield (
+                "OptimizerNumberInvalid",
+                (*variant, "betas" if key.startswith("beta") else key),
+                real(bits),
+            )
     match OptimizerKind(optimizer["kind"]):
         case OptimizerKind.NONE | OptimizerKind.ADAMW:
             pass
@@ -235,7 +283,11 @@ def _sparseloco(optimizer: Mapping[str, Any], table: Path) -> _Broken:
     if not 1 <= optimizer["outer_lr_bits"] <= _LARGEST_OUTER_RATE:
         yield "OuterRateOutOfRange", (*table, "outer_lr"), real(optimizer["outer_lr_bits"])
     if optimizer["orthogonal_lr_bits"] > _LARGEST_OUTER_RATE:
-        yield "OuterRateOutOfRange", (*table, "orthogonal_lr"), real(optimizer["orthogonal_lr_bits"])
+        yield (
+            "OuterRateOutOfRange",
+            (*table, "orthogonal_lr"),
+            real(optimizer["orthogonal_lr_bits"]),
+        )
     if optimizer["value_bits"] not in (1, 2):
         yield "ValueBitsInvalid", (*table, "value_bits"), optimizer["value_bits"]
 

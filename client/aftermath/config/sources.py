@@ -25,7 +25,9 @@ _OWN_STATE = (
 class HubCheckpoint(Variant):
     """A Hugging Face repository; without a revision its default branch."""
 
-    repo_id: Repository = Field(examples=["ada/my-model"], description="The repository, as OWNER/NAME.")
+    repo_id: Repository = Field(
+        examples=["ada/my-model"], description="The repository, as OWNER/NAME."
+    )
     revision: Annotated[str, Means(bytes=REVISION_BYTES)] = Field(
         default="", description="A commit, tag or branch of it. Pin a commit where the run matters."
     )
@@ -38,7 +40,8 @@ class LocalCheckpoint(BareVariant):
     """A directory every member has under the same path."""
 
     path: Repository = Field(
-        examples=["runs/mine/model"], description="The directory; a relative one from where a member is started."
+        examples=["runs/mine/model"],
+        description="The directory; a relative one from where a member is started.",
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -46,7 +49,9 @@ class LocalCheckpoint(BareVariant):
 
 
 class DummyCheckpoint(Variant):
-    """Seeded weights instead of stored ones; a directory or a Hub repository gives the model's shape."""
+    """Seeded weights instead of stored ones; a directory or a Hub repository gives the model's
+    shape.
+    """
 
     repo_id: Repository = Field(
         default="",
@@ -101,7 +106,9 @@ _TOKEN_SIZE = "Bytes of a token in the files. TwoBytes hold a vocabulary of up t
 _ORDER = "In which order the sequences are trained."
 
 
-def _location(kind: DataKind, primary: str, secondary: str = "", token_size: TokenSize = "TwoBytes") -> dict[str, Any]:
+def _location(
+    kind: DataKind, primary: str, secondary: str = "", token_size: TokenSize = "TwoBytes"
+) -> dict[str, Any]:
     return {
         "kind": int(kind),
         "token_bytes": _TOKEN_BYTES[token_size],
@@ -124,7 +131,9 @@ class DummyData(Variant):
 class ServerData(BareVariant):
     """A data server's host and port."""
 
-    address: Location = Field(examples=["192.168.1.5:9300"], description="The server, as HOST:PORT.")
+    address: Location = Field(
+        examples=["192.168.1.5:9300"], description="The server, as HOST:PORT."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.SERVER, self.address)
@@ -148,35 +157,46 @@ class LocalData(BareVariant):
 class SingleUrlFiles(BareVariant):
     """One token file behind one URL."""
 
-    url: Location = Field(examples=["https://example.org/tokens.bin"], description="The file's URL.")
+    url: Location = Field(
+        examples=["https://example.org/tokens.bin"], description="The file's URL."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.HTTP_SINGLE_URL, self.url)
 
 
 class NumberedUrlFiles(Variant):
-    """Token files whose URLs differ in a number: `{}` in the template, padded with zeros to `n_left_pad_zeros`
-    digits.
+    """Token files whose URLs differ in a number: `{}` in the template, padded with zeros to
+    `n_left_pad_zeros` digits.
     """
 
     url_template: Location = Field(
-        examples=["https://example.org/tokens-{}.bin"], description="The URL of each, with {} where its number is."
+        examples=["https://example.org/tokens-{}.bin"],
+        description="The URL of each, with {} where its number is.",
     )
     start_index: U32 = Field(default=0, description="Number of the first file.")
     n_left_pad_zeros: Annotated[U8, Means("digits")] = Field(
         default=0, description="Length that numbers are padded to with zeros."
     )
-    num_files: Annotated[U32, Means("files", least=1)] = Field(examples=[8], description="How many files there are.")
+    num_files: Annotated[U32, Means("files", least=1)] = Field(
+        examples=[8], description="How many files there are."
+    )
 
     def to_chain(self) -> dict[str, Any]:
-        numbers = {"pad_zeros": self.n_left_pad_zeros, "start_index": self.start_index, "num_files": self.num_files}
+        numbers = {
+            "pad_zeros": self.n_left_pad_zeros,
+            "start_index": self.start_index,
+            "num_files": self.num_files,
+        }
         return _location(DataKind.HTTP_NUMBERED_FILES, self.url_template) | numbers
 
 
 class GcpFiles(Variant):
     """A public Google Cloud bucket and the folder in it."""
 
-    bucket_name: Location = Field(examples=["my-tokens"], description="The bucket, which everybody may read.")
+    bucket_name: Location = Field(
+        examples=["my-tokens"], description="The bucket, which everybody may read."
+    )
     filter_directory: Location = Field(
         default="", examples=["fineweb"], description="The folder in it; empty: all of the bucket."
     )
@@ -189,7 +209,9 @@ class HttpLocation(Choice):
     """Which files an HTTP data location reads."""
 
     SingleUrl: SingleUrlFiles | None = Field(default=None, description="One file.")
-    NumberedFiles: NumberedUrlFiles | None = Field(default=None, description="Files whose URLs differ in a number.")
+    NumberedFiles: NumberedUrlFiles | None = Field(
+        default=None, description="Files whose URLs differ in a number."
+    )
     Gcp: GcpFiles | None = Field(default=None, description="A public Google Cloud bucket.")
 
 
@@ -208,7 +230,9 @@ class HttpData(Variant):
 class WeightedData(BareVariant):
     """The URL of a JSON list of weighted data locations."""
 
-    url: Location = Field(examples=["https://example.org/mixture.json"], description="The document's URL.")
+    url: Location = Field(
+        examples=["https://example.org/mixture.json"], description="The document's URL."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.WEIGHTED_HTTP, self.url)
@@ -217,7 +241,9 @@ class WeightedData(BareVariant):
 class PreprocessedData(BareVariant):
     """A data set that is tokenised already."""
 
-    path: Location = Field(examples=["runs/mine/rows"], description="The folder of rows, which every member has.")
+    path: Location = Field(
+        examples=["runs/mine/rows"], description="The folder of rows, which every member has."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.PREPROCESSED, self.path)
@@ -231,4 +257,6 @@ class DataLocation(Choice):
     Local: LocalData | None = Field(default=None, description="Token files of every member.")
     Http: HttpData | None = Field(default=None, description="Token files over HTTP.")
     WeightedHttp: WeightedData | None = Field(default=None, description="A mixture of these.")
-    Preprocessed: PreprocessedData | None = Field(default=None, description="Rows with labels, for finetuning.")
+    Preprocessed: PreprocessedData | None = Field(
+        default=None, description="Rows with labels, for finetuning."
+    )

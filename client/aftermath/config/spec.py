@@ -79,7 +79,8 @@ class Spec(Table):
         return {
             "architecture": ARCHITECTURES[self.architecture].value,
             "data_type": int(_DATA_TYPES[self.data_type]),
-            "data_location": location | {"secondary": marked(location["secondary"], self.data_hash)},
+            "data_location": location
+            | {"secondary": marked(location["secondary"], self.data_hash)},
             "lr_schedule": self.lr_schedule.to_chain(),
             "optimizer": self.optimizer.to_chain(),
         }
@@ -103,7 +104,9 @@ def read_spec(data: bytes, expected_hash: bytes) -> Spec:
 
 
 def _canonical(document: Any) -> bytes:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
     return text.encode()
 
 

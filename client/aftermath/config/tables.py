@@ -1,8 +1,8 @@
 """The shapes every table of a config file has: plain tables, variants, and a choice of one variant.
 
-Decided: types are strict (a number in quotes is a mistake, not a number) and unknown keys are errors. Variants are
-written as upstream writes its enums: `[model.LLM.checkpoint.Hub]`, `checkpoint = { Hub = { … } }`, or the bare name
-where a variant has no settings.
+Decided: types are strict (a number in quotes is a mistake, not a number) and unknown keys are
+errors. Variants are written as upstream writes its enums: `[model.LLM.checkpoint.Hub]`, `checkpoint
+= { Hub = { … } }`, or the bare name where a variant has no settings.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ U64 = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Table(BaseModel):
-    """A TOML table: unknown keys refused, values of exactly the declared types, not changed after loading."""
+    """A TOML table: unknown keys refused, values of exactly the declared types, not changed after
+    loading.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """What a file may have here, as JSON Schema has it: TOML has no null, so a key is there or it is not."""
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """What a file may have here, as JSON Schema has it: TOML has no null, so a key is there or
+        it is not.
+        """
         document = handler(core)
         held = handler.resolve_ref_schema(document)
         properties = {name: _as_written(one) for name, one in held.get("properties", {}).items()}
@@ -58,7 +64,9 @@ class Variant(Table, ABC):
 
 
 class Choice(Table):
-    """A table that holds exactly one of its variants; every field is a variant and None when it was not chosen."""
+    """A table that holds exactly one of its variants; every field is a variant and None when it was
+    not chosen.
+    """
 
     NOT_HERE: ClassVar[Mapping[str, str]] = {}
     """Variants that upstream has and this program has not, and what to do about each."""
@@ -71,8 +79,13 @@ class Choice(Table):
         for name, advice in cls.NOT_HERE.items():
             if isinstance(value, dict) and name in value:
                 raise ValueError(f"cannot be {name}: {advice}")
-        if isinstance(value, dict) and (len(value) != 1 or None in value.values()):  # JSON has null, TOML has not
-            given = " and ".join(name for name, settings in value.items() if settings is not None) or "none"
+        if isinstance(value, dict) and (
+            len(value) != 1 or None in value.values()
+        ):  # JSON has null, TOML has not
+            given = (
+                " and ".join(name for name, settings in value.items() if settings is not None)
+                or "none"
+            )
             raise ValueError(f"needs exactly one of {', '.join(cls.model_fields)}, not {given}")
         return value
 
@@ -80,7 +93,10 @@ class Choice(Table):
     def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
         bare = [name for name, variant in cls.variants().items() if variant.is_bare()]
         one = table | {"minProperties": 1, "maxProperties": 1}
-        return {"description": one.pop("description"), "anyOf": [one, *([{"enum": bare}] if bare else [])]}
+        return {
+            "description": one.pop("description"),
+            "anyOf": [one, *([{"enum": bare}] if bare else [])],
+        }
 
     @classmethod
     def variants(cls) -> dict[str, type[Variant]]:
@@ -105,7 +121,9 @@ class Choice(Table):
 
 
 class BareVariant(Variant, ABC):
-    """A variant whose first key may be written without its name: `Local = "path"` for `Local = { path = "path" }`."""
+    """A variant whose first key may be written without its name: `Local = "path"` for `Local = {
+    path = "path" }`.
+    """
 
     @classmethod
     def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +139,11 @@ class BareVariant(Variant, ABC):
 def _as_written(given: dict[str, Any]) -> dict[str, Any]:
     """A key's JSON Schema without null, and with its unit in what it says."""
     kinds = [one for one in given.get("anyOf", ()) if one != {"type": "null"}]
-    rest = {name: value for name, value in given.items() if name != "anyOf" and (name, value) != ("default", None)}
+    rest = {
+        name: value
+        for name, value in given.items()
+        if name != "anyOf" and (name, value) != ("default", None)
+    }
     if isinstance(default := rest.get("default"), dict):
         rest["default"] = {name: value for name, value in default.items() if value is not None}
     document = kinds[0] | rest if len(kinds) == 1 else rest | ({"anyOf": kinds} if kinds else {})

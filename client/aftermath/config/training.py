@@ -40,10 +40,13 @@ _INIT = "Learning rate that the warm-up begins with."
 _WARMUP = "Steps over which the learning rate rises to `base_lr`."
 _CLIP = "Gradients are scaled down to this norm. 0 leaves them as they are."
 _KEPT = "What is kept, from round to round, of what was not sent."
-_CHUNK = "Rows and columns of the blocks that matrices are cut into. Larger blocks send fewer bytes."
+_CHUNK = (
+    "Rows and columns of the blocks that matrices are cut into. Larger blocks send fewer bytes."
+)
 _TOPK = "Numbers of a block that are sent. At most the square of `compression_chunk`."
 _TOPK_EMBEDDINGS = (
-    "The same for the token embedding and the output head, where it differs. Not given: as many as `compression_topk`."
+    "The same for the token embedding and the output head, where it differs. "
+    "Not given: as many as `compression_topk`."
 )
 _WEIGHT_DECAY = "Share of a weight that a step takes off it, for each unit of the learning rate."
 
@@ -52,7 +55,13 @@ def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, A
     """The program's form of a schedule: unused numbers are zero, and rates travel as their bits."""
     values: dict[str, Any] = given.model_dump() | renamed
     rates = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")
-    steps = ("warmup_steps", "total_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
+    steps = (
+        "warmup_steps",
+        "total_steps",
+        "stable_steps",
+        "cosine_decay_steps",
+        "linear_decay_steps",
+    )
     return (
         {f"{name}_bits": bits(values.get(name, 0.0)) for name in rates}
         | {"kind": int(kind)}
@@ -76,10 +85,13 @@ class _FallingRate(Variant):
 
     base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
     warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
-    final_lr: FurtherRate = Field(default=0.0, description="Learning rate at `total_steps`, and from there on.")
+    final_lr: FurtherRate = Field(
+        default=0.0, description="Learning rate at `total_steps`, and from there on."
+    )
     warmup_steps: Steps = Field(default=0, description=_WARMUP)
     total_steps: Steps = Field(
-        examples=[1000], description="The step at which `final_lr` is reached. More than `warmup_steps`."
+        examples=[1000],
+        description="The step at which `final_lr` is reached. More than `warmup_steps`.",
     )
 
 
@@ -103,20 +115,27 @@ class WarmupStableDecayRate(Variant):
     base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
     warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
     cosine_decay_final_lr: FurtherRate = Field(
-        default=0.0, examples=[4e-4], description="Learning rate where the cosine ends, and the line begins."
+        default=0.0,
+        examples=[4e-4],
+        description="Learning rate where the cosine ends, and the line begins.",
     )
     linear_decay_final_lr: FurtherRate = Field(
         default=0.0, description="Learning rate where the line ends, and from there on. 0 is best."
     )
     warmup_steps: Steps = Field(default=0, description=_WARMUP)
     stable_steps: Steps = Field(examples=[800], description="Steps at `base_lr` after the warm-up.")
-    cosine_decay_steps: Steps = Field(examples=[0], description="Steps of the cosine after these. 0: there is none.")
+    cosine_decay_steps: Steps = Field(
+        examples=[0], description="Steps of the cosine after these. 0: there is none."
+    )
     linear_decay_steps: Steps = Field(
-        examples=[201], description="Steps of the line after these. A fifth of the run is well spent."
+        examples=[201],
+        description="Steps of the line after these. A fifth of the run is well spent.",
     )
 
     def to_chain(self) -> dict[str, Any]:
-        return _schedule(ScheduleKind.WARMUP_STABLE_DECAY, self, final_lr=self.linear_decay_final_lr)
+        return _schedule(
+            ScheduleKind.WARMUP_STABLE_DECAY, self, final_lr=self.linear_decay_final_lr
+        )
 
 
 class LearningRate(Choice):
@@ -162,22 +181,31 @@ class AdamWSettings(Variant):
     """AdamW on every member, for members that train the same data; nothing is compressed."""
 
     betas: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(
-        examples=[[0.9, 0.95]], description="What the means of gradients and of their squares keep, each below 1."
+        examples=[[0.9, 0.95]],
+        description="What the means of gradients and of their squares keep, each below 1.",
     )
     weight_decay: NotNegative = Field(examples=[0.1], description=_WEIGHT_DECAY)
-    eps: NotNegative = Field(examples=[1e-8], description="What keeps a step finite where gradients are 0.")
+    eps: NotNegative = Field(
+        examples=[1e-8], description="What keeps a step finite where gradients are 0."
+    )
     clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
 
     def to_chain(self) -> dict[str, Any]:
         beta1, beta2 = self.betas
-        return _optimizer(OptimizerKind.ADAMW, beta1=beta1, beta2=beta2, **self.model_dump(exclude={"betas"}))
+        return _optimizer(
+            OptimizerKind.ADAMW, beta1=beta1, beta2=beta2, **self.model_dump(exclude={"betas"})
+        )
 
 
 class DistroSettings(Variant):
-    """DisTrO: of what was not sent yet, the largest DCT coefficients per chunk are shared, after every step."""
+    """DisTrO: of what was not sent yet, the largest DCT coefficients per chunk are shared, after
+    every step.
+    """
 
     clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
-    weight_decay: NotNegative | None = Field(default=None, examples=[0.1], description=_WEIGHT_DECAY)
+    weight_decay: NotNegative | None = Field(
+        default=None, examples=[0.1], description=_WEIGHT_DECAY
+    )
     compression_decay: Decay = Field(examples=[distro.DECAY], description=_KEPT)
     compression_topk: Numbers = Field(examples=[distro.TOPK], description=_TOPK)
     compression_topk_embeddings: Annotated[U16, Field(ge=1), Means("numbers")] | None = Field(
@@ -195,7 +223,9 @@ class DistroSettings(Variant):
 
 
 class SparseLoCoSettings(Variant):
-    """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are shared."""
+    """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are
+    shared.
+    """
 
     inner_steps: Annotated[U16, Means("steps", least=1, most=MAX_INNER_STEPS)] = Field(
         default=sparseloco.INNER_STEPS,
@@ -205,7 +235,8 @@ class SparseLoCoSettings(Variant):
         default=sparseloco.INNER_OPTIMIZER, description="What takes these steps: AdamW or Muon."
     )
     outer_lr: Annotated[float, Means(above=0, most=MAX_OUTER_RATE)] = Field(
-        default=sparseloco.OUTER_LR, description="How much of the members' mean is applied, where no polar factor is."
+        default=sparseloco.OUTER_LR,
+        description="How much of the members' mean is applied, where no polar factor is.",
     )
     divisor: sparseloco.DivisorName = Field(
         default=sparseloco.DIVISOR,
@@ -226,7 +257,9 @@ class SparseLoCoSettings(Variant):
     compression_topk_embeddings: Annotated[U16, Field(ge=1), Means("numbers")] | None = Field(
         default=None, examples=[64], description=_TOPK_EMBEDDINGS
     )
-    weight_decay: NotNegative = Field(default=sparseloco.WEIGHT_DECAY, examples=[0.1], description=_WEIGHT_DECAY)
+    weight_decay: NotNegative = Field(
+        default=sparseloco.WEIGHT_DECAY, examples=[0.1], description=_WEIGHT_DECAY
+    )
     clip_grad_norm: NotNegative = Field(default=sparseloco.CLIP, description=_CLIP)
 
     def to_chain(self) -> dict[str, Any]:
@@ -240,9 +273,15 @@ class SparseLoCoSettings(Variant):
 class Optimizer(Choice):
     """The optimizer."""
 
-    AdamW: AdamWSettings | None = Field(default=None, description="Refused: members have nothing to exchange with it.")
-    Distro: DistroSettings | None = Field(default=None, description="One step per round, few bytes: for short rounds.")
-    SparseLoCo: SparseLoCoSettings | None = Field(default=None, description="Several steps per round, for long rounds.")
+    AdamW: AdamWSettings | None = Field(
+        default=None, description="Refused: members have nothing to exchange with it."
+    )
+    Distro: DistroSettings | None = Field(
+        default=None, description="One step per round, few bytes: for short rounds."
+    )
+    SparseLoCo: SparseLoCoSettings | None = Field(
+        default=None, description="Several steps per round, for long rounds."
+    )
 
 
 DISTRO = DistroSettings(
@@ -254,5 +293,9 @@ DISTRO = DistroSettings(
 )
 SPARSELOCO = SparseLoCoSettings()
 ADAMW = AdamWSettings(betas=[0.9, 0.95], weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
-UNSAID: Mapping[OptimizerName, Variant] = {"distro": DISTRO, "sparseloco": SPARSELOCO, "adamw": ADAMW}
+UNSAID: Mapping[OptimizerName, Variant] = {
+    "distro": DISTRO,
+    "sparseloco": SPARSELOCO,
+    "adamw": ADAMW,
+}
 """What the optimizers are where no config file says it."""

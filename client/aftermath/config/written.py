@@ -42,7 +42,11 @@ def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
     if isinstance(held, Choice):
         path, held = (*path, _chosen(held)), held.chosen
     inner = [one for one in type(held).model_fields if _is_table(getattr(held, one))]
-    values = [one for one in type(held).model_fields if getattr(held, one) is not None and one not in inner]
+    values = [
+        one
+        for one in type(held).model_fields
+        if getattr(held, one) is not None and one not in inner
+    ]
     if values or not inner:
         yield from ("", comment, f"[{'.'.join(path)}]")
     for one in values:
@@ -57,7 +61,9 @@ def _is_table(value: object) -> bool:
     """Whether it has a header of its own: not a choice of what has no keys, which is written as a
     word.
     """
-    return isinstance(value, Table) and not (isinstance(value, Choice) and not type(value.chosen).model_fields)
+    return isinstance(value, Table) and not (
+        isinstance(value, Choice) and not type(value.chosen).model_fields
+    )
 
 
 def _chosen(choice: Choice) -> str:

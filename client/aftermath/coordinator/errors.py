@@ -60,7 +60,9 @@ class Refused(CoordinatorError):
     `reason`.
     """
 
-    def __init__(self, name: str, message: str, fix: str = "", *, reason: Refusal = Refusal.FINAL) -> None:
+    def __init__(
+        self, name: str, message: str, fix: str = "", *, reason: Refusal = Refusal.FINAL
+    ) -> None:
         super().__init__(message, fix)
         self.name = name
         self.reason = reason

@@ -64,7 +64,9 @@ class Coordinator(Protocol):
         stored.
         """
 
-    async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
+    async def join(
+        self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool
+    ) -> None:
         """Ask for a place in the next epoch."""
 
     async def leave(self) -> None:
@@ -99,5 +101,7 @@ class Coordinator(Protocol):
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:
         """Show two announcements of one member that contradict each other, which ejects it."""
 
-    async def checkpoint(self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> None:
+    async def checkpoint(
+        self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]
+    ) -> None:
         """Name a durable checkpoint."""

@@ -18,7 +18,9 @@ def byte_tokenizer() -> Tokenizer:
     """Return a tokenizer with 257 ids, of which the first 256 are the bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(_alphabet())}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={char: byte for byte, char in enumerate(_alphabet())}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END_TOKEN, special=True)])
@@ -29,6 +31,10 @@ def _alphabet() -> list[str]:
     """Return the character of each byte in GPT-2's scheme: itself if printable, else from U+0100
     on.
     """
-    prints = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    prints = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = iter(range(256, 512))
     return [chr(byte) if byte in prints else chr(next(others)) for byte in range(256)]

@@ -59,7 +59,11 @@ class Cache:
             path.write_bytes(blake3(data).digest() + data)
         except OSError as error:
             self._broken = True
-            _log.warning("the cache %s cannot store more data, so it is not used: %s", self._folder, error.strerror)
+            _log.warning(
+                "the cache %s cannot store more data, so it is not used: %s",
+                self._folder,
+                error.strerror,
+            )
             try:
                 path.unlink()
             except OSError:

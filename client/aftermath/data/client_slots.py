@@ -59,7 +59,9 @@ class ClientSlots:
         client.last_request = self._clock()
         self._shrink(self._slots - 1, FRESH_SECONDS)
         self._shrink(2 * self._slots - 1, 0.0)
-        if len(self._clients) >= 2 * self._slots:  # all clients of the fullest address wait for replies
+        if (
+            len(self._clients) >= 2 * self._slots
+        ):  # all clients of the fullest address wait for replies
             most = fullest(one.address for one in self._clients)
             if most == client.address:
                 return False
@@ -104,7 +106,10 @@ class ClientSlots:
         """
         while len(self._clients) > most:
             crowded = fullest(one.address for one in self._clients)
-            oldest = next((one for one in self._clients if one.address == crowded and not one.awaits_reply), None)
+            oldest = next(
+                (one for one in self._clients if one.address == crowded and not one.awaits_reply),
+                None,
+            )
             if oldest is None or self._clock() - oldest.last_request < fresh:
                 return
             self._cut(oldest)

@@ -29,23 +29,30 @@ def file_records(store: Store) -> tuple[FileRecord, ...]:
 def sampled_blocks(store: Store) -> list[tuple[Span, bytes]]:
     """Read the sampled blocks of a store's files. Raise what reading raises."""
     each = max(1, min(MAX_BLOCKS_OF_FILE, MAX_BLOCKS // len(store.files)))
-    spans = [span for number, file in enumerate(store.files) for span in _blocks(number, file.size, each)]
+    spans = [
+        span for number, file in enumerate(store.files) for span in _blocks(number, file.size, each)
+    ]
     return list(zip(spans, store.read(spans), strict=True))
 
 
-def records_from_blocks(store: Store, blocks: Sequence[tuple[Span, bytes]]) -> tuple[FileRecord, ...]:
+def records_from_blocks(
+    store: Store, blocks: Sequence[tuple[Span, bytes]]
+) -> tuple[FileRecord, ...]:
     """Return the records of a store's files from their sampled blocks."""
     digests = [hashlib.sha256() for _ in store.files]
     for span, data in blocks:
         digests[span.file].update(data)
     return tuple(
-        FileRecord(file.base, file.size, digest.hexdigest()) for file, digest in zip(store.files, digests, strict=True)
+        FileRecord(file.base, file.size, digest.hexdigest())
+        for file, digest in zip(store.files, digests, strict=True)
     )
 
 
 def records_hash(records: Sequence[FileRecord]) -> bytes:
     """Return the SHA-256 of the records as canonical JSON, 32 bytes."""
-    return hashlib.sha256(msgspec.json.encode([asdict(record) for record in records], order="sorted")).digest()
+    return hashlib.sha256(
+        msgspec.json.encode([asdict(record) for record in records], order="sorted")
+    ).digest()
 
 
 def _blocks(file: int, size: int, count: int) -> list[Span]:

@@ -51,10 +51,13 @@ def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
     if even.any() != odd.any():
         width = 2 * tokens.dtype.itemsize
         fix = width_fix(width) if width in WIDTHS else _SAVE
-        raise WrongTokens(f"{name} has a 0 in every second place: its tokens seem to have {width} bytes", fix)
+        raise WrongTokens(
+            f"{name} has a 0 in every second place: its tokens seem to have {width} bytes", fix
+        )
     if tokens.dtype.itemsize == 2 and odd.max() <= _HIGH_HALF and even.max() >= 1000:
         raise WrongTokens(
-            f"{name} has at most {odd.max()} in every second place: its tokens seem to have 4 bytes", width_fix(4)
+            f"{name} has at most {odd.max()} in every second place: its tokens seem to have 4 bytes",
+            width_fix(4),
         )
     if _has_other_order(tokens):
         raise WrongTokens(
@@ -62,8 +65,12 @@ def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
             "the bytes of each token swapped",
             f"Write the tokens little-endian, as numpy.asarray(tokens, '{tokens.dtype.str}').tofile(NAME)",
         )
-    if tokens.dtype.itemsize == 4 and np.count_nonzero(tokens >= _LARGEST_VOCABULARY) * 2 > len(tokens):
-        raise WrongTokens(f"{name} has tokens up to {tokens.max()}: its tokens seem to have 2 bytes", width_fix(2))
+    if tokens.dtype.itemsize == 4 and np.count_nonzero(tokens >= _LARGEST_VOCABULARY) * 2 > len(
+        tokens
+    ):
+        raise WrongTokens(
+            f"{name} has tokens up to {tokens.max()}: its tokens seem to have 2 bytes", width_fix(2)
+        )
 
 
 def check_not_only_zeros(name: str, tokens: NDArray[Any]) -> None:
@@ -202,14 +209,19 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     if len(head) >= 8:
         magic, version = struct.unpack_from("<2i", head)
         if magic in _LLMC_OTHERS and 0 <= version < 256:
-            raise DataError(f"{name} is {_LLMC_OTHERS[magic]}, not tokens to train on", "Name its token files")
+            raise DataError(
+                f"{name} is {_LLMC_OTHERS[magic]}, not tokens to train on", "Name its token files"
+            )
         if any(magic == known for known, _ in _LLMC_WIDTHS):
             return _llmc(name, size, head, token_bytes)
     if head[8:10] == b'{"' and head[4:8] == bytes(4):
-        raise DataError(f"{name} is a model in safetensors, not tokens", "Name the folder of the token files")
+        raise DataError(
+            f"{name} is a model in safetensors, not tokens", "Name the folder of the token files"
+        )
     if name.endswith(".npy"):
         raise DataError(
-            f"{name} is not a NumPy array although it is named .npy", "Make it with numpy.save, or name it .bin"
+            f"{name} is not a NumPy array although it is named .npy",
+            "Make it with numpy.save, or name it .bin",
         )
     if _is_text(head):
         raise _text_error(name)
@@ -224,7 +236,10 @@ def tokenise_options(text: PurePath) -> str:
 
 def _text_error(name: str) -> DataError:
     options = "--input FILE --output FOLDER" if "://" in name else tokenise_options(PurePath(name))
-    return DataError(f"{name} is text, not tokens", f"Tokenise it first: aftermath-solana data tokenize {options}")
+    return DataError(
+        f"{name} is text, not tokens",
+        f"Tokenise it first: aftermath-solana data tokenize {options}",
+    )
 
 
 def _raw_layout(name: str, size: int, start: int, count: int, token_bytes: int) -> Layout:
@@ -270,7 +285,9 @@ def _llmc(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
 def _npy(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     array = array_of(name, size, head)
     if array.dtype.kind != "u" or array.dtype.itemsize not in (2, 4):
-        raise DataError(f"{name} is an array of {array.dtype}", "Save it as uint16 or uint32, little-endian")
+        raise DataError(
+            f"{name} is an array of {array.dtype}", "Save it as uint16 or uint32, little-endian"
+        )
     check_stated_width(name, array.dtype.itemsize, token_bytes)
     return Layout(array.start, prod(array.shape))
 
@@ -283,16 +300,26 @@ def array_of(name: str, size: int, head: bytes) -> Array:
     stream = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, fortran, dtype = read(stream, max_header_size=HEAD_BYTES)
-    except Exception as error:  # NumPy evaluates the header as Python, which raises many kinds of errors
+    except (
+        Exception
+    ) as error:  # NumPy evaluates the header as Python, which raises many kinds of errors
         raise DataError(
             f"{name} does not have the header of a NumPy array: {error}", "Make it with numpy.save"
         ) from None
     if dtype.kind not in "ui" or dtype.byteorder == ">":
-        raise DataError(f"{name} is an array of {dtype}", "Save it as uint16 or uint32, little-endian")
+        raise DataError(
+            f"{name} is an array of {dtype}", "Save it as uint16 or uint32, little-endian"
+        )
     if fortran and len(shape) > 1:
-        raise DataError(f"{name} is stored column by column", "Save it as numpy.ascontiguousarray(array)")
+        raise DataError(
+            f"{name} is stored column by column", "Save it as numpy.ascontiguousarray(array)"
+        )
     start = stream.tell()
     count = prod(int(edge) for edge in shape)
     if min(shape, default=1) < 0 or size != start + count * dtype.itemsize:
@@ -306,5 +333,9 @@ def array_of(name: str, size: int, head: bytes) -> Array:
 def check_stated_width(name: str, found: int, wanted: int) -> None:
     """Raise WrongTokens if the token width that a file states differs from the run's."""
     if found != wanted:
-        fix = width_fix(found) if found in WIDTHS else "Write its tokens again, with 2 or 4 bytes each"
+        fix = (
+            width_fix(found)
+            if found in WIDTHS
+            else "Write its tokens again, with 2 or 4 bytes each"
+        )
         raise WrongTokens(f"{name} has tokens of {found} bytes, and the run's have {wanted}", fix)

@@ -61,7 +61,9 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
     token = ""
     for _ in range(_MOST_PAGES):
         asked = f"prefix={quote(prefix, safe='')}&delimiter=%2F&fields=items(name),nextPageToken"
-        url = f"{host}/storage/v1/b/{bucket}/o?{asked}" + (f"&pageToken={quote(token, safe='')}" if token else "")
+        url = f"{host}/storage/v1/b/{bucket}/o?{asked}" + (
+            f"&pageToken={quote(token, safe='')}" if token else ""
+        )
         try:
             page: _Page = json_as(client.read_document(url, _MOST_BYTES), _Page)
         except Malformed as error:
@@ -72,7 +74,10 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
             break
         if not token:
             return _urls(bucket, prefix, names, host)
-    raise DataError(f"bucket {bucket} holds more files than the {MOST_FILES} that are read", "Use filter_directory")
+    raise DataError(
+        f"bucket {bucket} holds more files than the {MOST_FILES} that are read",
+        "Use filter_directory",
+    )
 
 
 def _host() -> str:
@@ -86,7 +91,9 @@ def _host() -> str:
 
 
 def _urls(bucket: str, prefix: str, names: list[str], host: str) -> list[str]:
-    found = sorted(name for name in names if name.endswith(SUFFIXES) and "/" not in name.removeprefix(prefix))
+    found = sorted(
+        name for name in names if name.endswith(SUFFIXES) and "/" not in name.removeprefix(prefix)
+    )
     if not found:
         raise DataError(
             f"bucket {bucket} holds no token files ({', '.join(SUFFIXES)}) in {prefix or 'its root'}",

@@ -75,9 +75,12 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         error: Exception = httpcore.ConnectError(f"{host} has no address")
         addresses = await _checked(host, port, self._permits)
         for address in addresses:
-            share = timeout / len(addresses) if timeout is not None else None  # leaves time for the next address
+            # leaves time for the next address
+            share = timeout / len(addresses) if timeout is not None else None
             try:
-                return await self._connects.connect_tcp(address, port, share, local_address, socket_options)
+                return await self._connects.connect_tcp(
+                    address, port, share, local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as caught:
                 error = caught
         raise error
@@ -155,13 +158,17 @@ class HttpClient:
     doubles.
     """
 
-    def __init__(self, *, pause: float = 0.5, timeout: float = 10.0, permits: Permits = any_address) -> None:
+    def __init__(
+        self, *, pause: float = 0.5, timeout: float = 10.0, permits: Permits = any_address
+    ) -> None:
         """Make a client for the IP addresses that `permits` allows, also after a redirect."""
         self._pause = pause
         self._timeout = timeout
         limits = httpx.Limits(max_connections=AT_ONCE)
         self._client = httpx.AsyncClient(
-            timeout=timeout, headers={"Accept-Encoding": "identity"}, transport=checked_transport(permits, limits)
+            timeout=timeout,
+            headers={"Accept-Encoding": "identity"},
+            transport=checked_transport(permits, limits),
         )
 
     def read_range(self, url: str, start: int, length: int) -> _RangeReply:
@@ -171,10 +178,13 @@ class HttpClient:
         """
 
         async def fetch() -> _RangeReply:
-            async with self._following_redirects(url, {"Range": f"bytes={start}-{start + length - 1}"}) as answer:
+            async with self._following_redirects(
+                url, {"Range": f"bytes={start}-{start + length - 1}"}
+            ) as answer:
                 if answer.status_code == 416:
                     raise DataError(
-                        f"{redacted_url(url)} is empty, or ends before byte {start}", "Upload the file again"
+                        f"{redacted_url(url)} is empty, or ends before byte {start}",
+                        "Upload the file again",
                     )
                 self._refuse_status(url, answer)
                 found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
@@ -191,7 +201,9 @@ class HttpClient:
                     )
                 data = await self._body(answer, last - first + 1)
                 return _RangeReply(
-                    data, size, answer.headers.get("ETag", "") or answer.headers.get("Last-Modified", "")
+                    data,
+                    size,
+                    answer.headers.get("ETag", "") or answer.headers.get("Last-Modified", ""),
                 )
 
         return self._with_retries(url, fetch, length)
@@ -204,12 +216,16 @@ class HttpClient:
                 self._refuse_status(url, answer)
                 stated = answer.headers.get("Content-Length", "0")
                 if not stated.isdecimal() or int(stated) > most:
-                    raise DataError(f"{redacted_url(url)} is longer than the {most} bytes that are allowed")
+                    raise DataError(
+                        f"{redacted_url(url)} is longer than the {most} bytes that are allowed"
+                    )
                 return await self._body(answer, most, whole=False)
 
         return self._with_retries(url, fetch, most)
 
-    def _with_retries(self, url: str, fetch: Callable[[], Coroutine[object, object, T]], length: int) -> T:
+    def _with_retries(
+        self, url: str, fetch: Callable[[], Coroutine[object, object, T]], length: int
+    ) -> T:
         """Return the result of `fetch`, with retries. The deadline of a try grows with `length`
         bytes.
         """
@@ -226,9 +242,15 @@ class HttpClient:
             wanted = 0.0
             try:
                 return asyncio.run_coroutine_threadsafe(attempt_once(), _loop()).result()
-            except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, ValueError) as error:
+            except (
+                httpx.UnsupportedProtocol,
+                httpx.InvalidURL,
+                httpx.TooManyRedirects,
+                ValueError,
+            ) as error:
                 raise DataError(
-                    f"{redacted_url(url)} cannot be opened: {type(error).__name__}", "Check the address"
+                    f"{redacted_url(url)} cannot be opened: {type(error).__name__}",
+                    "Check the address",
                 ) from None
             except _TemporaryFailure as error:
                 failure = str(error)
@@ -240,7 +262,9 @@ class HttpClient:
         raise SourceUnavailable(f"cannot read {redacted_url(url)}: {failure}", _fix(url, failure))
 
     @asynccontextmanager
-    async def _following_redirects(self, url: str, headers: dict[str, str]) -> AsyncIterator[httpx.Response]:
+    async def _following_redirects(
+        self, url: str, headers: dict[str, str]
+    ) -> AsyncIterator[httpx.Response]:
         """Give the reply after all redirects, with its body unread."""
         request = self._client.build_request("GET", url, headers=headers)
         for _ in range(1 + _MAX_REDIRECTS):
@@ -261,20 +285,28 @@ class HttpClient:
             return
         code = answer.status_code
         if code >= 500 or code in _TEMPORARY_CODES:
-            raise _TemporaryFailure(f"status {code}", retry_after(answer.headers.get("Retry-After"), _LONGEST_WANTED))
+            raise _TemporaryFailure(
+                f"status {code}", retry_after(answer.headers.get("Retry-After"), _LONGEST_WANTED)
+            )
         raise DataError(
-            f"{redacted_url(url)} was refused with status {code}", "Check the address, and that it is public"
+            f"{redacted_url(url)} was refused with status {code}",
+            "Check the address, and that it is public",
         )
 
     async def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise DataError(f"{redacted_url(str(answer.url))} is sent compressed", "Serve token files as they are")
+            raise DataError(
+                f"{redacted_url(str(answer.url))} is sent compressed",
+                "Serve token files as they are",
+            )
         deadline = time.monotonic() + self._timeout + length / SLOWEST
         received = bytearray()
         async for chunk in answer.aiter_raw():
             received += chunk
             if len(received) > length:
-                raise DataError(f"{redacted_url(str(answer.url))}: more was sent than was asked for")
+                raise DataError(
+                    f"{redacted_url(str(answer.url))}: more was sent than was asked for"
+                )
             if time.monotonic() > deadline:
                 raise _TemporaryFailure("it sends too slowly")
         if whole and len(received) < length:
@@ -289,7 +321,9 @@ def _fix(url: str, why: str) -> str:
     proxy = proxy_for(url)
     if proxy is None:
         return "Check that the server is up"
-    return f"Check that the server is up, and that the proxy that {proxy.variable} names can reach it"
+    return (
+        f"Check that the server is up, and that the proxy that {proxy.variable} names can reach it"
+    )
 
 
 class _TemporaryFailure(Exception):
@@ -325,10 +359,13 @@ class HttpFiles:
         self._client = client
         heads = each(lambda url: client.read_range(url, 0, HEAD_BYTES), urls, AT_ONCE)
         self._files = [
-            StoredFile(redacted_url(url), head.size, head.data) for url, head in zip(urls, heads, strict=True)
+            StoredFile(redacted_url(url), head.size, head.data)
+            for url, head in zip(urls, heads, strict=True)
         ]
         self._etags = [head.etag for head in heads]
-        self._keys = [f"{url}\n{head.size}\n{head.etag}" for url, head in zip(urls, heads, strict=True)]
+        self._keys = [
+            f"{url}\n{head.size}\n{head.etag}" for url, head in zip(urls, heads, strict=True)
+        ]
         self._cache = cache
 
     @property
@@ -341,7 +378,9 @@ class HttpFiles:
         held: dict[Span, bytes] = {}
         if self._cache is not None:
             for span in set(spans):
-                if (kept := self._cache.get(self._keys[span.file], span.start, span.length)) is not None:
+                if (
+                    kept := self._cache.get(self._keys[span.file], span.start, span.length)
+                ) is not None:
                     held[span] = kept
         for found in each(self._fetch, merge_adjacent(set(spans) - held.keys()), AT_ONCE):
             for span, data in found.items():
@@ -354,14 +393,20 @@ class HttpFiles:
         """Fetch adjacent spans with one request."""
         number = group[0].file
         start = group[0].start
-        read_range = self._client.read_range(self._urls[number], start, sum(span.length for span in group))
+        read_range = self._client.read_range(
+            self._urls[number], start, sum(span.length for span in group)
+        )
         if read_range.size != self._files[number].size or read_range.etag != self._etags[number]:
             raise DataError(
                 f"{self._files[number].name} changed while in use: it had {self._files[number].size} bytes, "
-                f"and has {read_range.size}" + (", and another ETag" if read_range.etag != self._etags[number] else ""),
+                f"and has {read_range.size}"
+                + (", and another ETag" if read_range.etag != self._etags[number] else ""),
                 "The run's owner puts the file back as it was",
             )
-        return {span: read_range.data[span.start - start : span.start - start + span.length] for span in group}
+        return {
+            span: read_range.data[span.start - start : span.start - start + span.length]
+            for span in group
+        }
 
 
 def merge_adjacent(spans: Collection[Span]) -> list[list[Span]]:
@@ -393,16 +438,23 @@ def numbered_urls(template: str, start: int, zeros: int, count: int) -> list[str
         )
     if template.count("{}") != 1:
         raise DataError(
-            f"url_template {redacted_url(template)} has no single {{}} for the number", "Write {} where it belongs"
+            f"url_template {redacted_url(template)} has no single {{}} for the number",
+            "Write {} where it belongs",
         )
-    return [template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)]
+    return [
+        template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)
+    ]
 
 
 def check_url(url: str) -> None:
     """Raise DataError for an invalid URL."""
     try:
         parts = httpx.URL(url)
-        leads = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 0) <= _LAST_PORT
+        leads = (
+            parts.scheme in ("http", "https")
+            and bool(parts.host)
+            and (parts.port or 0) <= _LAST_PORT
+        )
     except (httpx.InvalidURL, UnicodeError):
         leads = False
     if not leads:
@@ -421,8 +473,12 @@ def redacted_url(url: str) -> str:
 # The body of a redirect is not read: a few kilobytes of it may decompress to gigabytes.
 def _check_redirect(answer: httpx.Response) -> None:
     target = answer.url.join(answer.headers["Location"])
-    if target.scheme not in ("http", "https") or (answer.url.scheme == "https" and target.scheme != "https"):
-        raise DataError(f"{redacted_url(str(answer.url))} redirects to {target.scheme}:, which is not followed")
+    if target.scheme not in ("http", "https") or (
+        answer.url.scheme == "https" and target.scheme != "https"
+    ):
+        raise DataError(
+            f"{redacted_url(str(answer.url))} redirects to {target.scheme}:, which is not followed"
+        )
 
 
 _DOWNLOAD_BYTES = 8 << 20  # of one request
@@ -430,7 +486,9 @@ _DOWNLOAD_BYTES = 8 << 20  # of one request
 
 # A file gets its final name when it is complete. Until then it is `.partial`, with a hash of size
 # and ETag in its name, and a later call resumes it.
-def download(url: str, folder: Path, client: HttpClient, progress: Callable[[int, int], None]) -> Path:
+def download(
+    url: str, folder: Path, client: HttpClient, progress: Callable[[int, int], None]
+) -> Path:
     """Download a file to a folder, named by the last part of its address.
 
     `progress` gets (downloaded bytes, all bytes). Raise SourceUnavailable or DataError.
@@ -444,12 +502,16 @@ def download(url: str, folder: Path, client: HttpClient, progress: Callable[[int
         if path.exists():
             if path.stat().st_size == first.size:
                 return path
-            raise DataError(f"{path} already exists with another size", "Remove it or name another folder")
+            raise DataError(
+                f"{path} already exists with another size", "Remove it or name another folder"
+            )
         with partial.open("ab") as file:
             while (here := file.tell()) < first.size:
                 read_range = client.read_range(url, here, min(_DOWNLOAD_BYTES, first.size - here))
                 if (read_range.size, read_range.etag) != (first.size, first.etag):
-                    raise DataError(f"{redacted_url(url)} changed during the download", "Start again")
+                    raise DataError(
+                        f"{redacted_url(url)} changed during the download", "Start again"
+                    )
                 file.write(read_range.data)
                 progress(file.tell(), first.size)
         settle(partial, path)

@@ -32,7 +32,8 @@ class LocalFiles:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        self._open: OrderedDict[int, int] = OrderedDict()  # descriptors by file, the last used one at the end
+        # descriptors by file, the last used one at the end
+        self._open: OrderedDict[int, int] = OrderedDict()
         self._lock = threading.Lock()
         self._files = [self._open_file(number) for number in range(len(paths))]
 
@@ -54,7 +55,9 @@ class LocalFiles:
 
     def _open_file(self, number: int) -> StoredFile:
         size = self._size(number)
-        return StoredFile(str(self._paths[number]), size, self._bytes(number, 0, min(size, HEAD_BYTES)))
+        return StoredFile(
+            str(self._paths[number]), size, self._bytes(number, 0, min(size, HEAD_BYTES))
+        )
 
     def _size(self, number: int) -> int:
         try:
@@ -96,7 +99,12 @@ class LocalFiles:
 
 
 def open_tokens(
-    path: Path | str, token_bytes: int, seq_len: int, *, vocab_size: int, shuffle_seed: bytes | None = None
+    path: Path | str,
+    token_bytes: int,
+    seq_len: int,
+    *,
+    vocab_size: int,
+    shuffle_seed: bytes | None = None,
 ) -> TokenFiles:
     """Return the sequences of a token file or of the token files in a directory.
 
@@ -109,8 +117,12 @@ def open_tokens(
         stated = _stated_width(file)
         if stated is not None:
             check_stated_width(str(file), stated, token_bytes)
-    store = LocalFiles([unpacked_tokens(file, token_bytes) if file.suffix == PARQUET else file for file in found])
-    return TokenFiles(store, str(path), token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=shuffle_seed)
+    store = LocalFiles(
+        [unpacked_tokens(file, token_bytes) if file.suffix == PARQUET else file for file in found]
+    )
+    return TokenFiles(
+        store, str(path), token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=shuffle_seed
+    )
 
 
 def token_files(path: Path) -> list[Path]:
@@ -139,7 +151,10 @@ def token_files(path: Path) -> list[Path]:
 def _unreadable(path: Path, error: OSError) -> DataError:
     if isinstance(error, PermissionError):
         mode = "rx" if path.is_dir() else "r"
-        return DataError(f"cannot read {path}: {error.strerror}", f"Allow this user to read it: chmod u+{mode} {path}")
+        return DataError(
+            f"cannot read {path}: {error.strerror}",
+            f"Allow this user to read it: chmod u+{mode} {path}",
+        )
     return DataError(f"cannot read {path}: {error.strerror}", "Restore the file and restart")
 
 

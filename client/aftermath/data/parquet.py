@@ -55,12 +55,19 @@ def unpacked_rows(path: Path, seq_len: int, *, labels: bool) -> list[Path]:
     """
     kinds = {"inputs": TOKEN_COLUMNS} | ({"labels": _LABELS} if labels else {})
     return [
-        _unpack_once(path, f"{seq_len}.{kind}.npy", partial(_write_rows, path, kinds[kind], seq_len)) for kind in kinds
+        _unpack_once(
+            path, f"{seq_len}.{kind}.npy", partial(_write_rows, path, kinds[kind], seq_len)
+        )
+        for kind in kinds
     ]
 
 
 def _write_rows(path: Path, names: Sequence[str], seq_len: int, stream: BinaryIO) -> None:
-    header = {"descr": "<i4", "fortran_order": False, "shape": (_open(path).metadata.num_rows, seq_len)}
+    header = {
+        "descr": "<i4",
+        "fortran_order": False,
+        "shape": (_open(path).metadata.num_rows, seq_len),
+    }
     np.lib.format.write_array_header_1_0(stream, header)
     limits = np.iinfo(np.int32)
     for values, lengths in _column(path, names):
@@ -85,18 +92,28 @@ def _column(path: Path, names: Sequence[str]) -> Column:
         present = file.schema_arrow.names
         name = next((name for name in names if name in present), None)
         if name is None:
-            raise DataError(f"{path} has the columns {', '.join(present[:8])}, and none for {names[0]}", advice)
+            raise DataError(
+                f"{path} has the columns {', '.join(present[:8])}, and none for {names[0]}", advice
+            )
         kind = file.schema_arrow.field(name).type
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        if not (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        ):
             raise DataError(f"{path} has {kind} in the column {name} instead of lists", advice)
         for batch in file.iter_batches(_ROWS, columns=[name]):
             lengths = pc.list_value_length(batch.column(0))
             numbers = batch.column(0).flatten()
             if lengths.null_count or numbers.null_count:
-                raise DataError(f"{path} has rows or numbers that are missing in the column {name}", advice)
+                raise DataError(
+                    f"{path} has rows or numbers that are missing in the column {name}", advice
+                )
             values = numbers.to_numpy(zero_copy_only=False)
             if values.dtype.kind not in "ui":
-                raise DataError(f"{path} has {values.dtype} in the lists of the column {name}", advice)
+                raise DataError(
+                    f"{path} has {values.dtype} in the lists of the column {name}", advice
+                )
             yield values, lengths.to_numpy(zero_copy_only=False)
 
 
@@ -114,9 +131,15 @@ def _readable(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a column name is not text
+    except (
+        pa.ArrowException,
+        OSError,
+        ValueError,
+    ) as error:  # ValueError: a column name is not text
         reason = str(error).partition("\n")[0][:200]
-        raise DataError(f"{path} cannot be read as parquet: {reason}", "Write or copy it again") from None
+        raise DataError(
+            f"{path} cannot be read as parquet: {reason}", "Write or copy it again"
+        ) from None
 
 
 # The position of a row is known only after all rows before it, so a file is unpacked whole, a few
@@ -126,7 +149,8 @@ def _unpack_once(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Pa
     """Return the unpacked file of this kind. Unpack it if the cache does not have it."""
     if find_spec("pyarrow") is None:
         raise DataError(
-            f"{path} is a parquet file, and pyarrow is not installed", "pip install 'aftermath[parquet]', then restart"
+            f"{path} is a parquet file, and pyarrow is not installed",
+            "pip install 'aftermath[parquet]', then restart",
         )
     try:
         now = path.stat()

@@ -57,7 +57,8 @@ class PreprocessedRows:
         for number in range(len(labelled)):
             if self._arrays[number].shape != self._arrays[self._files + number].shape:
                 raise DataError(
-                    f"{labelled[number]} does not have the shape of {found[number].name}", "Write both files again"
+                    f"{labelled[number]} does not have the shape of {found[number].name}",
+                    "Write both files again",
                 )
         self._ends = list(accumulate(array.shape[0] for array in self._arrays[: self._files]))
         if not self._ends[-1]:
@@ -119,12 +120,23 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
     except FileNotFoundError:
         raise NoData(f"there is no folder {folder}", advice) from None
     except OSError as error:
-        fix = f"Allow this user to read it: chmod u+rx {folder}" if isinstance(error, PermissionError) else advice
+        fix = (
+            f"Allow this user to read it: chmod u+rx {folder}"
+            if isinstance(error, PermissionError)
+            else advice
+        )
         raise DataError(f"cannot read the folder {folder}: {error.strerror}", fix) from None
     if found := [path for path in held if path.name.endswith(INPUTS)]:
-        labelled = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
+        labelled = (
+            [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found]
+            if labels
+            else []
+        )
         if missing := [path for path in labelled if not path.is_file()]:
-            raise DataError(f"there are no labels at {missing[0]}", 'Write them, or use data_type = "Pretraining"')
+            raise DataError(
+                f"there are no labels at {missing[0]}",
+                'Write them, or use data_type = "Pretraining"',
+            )
         return found, labelled
     pairs = [unpacked_rows(path, seq_len, labels=labels) for path in held if path.suffix == PARQUET]
     if not pairs:

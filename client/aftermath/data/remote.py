@@ -48,7 +48,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     found = _ADDRESS.fullmatch(address)
     host = found[1].strip("[]") if found is not None else ""
     try:
-        host.encode("idna")  # as the resolver does, with an error for a label that is empty or too long
+        # as the resolver does, with an error for a label that is empty or too long
+        host.encode("idna")
     except UnicodeError:
         found = None
     if found is None or int(found[2] or PORT) > 65535:
@@ -62,7 +63,13 @@ class RemoteTokens:
     """The sequences of the server at `address` (HOST:PORT), for a model with this vocabulary."""
 
     def __init__(
-        self, address: str, seq_len: int, vocab_size: int, *, timeout: float = 20.0, permits: Permits = any_address
+        self,
+        address: str,
+        seq_len: int,
+        vocab_size: int,
+        *,
+        timeout: float = 20.0,
+        permits: Permits = any_address,
     ) -> None:
         """Connect, if `permits` allows the IP address.
 
@@ -185,7 +192,9 @@ class RemoteTokens:
 
     def _invalid(self, what: str) -> DataError:
         self._close()
-        return DataError(f"the data server {self._address} sent {what}", "Check that it is a data server")
+        return DataError(
+            f"the data server {self._address} sent {what}", "Check that it is a data server"
+        )
 
     def _close(self) -> None:
         if self._socket is not None:

@@ -69,7 +69,9 @@ def load_server_settings(path: Path) -> DataServerSettings:
         tables: dict[str, Any] = toml_value(path.read_text(encoding="utf-8-sig"))
         settings = msgspec.convert(tables, DataServerSettings)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", "Pass --config, a data.toml") from None
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", "Pass --config, a data.toml"
+        ) from None
     except (Malformed, UnicodeDecodeError, msgspec.ValidationError) as error:
         keys = "dir, seq_len, token_size (TwoBytes or FourBytes) and shuffle_seed (32 numbers from 0 to 255)"
         raise DataError(f"{path}: {error}", f"Its keys are {keys}") from None
@@ -81,7 +83,9 @@ def open_served_files(settings: DataServerSettings) -> TokenFiles:
     """Return the sequences that the settings name. Raise DataError."""
     seed = bytes(settings.shuffle_seed) if settings.shuffle_seed else None
     largest = 1 << 8 * settings.token_bytes  # clients check against the vocabulary
-    return open_tokens(settings.dir, settings.token_bytes, settings.seq_len, vocab_size=largest, shuffle_seed=seed)
+    return open_tokens(
+        settings.dir, settings.token_bytes, settings.seq_len, vocab_size=largest, shuffle_seed=seed
+    )
 
 
 class DataServer:
@@ -100,26 +104,35 @@ class DataServer:
         not free.
         """
         try:
-            server = await asyncio.start_server(self._serve_client, host, port, limit=MAX_REQUEST_BYTES)
+            server = await asyncio.start_server(
+                self._serve_client, host, port, limit=MAX_REQUEST_BYTES
+            )
         except OSError as error:
-            raise DataError(f"cannot listen at {host}:{port}: {error.strerror}", "Choose another --port") from None
+            raise DataError(
+                f"cannot listen at {host}:{port}: {error.strerror}", "Choose another --port"
+            ) from None
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
             await cancel(self._slots.tasks)
 
-    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        writer.transport.set_write_buffer_limits(0)  # drain() returns when the client received everything
+        # drain() returns when the client received everything
+        writer.transport.set_write_buffer_limits(0)
         client = DataClient(task, place(writer.transport))
         try:
             if not self._slots.enter(client):
                 return
             while (body := await self._message(reader)) is not None:
                 self._slots.request_received(client)
-                await self._send(client, writer, encode_message(await self._reply(client.address, body)))
+                await self._send(
+                    client, writer, encode_message(await self._reply(client.address, body))
+                )
         except Malformed as error:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._send(client, writer, encode_message(ErrorReply(str(error))))

@@ -24,7 +24,8 @@ class ShuffledOrder:
     def __init__(self, count: int, seed: bytes) -> None:
         self._count = count
         self._seed = seed
-        self._half = max(1, ((count - 1).bit_length() + 1) // 2)  # the cipher permutes 2^(2 half) >= count values
+        # the cipher permutes 2^(2 half) >= count values
+        self._half = max(1, ((count - 1).bit_length() + 1) // 2)
         self._mask = (1 << self._half) - 1
         self._tables = lru_cache(_PASSES)(self._empty_tables)
 
@@ -47,7 +48,8 @@ class ShuffledOrder:
 
     def _empty_tables(self, turn: int) -> list[array[int]]:
         return [
-            array("q", [_UNKNOWN]) * (1 << self._half if self._half <= _MAX_CACHED_BITS else 0) for _ in range(_ROUNDS)
+            array("q", [_UNKNOWN]) * (1 << self._half if self._half <= _MAX_CACHED_BITS else 0)
+            for _ in range(_ROUNDS)
         ]
 
     def _mixed(self, turn: int, number: int, right: int) -> int:

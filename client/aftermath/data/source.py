@@ -91,7 +91,8 @@ def check_shape(token_bytes: int, seq_len: int) -> None:
     """Raise DataError for an impossible token width or sequence length."""
     if token_bytes not in (2, 4):
         raise DataError(
-            f"tokens take 2 or 4 bytes, not {token_bytes}", "Set token_size_in_bytes to TwoBytes or FourBytes"
+            f"tokens take 2 or 4 bytes, not {token_bytes}",
+            "Set token_size_in_bytes to TwoBytes or FourBytes",
         )
     if seq_len < 2:
         raise DataError(f"a sequence needs at least 2 tokens, not {seq_len}", "Raise max_seq_len")

@@ -51,7 +51,9 @@ class TextPiece(NamedTuple):
 class Texts:
     """The documents of files. Iteration counts documents and the files that are left out."""
 
-    def __init__(self, paths: Sequence[Path], *, field: str = "text", separator: str | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], *, field: str = "text", separator: str | None = None
+    ) -> None:
         """Take text from `field` in JSON lines and parquet. `separator`: one more line between
         documents.
         """
@@ -78,10 +80,13 @@ class Texts:
                     self.inline_separators += piece.text.count(SEPARATOR)
                     yield piece
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise TextError(f"{path} is damaged: {error}", "Copy or download it again") from None
+                raise TextError(
+                    f"{path} is damaged: {error}", "Copy or download it again"
+                ) from None
             except OSError as error:
                 raise TextError(
-                    f"cannot read {path}: {error.strerror}", f"Allow this user to read it: chmod u+r {path}"
+                    f"cannot read {path}: {error.strerror}",
+                    f"Allow this user to read it: chmod u+r {path}",
                 ) from None
 
     def _of_file(self, path: Path) -> Iterator[TextPiece]:
@@ -104,9 +109,15 @@ class Texts:
         """Yield the pieces of an open file. `name`: the path without the suffix of compression."""
         head = stream.read(HEAD_BYTES)
         stream.seek(0)
-        if name.suffix.lower() in _LINES or (name.suffix.lower() == ".json" and self._is_lines(head)):
+        if name.suffix.lower() in _LINES or (
+            name.suffix.lower() == ".json" and self._is_lines(head)
+        ):
             yield from _whole(self._lines(path, stream))
-        elif name.suffix.lower() == ".json" and _ARRAY.match(head) and f'"{self._field}"'.encode() in head:
+        elif (
+            name.suffix.lower() == ".json"
+            and _ARRAY.match(head)
+            and f'"{self._field}"'.encode() in head
+        ):
             raise TextError(
                 f"{path} is one JSON array, which cannot be read piece by piece",
                 f"Write one JSON object on each line: jq -c '.[]' {path} > {name.with_suffix('.jsonl').name}",
@@ -159,20 +170,26 @@ class Texts:
         while line := stream.readline(_MOST_LINE + 1):
             number += 1
             if len(line) > _MOST_LINE:
-                raise TextError(f"{path}, line {number} is longer than {_MOST_LINE} bytes", "Split the document")
+                raise TextError(
+                    f"{path}, line {number} is longer than {_MOST_LINE} bytes", "Split the document"
+                )
             if not line.strip():
                 continue
             try:
                 record = json_value(line.removeprefix(codecs.BOM_UTF8))
             except Malformed as error:
-                raise TextError(f"{path}, line {number} is not JSON: {error}", "Correct it, or copy it again") from None
+                raise TextError(
+                    f"{path}, line {number} is not JSON: {error}", "Correct it, or copy it again"
+                ) from None
             fields = record if isinstance(record, dict) else {}
             text = fields.get(self._field)
             if isinstance(text, str):
                 records.kept += 1
                 yield text
             else:
-                records.skip(f"line {number}", [name for name in fields if isinstance(fields[name], str)])
+                records.skip(
+                    f"line {number}", [name for name in fields if isinstance(fields[name], str)]
+                )
         self._count(records)
 
     def _count(self, records: _Records) -> None:
@@ -184,7 +201,8 @@ class Texts:
         """Yield the text of each row of a parquet file."""
         if find_spec("pyarrow") is None:
             raise TextError(
-                f"{path} is a parquet file, and pyarrow is not installed", "pip install 'aftermath[parquet]'"
+                f"{path} is a parquet file, and pyarrow is not installed",
+                "pip install 'aftermath[parquet]'",
             )
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -194,7 +212,9 @@ class Texts:
             with pq.ParquetFile(path) as file:
                 schema = file.schema_arrow
                 names = [
-                    one.name for one in schema if pa.types.is_string(one.type) or pa.types.is_large_string(one.type)
+                    one.name
+                    for one in schema
+                    if pa.types.is_string(one.type) or pa.types.is_large_string(one.type)
                 ]
                 if self._field not in names:
                     has = f"; it has text in {', '.join(names)}" if names else ""
@@ -214,7 +234,9 @@ class Texts:
                 self._count(records)
         except pa.ArrowException as error:
             reason = str(error).partition("\n")[0][:200]
-            raise TextError(f"{path} cannot be read as parquet: {reason}", "Copy or download it again") from None
+            raise TextError(
+                f"{path} cannot be read as parquet: {reason}", "Copy or download it again"
+            ) from None
 
 
 class _Records:
@@ -246,7 +268,9 @@ class _Records:
 
     def _refuse(self) -> NoReturn:
         most = f", and {self.skipped} of the first {self.skipped + self.kept} records have none"
-        raise TextError(f"{self._reason}{most if self.kept else ''}", "Name the field: --text-field NAME")
+        raise TextError(
+            f"{self._reason}{most if self.kept else ''}", "Name the field: --text-field NAME"
+        )
 
 
 def _whole(documents: Iterable[str]) -> Iterator[TextPiece]:

@@ -62,12 +62,17 @@ def folder_documents(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        what = f"{folder} is neither a file nor a folder" if folder.exists() else f"there is no folder {folder}"
+        what = (
+            f"{folder} is neither a file nor a folder"
+            if folder.exists()
+            else f"there is no folder {folder}"
+        )
         raise TextError(what, "Name a text file, or a folder that holds text files")
     found = sorted(
         path
         for path in folder.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not found:
         raise TextError(f"{folder} holds no files", "Name a folder that holds text files")
@@ -108,8 +113,11 @@ def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[
     """
     sides: tuple[list[Path], list[Path]] = ([], [])
     for path in documents:
-        name = f"held out {path.relative_to(root).as_posix()}"  # another hash than the one that chooses files
-        place = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big")
+        # another hash than the one that chooses files
+        name = f"held out {path.relative_to(root).as_posix()}"
+        place = int.from_bytes(
+            hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big"
+        )
         sides[place * 100 < percent << 64].append(path)
     if not all(sides):
         raise TextError(
@@ -149,7 +157,9 @@ def tokenise(
             writer.finish({TOKENIZER: tokenizer.to_str().encode()} | dict(companions or {}))
         write_mark(output, "data tokenize")
     except OSError as error:
-        raise TextError(f"cannot write {output}: {error.strerror}", fix_of(error, "folder")) from None
+        raise TextError(
+            f"cannot write {output}: {error.strerror}", fix_of(error, "folder")
+        ) from None
     finally:
         tokenizer.encode_special_tokens = False
     return Tokenised(
@@ -169,7 +179,8 @@ def _nothing(texts: Texts) -> TextError:
     kinds = texts.left_out.keys() - {NOT_TEXT}
     if kinds:
         return TextError(
-            f"none of the files is text: {', '.join(sorted(kinds))}", "Unpack or decompress the text first"
+            f"none of the files is text: {', '.join(sorted(kinds))}",
+            "Unpack or decompress the text first",
         )
     if texts.left_out:
         return TextError("none of the files is UTF-8 text", "Convert the text to UTF-8")
@@ -182,7 +193,9 @@ def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:
         raise TextError(f"tokens take 2 or 4 bytes, not {token_bytes}")
     largest = max(tokenizer.get_vocab().values())
     if largest >= 1 << (8 * token_bytes):
-        raise TextError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token")
+        raise TextError(
+            f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token"
+        )
     check_output_unused(output)
     return largest
 
@@ -190,18 +203,24 @@ def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:
 def check_output_unused(output: Path) -> None:
     """Raise TextError if `output` is a file or already holds token files."""
     if output.exists() and not output.is_dir():
-        raise TextError(f"{output} is a file, not a folder", "Name a folder, which is made if it does not exist")
+        raise TextError(
+            f"{output} is a file, not a folder", "Name a folder, which is made if it does not exist"
+        )
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
         raise TextError(f"{output} already holds token files", "Remove them or name another folder")
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         if (output / name).exists():
-            raise TextError(f"{output} already holds a {name}, which would be replaced", "Name a new folder")
+            raise TextError(
+                f"{output} already holds a {name}, which would be replaced", "Name a new folder"
+            )
 
 
 def _encoded(tokenizer: Tokenizer, texts: Iterable[TextPiece]) -> Iterator[tuple[list[int], bool]]:
     """Yield the ids of each piece, and whether it is the last of its document."""
     for batch in _batches(texts):
-        encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+        encodings = tokenizer.encode_batch_fast(
+            [piece.text for piece in batch], add_special_tokens=False
+        )
         for encoding, piece in zip(encodings, batch, strict=True):
             yield encoding.ids, piece.ends
 

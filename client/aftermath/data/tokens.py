@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from aftermath.data.fingerprint import records_from_blocks, sampled_blocks
 from aftermath.data.formats import Layout, check_not_only_zeros, check_width_and_order, layout_of
 from aftermath.data.shuffle import ShuffledOrder
-from aftermath.data.source import FileRecord, Sequences, Span, Store, WrongTokens, check_sequences, check_shape
+from aftermath.data.source import (
+    FileRecord,
+    Sequences,
+    Span,
+    Store,
+    WrongTokens,
+    check_sequences,
+    check_shape,
+)
 
 
 class TokenFiles:
@@ -43,9 +51,13 @@ class TokenFiles:
         self._vocab_size = vocab_size
         self._token_bytes = token_bytes
         self._seq_len = seq_len
-        self._layouts = [layout_of(file.name, file.size, file.head, token_bytes) for file in store.files]
+        self._layouts = [
+            layout_of(file.name, file.size, file.head, token_bytes) for file in store.files
+        ]
         for file, layout in zip(store.files, self._layouts, strict=True):
-            check_width_and_order(file.name, self._tokens(layout, Span(0, 0, len(file.head)), file.head))
+            check_width_and_order(
+                file.name, self._tokens(layout, Span(0, 0, len(file.head)), file.head)
+            )
         self._ends = list(accumulate(layout.tokens // seq_len for layout in self._layouts))
         if not self._ends[-1]:
             raise WrongTokens(
@@ -53,7 +65,9 @@ class TokenFiles:
                 f"has {max(layout.tokens for layout in self._layouts)}",
                 "Add data, or lower max_seq_len",
             )
-        self._order = ShuffledOrder(self._ends[-1], shuffle_seed) if shuffle_seed is not None else None
+        self._order = (
+            ShuffledOrder(self._ends[-1], shuffle_seed) if shuffle_seed is not None else None
+        )
 
     @property
     def sequences(self) -> int:
@@ -109,7 +123,9 @@ class TokenFiles:
         before = max(0, span.start - layout.start)
         start = layout.start + -(-before // pair) * pair
         count = max(0, end - start) // self._token_bytes
-        return np.frombuffer(data, f"<u{self._token_bytes}", count, max(0, start - span.start) if count else 0)
+        return np.frombuffer(
+            data, f"<u{self._token_bytes}", count, max(0, start - span.start) if count else 0
+        )
 
     def _span(self, index: int) -> Span:
         turn, position = divmod(index, self.sequences)

@@ -34,14 +34,19 @@ class WeightedSources:
             raise DataError(f"a mixture has 1 to {MOST_SOURCES} sources, not {len(sources)}")
         given = weights if weights is not None else [source.sequences for source in sources]
         if not all(isfinite(weight) and weight > 0 for weight in given):
-            raise DataError("every weight of a mixture is a number above 0", "Leave out what is not to be used")
+            raise DataError(
+                "every weight of a mixture is a number above 0", "Leave out what is not to be used"
+            )
         self._sources = sources
         self._mark = mark
         self._length = sum(source.sequences for source in sources)
-        self._order = ShuffledOrder(self._length, shuffle_seed) if shuffle_seed is not None else None
+        self._order = (
+            ShuffledOrder(self._length, shuffle_seed) if shuffle_seed is not None else None
+        )
         self._cycle = cycle_sources(given)
         counts = [0] * len(sources)
-        self._ranks = []  # of each position: the earlier positions of the cycle with the same source
+        # of each position: the earlier positions of the cycle with the same source
+        self._ranks = []
         for which in self._cycle:
             self._ranks.append(counts[which])
             counts[which] += 1

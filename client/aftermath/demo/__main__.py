@@ -45,7 +45,9 @@ DEAD_SECONDS = 6.0  # how long the killed member stays away
 class Demo:
     """One run of the demonstration."""
 
-    def __init__(self, places: Places, engine: str, model: str, device: str, console: Console) -> None:
+    def __init__(
+        self, places: Places, engine: str, model: str, device: str, console: Console
+    ) -> None:
         self.places = places
         self.engine = engine
         self.model = model
@@ -65,7 +67,8 @@ class Demo:
         # made, and members load PyTorch while the owner resumes the run.
         self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
         self.console.print(
-            f"Tokenising the standard library and making a model in {self.places.root} ...", soft_wrap=True
+            f"Tokenising the standard library and making a model in {self.places.root} ...",
+            soft_wrap=True,
         )
         prepare_files(self.places, self.model)
         write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml", self.model)
@@ -83,7 +86,9 @@ class Demo:
         assert self.commands is not None
         own = {**self.commands.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = self.commands.train(member.name, member.tier)
-        self.processes[member.name] = Process(member.name, command, self.places.log(member.name), own)
+        self.processes[member.name] = Process(
+            member.name, command, self.places.log(member.name), own
+        )
 
     # --- watching ---
 
@@ -93,13 +98,19 @@ class Demo:
         killed_at: float | None = None
         revived = False
         with DemoScreen(self.console, f"aftermath on {self.engine}") as screen:
-            while any(self.processes[m.name].running for m in self.story.members) or (killed_at and not revived):
+            while any(self.processes[m.name].running for m in self.story.members) or (
+                killed_at and not revived
+            ):
                 self.read()
                 if killed_at is None and self.time_to_kill():
                     self.processes[victim.name].kill()
                     killed_at = self.elapsed()
                     victim.state = "killed"
-                elif killed_at is not None and not revived and self.elapsed() > killed_at + DEAD_SECONDS:
+                elif (
+                    killed_at is not None
+                    and not revived
+                    and self.elapsed() > killed_at + DEAD_SECONDS
+                ):
                     self.start(victim)
                     victim.state = "starting"
                     revived = True
@@ -128,7 +139,9 @@ class Demo:
             if member.name != absent and process.code not in (None, 0):
                 process.expect_running()
         if self.elapsed() > LIMIT_SECONDS:
-            raise DemoFailed(f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.places.root / 'logs'}")
+            raise DemoFailed(
+                f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.places.root / 'logs'}"
+            )
 
     def caption(self, killed_at: float | None, revived: bool) -> str:
         """Return what is happening to the killed member, and what comes next."""
@@ -160,13 +173,22 @@ def main() -> int:
 def _chosen() -> argparse.Namespace:
     """Parse the command line. Raises UsageError."""
     parser = Arguments("python -m aftermath.demo", __doc__, result=False)
-    parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
-    parser.add_argument("--model", choices=MODELS, default="llama", help="of which architecture the model is")
     parser.add_argument(
-        "--device", default="cpu", help="of the member of tier 0, as for train; the others train on the CPU"
+        "--engine", choices=("embedded", "validator"), default="embedded", help="which local chain"
     )
     parser.add_argument(
-        "--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied if a demo made it"
+        "--model", choices=MODELS, default="llama", help="of which architecture the model is"
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="of the member of tier 0, as for train; the others train on the CPU",
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=None,
+        help="where to work (default runs/demo-ENGINE); emptied if a demo made it",
     )
     return parser.parse_args()
 
@@ -177,7 +199,9 @@ def _perform(chosen: argparse.Namespace) -> int:
     try:
         with (
             claimed_workdir(root, "demo", "make demo DIR=...", DEMO_NAMES),
-            contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, chosen.device, console)) as demo,
+            contextlib.closing(
+                Demo(Places(root), chosen.engine, chosen.model, chosen.device, console)
+            ) as demo,
         ):
             return demo.perform()
     except AftermathError as failure:

@@ -21,7 +21,8 @@ TIERS = (0, 1, 2)
 RUN_ID = "demo"
 FILES = recipe_of(SHIPPED / "demo" / "config.toml")
 CORPUS_BYTES: int = FILES["tokens"]["budget-bytes"]
-MODELS = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}  # and what a run's config calls them
+# and what a run's config calls them
+MODELS = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}
 MODEL: dict[str, int] = FILES["model"]
 KILLED = 1  # the member that is killed in the first epoch
 TRAIN_THREADS = 1
@@ -45,7 +46,9 @@ class DemoFailed(ProcessError):
     """The demo cannot continue. The message says what happened and where to look."""
 
 
-DEMO_NAMES = r"config\.toml|checkpoints|data|demo-report\.json|events|keys|ledger|logs|loss\.png|model|peers"
+DEMO_NAMES = (
+    r"config\.toml|checkpoints|data|demo-report\.json|events|keys|ledger|logs|loss\.png|model|peers"
+)
 """What the demo makes in its directory."""
 
 
@@ -112,8 +115,22 @@ class Commands:
         archive = ["--checkpoint-dir", str(self.places.checkpoints)] if tier == 0 else []
         return [
             *self.chain.command("train", "--run-id", RUN_ID, "-w", str(self.places.wallet(name))),
-            *("--matformer-tier", str(tier), "--micro-batch-size", "8", "--threads", str(TRAIN_THREADS)),
-            *("--device", "cpu" if tier else self.device, "--iroh-relay", "disabled", "--iroh-discovery", "local"),
+            *(
+                "--matformer-tier",
+                str(tier),
+                "--micro-batch-size",
+                "8",
+                "--threads",
+                str(TRAIN_THREADS),
+            ),
+            *(
+                "--device",
+                "cpu" if tier else self.device,
+                "--iroh-relay",
+                "disabled",
+                "--iroh-discovery",
+                "local",
+            ),
             *("--discovery-dir", str(self.places.peers), "--bind-p2p-interface", "127.0.0.1"),
             *("--logs", "json", "--events-dir", str(self.places.events(name)), *archive),
         ]
@@ -131,10 +148,25 @@ def prepare_files(places: Places, model: str = "llama") -> None:
     """Tokenise the corpus and create the initial model."""
     scripts = REPOSITORY / "scripts"
     log = places.log("setup")
-    corpus = [str(scripts / "tokenise.py"), "--output", str(places.data), "--budget-bytes", str(CORPUS_BYTES)]
+    corpus = [
+        str(scripts / "tokenise.py"),
+        "--output",
+        str(places.data),
+        "--budget-bytes",
+        str(CORPUS_BYTES),
+    ]
     given = {name: size for name, size in MODEL.items() if model == "llama" or name != "kv-heads"}
     sizes = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    init = [str(scripts / "init-model.py"), "--architecture", model, "--out", str(places.model), *sizes, "--seed", "0"]
+    init = [
+        str(scripts / "init-model.py"),
+        "--architecture",
+        model,
+        "--out",
+        str(places.model),
+        *sizes,
+        "--seed",
+        "0",
+    ]
     at_once(([sys.executable, *command] for command in (corpus, init)), log, environment())
 
 
@@ -169,9 +201,18 @@ def create_run(commands: Commands, members: Sequence[str]) -> None:
     create = [*SOLANA, "show-identity", "--create", "-w"]
     keys = ([*create, str(places.wallet(name))] for name in ("owner", *members))
     at_once(keys, places.log("keys"), commands.environment)
-    described = ("--name", "aftermath demo", "--description", "three unequal members on one machine")
+    described = (
+        "--name",
+        "aftermath demo",
+        "--description",
+        "three unequal members on one machine",
+    )
     call(commands.owner("create-run", *described), log, commands.environment)
-    call(commands.owner("update-config", "--config-path", str(places.config)), log, commands.environment)
+    call(
+        commands.owner("update-config", "--config-path", str(places.config)),
+        log,
+        commands.environment,
+    )
 
 
 def resume_run(commands: Commands) -> None:

@@ -81,7 +81,9 @@ def outcomes(places: Places) -> Iterator[TierOutcome]:
         text = tokenizer.decode(said.ids)
         words = words_in(text)
         real = sum(word in known for word in words)
-        yield TierOutcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered)
+        yield TierOutcome(
+            step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered
+        )
 
 
 def words_in(text: str) -> list[str]:
@@ -92,7 +94,11 @@ def words_in(text: str) -> list[str]:
 def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
     """Return the words that occur often in this data."""
     tokens = data.read(range(data.sequences)).reshape(-1).tolist()
-    return {word for word, count in Counter(words_in(tokenizer.decode(tokens))).items() if count >= OFTEN}
+    return {
+        word
+        for word, count in Counter(words_in(tokenizer.decode(tokens))).items()
+        if count >= OFTEN
+    }
 
 
 def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
@@ -107,7 +113,9 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
     run = load_config(places.config).to_chain()
     data = data_of(places, vocab_size)
     first = data.sequences - HELD_OUT_SEQUENCES
-    if first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]:  # lost results: trained again
+    if (
+        first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]
+    ):  # lost results: trained again
         raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
     return torch.from_numpy(data.read(range(first, data.sequences)))
 

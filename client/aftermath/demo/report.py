@@ -28,7 +28,9 @@ _LAMPORTS_PER_SOL = 1_000_000_000
 
 def closing(report: Mapping[str, Any], places: Places, killed: MemberProgress) -> list[str]:
     """Return the closing lines. `shortcomings` reports failed steps."""
-    held_out = ", ".join(f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items())
+    held_out = ", ".join(
+        f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items()
+    )
     lines = [
         f"{len(report['tiers'])} members trained {report['rounds']} steps in {report['wall_seconds']:.0f} s. "
         f"The loss fell from {report['loss_first']:.2f} to {report['loss_last']:.2f} nats per byte.",
@@ -68,14 +70,23 @@ def costs_of(rpc: str, account: str) -> RunCosts:
     signatures: list[str] = []
     before: dict[str, Any] = {}
     while True:
-        page: Any = ask(rpc, "getSignaturesForAddress", account, {"limit": _PAGE, "commitment": "confirmed", **before})
+        page: Any = ask(
+            rpc,
+            "getSignaturesForAddress",
+            account,
+            {"limit": _PAGE, "commitment": "confirmed", **before},
+        )
         signatures += [entry["signature"] for entry in page]
         if len(page) < _PAGE:
             break
         before = {"before": signatures[-1]}
     fees = 0
     for signature in signatures:
-        config = {"encoding": "json", "commitment": "confirmed", "maxSupportedTransactionVersion": 0}
+        config = {
+            "encoding": "json",
+            "commitment": "confirmed",
+            "maxSupportedTransactionVersion": 0,
+        }
         found: Any = ask(rpc, "getTransaction", signature, config)
         fees += found["meta"]["fee"] if found else 0
     return RunCosts(len(signatures), fees)
@@ -86,18 +97,30 @@ ROUNDS_AT_LEAST = 40
 LAST_ROUNDS = 10  # one round is a few dozen sequences, too few to say how good the model is
 
 
-def write_report(story: RunProgress, commands: Commands, engine: str, seconds: float, console: Console) -> int:
+def write_report(
+    story: RunProgress, commands: Commands, engine: str, seconds: float, console: Console
+) -> int:
     """Write the report and print its essentials. Return 0 if the run kept its promises, else 1."""
-    from aftermath.demo.outcome import PROMPT, outcomes  # torch takes seconds to load: not while members start
+    # torch takes seconds to load: not while members start
+    from aftermath.demo.outcome import PROMPT, outcomes
 
     places = commands.places
-    costs = costs_of(commands.chain.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
+    costs = costs_of(
+        commands.chain.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run)
+    )
     reached = list(outcomes(places))
     report = findings(story, costs, reached, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
     told = story.history
-    run_plot(places.root / "loss.png", told.loss_by_tier(), told.sent_by_tier(), told.epochs, told.marks, title)
+    run_plot(
+        places.root / "loss.png",
+        told.loss_by_tier(),
+        told.sent_by_tier(),
+        told.epochs,
+        told.marks,
+        title,
+    )
     for outcome in reached:
         console.print(f"[bold]tier {outcome.tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(outcome.text, highlight=False, markup=False)
@@ -110,7 +133,9 @@ def write_report(story: RunProgress, commands: Commands, engine: str, seconds: f
     return 1 if wrong else 0
 
 
-def findings(story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome], seconds: float) -> dict[str, Any]:
+def findings(
+    story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome], seconds: float
+) -> dict[str, Any]:
     """Return the contents of demo-report.json."""
     curve = story.history.loss_curve()
     if not curve or story.first_loss_at is None:
@@ -124,7 +149,8 @@ def findings(story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome]
         "loss_last": round(sum(newest) / len(newest), 4),
         "tiers": [member.tier for member in story.members],
         "loss_last_by_tier": {
-            str(tier): round(loss, 4) for tier, loss in sorted(story.tier_losses(LAST_ROUNDS).items())
+            str(tier): round(loss, 4)
+            for tier, loss in sorted(story.tier_losses(LAST_ROUNDS).items())
         },
         "held_out_by_tier": {str(outcome.tier): round(outcome.held_out, 4) for outcome in reached},
         "held_out_step": reached[0].step,
@@ -132,10 +158,14 @@ def findings(story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome]
         "words_of_samples": {str(outcome.tier): list(outcome.words) for outcome in reached},
         "replicas_identical": checks > 0 and not differing,
         "checks_of_replicas": checks,
-        "bytes_per_round_per_member": round(sum(m.total(lambda t: t.sent) for m in story.members) / max(rounds, 1)),
+        "bytes_per_round_per_member": round(
+            sum(m.total(lambda t: t.sent) for m in story.members) / max(rounds, 1)
+        ),
         "transactions": costs.transactions,
         "lamports": costs.lamports,
-        "push_bytes_max": max((r.costs["push_bytes_max"] for m in story.members for r in m.traffic if r), default=0),
+        "push_bytes_max": max(
+            (r.costs["push_bytes_max"] for m in story.members for r in m.traffic if r), default=0
+        ),
         "wall_seconds": round(seconds, 1),
         "seconds_to_first_loss": round(story.first_loss_at, 1),
     }
@@ -145,15 +175,21 @@ def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
     """Return what the demo promises and did not do."""
     wrong = list(story.replica_checks()[1])
     if not report["replicas_identical"] and not wrong:
-        wrong.append("No two members ever held the same level after the same step, so nothing was compared.")
+        wrong.append(
+            "No two members ever held the same level after the same step, so nothing was compared."
+        )
     if report["rounds"] < ROUNDS_AT_LEAST:
-        wrong.append(f"Only {report['rounds']} rounds were trained, {ROUNDS_AT_LEAST} are the least.")
+        wrong.append(
+            f"Only {report['rounds']} rounds were trained, {ROUNDS_AT_LEAST} are the least."
+        )
     if report["loss_first"] - report["loss_last"] < LOSS_MUST_FALL:
         wrong.append(
             f"The loss fell from {report['loss_first']} to {report['loss_last']}, less than {LOSS_MUST_FALL} nat."
         )
     if "peers" not in story.members[KILLED].sources:
-        wrong.append(f"{story.members[KILLED].name} did not come back with the model from its peers.")
+        wrong.append(
+            f"{story.members[KILLED].name} did not come back with the model from its peers."
+        )
     return wrong
 
 
@@ -174,5 +210,14 @@ def table_of(story: RunProgress, costs: RunCosts) -> Table:
             f"{member.total(lambda t: t.received) / 1e3:,.0f} kB",
             f"{member.total(lambda t: t.sent) / max(rounds, 1):,.0f} B",
         )
-    table.add_row("on chain", "", str(story.steps), f"{costs.transactions:,}", f"{costs.lamports:,}", "", "", "")
+    table.add_row(
+        "on chain",
+        "",
+        str(story.steps),
+        f"{costs.transactions:,}",
+        f"{costs.lamports:,}",
+        "",
+        "",
+        "",
+    )
     return table

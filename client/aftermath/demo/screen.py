@@ -40,7 +40,10 @@ class DemoScreen:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live:
             self._live.stop()
@@ -52,7 +55,9 @@ class DemoScreen:
             self._live.update(picture(story, self._title, now, elapsed, self._console.width))
         elif elapsed >= self._line_at:
             self._line_at = elapsed + LINE_EVERY
-            self._console.print(line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False)
+            self._console.print(
+                line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False
+            )
 
     def _warn(self, story: RunProgress) -> None:
         """Print each warning once, although several members may give it."""
@@ -61,7 +66,9 @@ class DemoScreen:
                 if message not in self._warned:
                     self._warned.add(message)
                     warning = f"warning: {member.name}: {printable(message, keep=chr(10))}"
-                    self._console.print(warning, soft_wrap=True, highlight=False, markup=False, style="yellow")
+                    self._console.print(
+                        warning, soft_wrap=True, highlight=False, markup=False, style="yellow"
+                    )
 
 
 def line(story: RunProgress, now: str, elapsed: float) -> str:
@@ -78,7 +85,9 @@ def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
         right = column in ("tier", "step", "loss", "tok/s", "sent")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column != "round state")
+        table.add_column(
+            column, justify="right" if right else "left", no_wrap=column != "round state"
+        )
     table.columns[2].min_width = 15  # the longest state in two lines
     for member in story.members:
         table.add_row(
@@ -92,6 +101,11 @@ def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int
             member.sources[-1].split()[-1] if member.sources else "",
         )
     curve = story.history.loss_curve()
-    lines = (Text(story.progress.words()), Text(loss_line(curve, width - _FRAME)), Text(now, style="bold"))
+    lines = (
+        Text(story.progress.words()),
+        Text(loss_line(curve, width - _FRAME)),
+        Text(now, style="bold"),
+    )
     panel = Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")
-    return Group(panel, Text())  # the terminal echoes ^C on the last line; at the picture's end it would shift it
+    # the terminal echoes ^C on the last line; at the picture's end it would shift it
+    return Group(panel, Text())

@@ -31,5 +31,8 @@ def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) 
     if not names:
         raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
     if fewshot and SOURCE_CHOICE in names:
-        raise UsageError(f"{SOURCE_CHOICE} has no examples to show", "Leave their number out, or name another task")
+        raise UsageError(
+            f"{SOURCE_CHOICE} has no examples to show",
+            "Leave their number out, or name another task",
+        )
     return EvalRequest(names, fewshot or 0, seed or 0, docs or DOCS)

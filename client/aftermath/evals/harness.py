@@ -38,7 +38,9 @@ def check(names: Sequence[str]) -> None:
             )
 
 
-def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalRequest) -> list[Score]:
+def scores(
+    ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalRequest
+) -> list[Score]:
     """Return the scores of one task or group. Raises Unsuitable if its data cannot be
     downloaded.
     """
@@ -46,9 +48,13 @@ def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalReq
 
     from aftermath.evals.suite import Score
 
-    seeds = {f"{kind}_seed": wish.seed for kind in ("random", "numpy_random", "torch_random", "fewshot_random")}
+    seeds = {
+        f"{kind}_seed": wish.seed
+        for kind in ("random", "numpy_random", "torch_random", "fewshot_random")
+    }
     asker = _model(ask, tokenizer, window)
-    evaluator.get_git_commit_hash = lambda: None  # it asks git, which says aloud where there is none
+    # it asks git, which says aloud where there is none
+    evaluator.get_git_commit_hash = lambda: None
     try:
         found: Any = evaluator.simple_evaluate(
             model=asker,
@@ -75,7 +81,15 @@ def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalReq
             spread = figures.get(f"{metric}_stderr,{kept}")
             known = spread if isinstance(spread, float) and math.isfinite(spread) else None
             docs = found.get("n-samples", {}).get(task, {}).get("effective", 0)
-            made.append(Score(task, metric if kept == "none" else f"{metric} ({kept})", float(value), known, docs))
+            made.append(
+                Score(
+                    task,
+                    metric if kept == "none" else f"{metric} ({kept})",
+                    float(value),
+                    known,
+                    docs,
+                )
+            )
     return made
 
 
@@ -88,7 +102,9 @@ def _called(name: str) -> str:
     try:
         said = yaml.safe_load(Path(name).expanduser().read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{name} cannot be read as a task: {error}", "Name a YAML file of the harness") from None
+        raise UsageError(
+            f"{name} cannot be read as a task: {error}", "Name a YAML file of the harness"
+        ) from None
     task = said.get("task") if isinstance(said, dict) else None
     if not isinstance(task, str):
         raise UsageError(f"{name} names no task", "Say task: NAME in it")
@@ -99,10 +115,13 @@ def _manager(names: Sequence[str]) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
-        raise Unsuitable(f"the task {names[0]} is of the LM Evaluation Harness, which is not installed", _FIX) from None
+        raise Unsuitable(
+            f"the task {names[0]} is of the LM Evaluation Harness, which is not installed", _FIX
+        ) from None
     from tqdm import tqdm
 
-    tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)  # members and commands have screens of their own
+    # members and commands have screens of their own
+    tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
     for loud in ("lm_eval", "datasets", "huggingface_hub", "fsspec"):
         logging.getLogger(loud).setLevel(logging.ERROR)
     files = [name for name in names if name.endswith(_FILES)]
@@ -126,13 +145,17 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
         def prefix_token_id(self) -> int:
             return tokenizer.begin_id if tokenizer.begin_id is not None else self.eot_token_id
 
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        def tok_encode(
+            self, string: str, add_special_tokens: bool | None = None, **_: Any
+        ) -> list[int]:
             if add_special_tokens is None:
                 prefix = tokenizer.token_of(self.prefix_token_id)
                 add_special_tokens = not (prefix and string.startswith(prefix))
             return tokenizer.encode(string, special=add_special_tokens)
 
-        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        def loglikelihood(
+            self, requests: Any, disable_tqdm: bool = True
+        ) -> list[tuple[float, bool]]:
             del disable_tqdm
             found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
             return found
@@ -162,14 +185,20 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
             return [self._text(*request.args) for request in requests]
 
         def _text(self, context: str, said: dict[str, Any]) -> str:
-            stops = [said["until"]] if isinstance(said.get("until"), str) else list(said.get("until") or ())
+            stops = (
+                [said["until"]]
+                if isinstance(said.get("until"), str)
+                else list(said.get("until") or ())
+            )
 
             def ends(made: Sequence[int]) -> bool:
                 text = tokenizer.decode(list(made))
                 return any(stop in text for stop in stops)
 
             ids = self.tok_encode(context) or [self.prefix_token_id]
-            text = tokenizer.decode(written(ask, ids, int(said.get("max_gen_toks") or _MOST_TOKENS), ends))
+            text = tokenizer.decode(
+                written(ask, ids, int(said.get("max_gen_toks") or _MOST_TOKENS), ends)
+            )
             for stop in filter(None, stops):
                 text = text.split(stop)[0]
             return text

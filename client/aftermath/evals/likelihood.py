@@ -33,7 +33,9 @@ def asked_of(model: LanguageModel) -> Ask:
 
 
 @torch.no_grad()
-def likelihood(model: LanguageModel, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+def likelihood(
+    model: LanguageModel, context: Sequence[int], continuation: Sequence[int]
+) -> tuple[float, bool]:
     """Return a continuation's log-likelihood in nats, and whether greedy decoding would give it.
 
     A text longer than the model's window is cut at the front. Raises ValueError without a context.
@@ -44,13 +46,16 @@ def likelihood(model: LanguageModel, context: Sequence[int], continuation: Seque
     wanted = list(continuation[-window:])
     ids = [*context, *continuation][-(window + 1) :]
     device = next(model.parameters()).device
-    logits = model(torch.tensor([ids[:-1]], device=device))[0, -len(wanted) :].float().cpu()  # [T, V]
+    # [T, V]
+    logits = model(torch.tensor([ids[:-1]], device=device))[0, -len(wanted) :].float().cpu()
     targets = torch.tensor(wanted)
     given = logits.log_softmax(-1).gather(1, targets[:, None])  # [T, 1]
     return float(given.double().sum()), bool((logits.argmax(-1) == targets).all())
 
 
-def written(ask: Ask, context: Sequence[int], most: int, ends: Callable[[Sequence[int]], bool]) -> list[int]:
+def written(
+    ask: Ask, context: Sequence[int], most: int, ends: Callable[[Sequence[int]], bool]
+) -> list[int]:
     """Generate greedily after a context, at most `most` tokens, until `ends` is true or the text
     ends.
     """

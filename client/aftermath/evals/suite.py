@@ -42,7 +42,10 @@ def questions(count: int, seed: int) -> Iterator[SourceQuestion]:
     for _ in range(count):
         chosen = draw.sample(range(len(texts)), _ANSWERS)
         places = [draw.randrange(len(texts[one]) - _CONTEXT - _ANSWER) for one in chosen]
-        pieces = [texts[one][place : place + _CONTEXT + _ANSWER] for one, place in zip(chosen, places, strict=True)]
+        pieces = [
+            texts[one][place : place + _CONTEXT + _ANSWER]
+            for one, place in zip(chosen, places, strict=True)
+        ]
         order = draw.sample(range(_ANSWERS), _ANSWERS)
         answers = tuple(pieces[number][_CONTEXT:] for number in order)
         yield SourceQuestion(pieces[0][:_CONTEXT], answers, order.index(0))
@@ -54,8 +57,11 @@ def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
     given = []
     for answer in question.answers:
         whole = tokenizer.encode(question.context + answer)
-        kept = len(context) if whole[: len(context)] == context else len(context) - 1  # a token across the border
-        nats, _ = ask(lambda model, whole=whole, kept=kept: likelihood(model, whole[:kept], whole[kept:]))  # type: ignore[misc]
+        # a token across the border
+        kept = len(context) if whole[: len(context)] == context else len(context) - 1
+        nats, _ = ask(
+            functools.partial(likelihood, context=whole[:kept], continuation=whole[kept:])
+        )
         given.append(nats / len(answer.encode()))
     return max(range(len(given)), key=given.__getitem__) == question.right
 

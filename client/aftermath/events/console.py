@@ -33,7 +33,9 @@ class ConsoleLines:
     output is a log that does not also get standard error.
     """
 
-    def __init__(self, console: Console, wall: Wall, *, quiet: bool = False, has_own_output: bool = True) -> None:
+    def __init__(
+        self, console: Console, wall: Wall, *, quiet: bool = False, has_own_output: bool = True
+    ) -> None:
         self._console = console
         self._wall = wall
         self._quiet = quiet
@@ -53,7 +55,11 @@ class ConsoleLines:
         if self._is_log:
             begin = f"{stamp(self._wall())} {level_of(event):<8}"
         else:
-            date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, event_types.MemberStarted) else ""
+            date = (
+                f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: "
+                if isinstance(event, event_types.MemberStarted)
+                else ""
+            )
             begin = f"[dim]{event.t:9.2f}s[/dim]  {date}"
         self._console.print(f"{begin}{sentence}", highlight=False, emoji=False)
 
@@ -82,7 +88,9 @@ def show_logs() -> None:
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(LogLines())
-    logging.getLogger("aftermath").setLevel(logging.DEBUG if VERBOSITY.get() is Verbosity.DEBUG else logging.NOTSET)
+    logging.getLogger("aftermath").setLevel(
+        logging.DEBUG if VERBOSITY.get() is Verbosity.DEBUG else logging.NOTSET
+    )
 
 
 def show_debug_logs(logger: logging.Logger) -> None:

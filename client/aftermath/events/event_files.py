@@ -80,7 +80,9 @@ class EpochFiles:
         if self._about is None:
             return
         try:
-            self._append(msgspec.structs.replace(self._about, t=event.t, part=self._part, lost=self._lost))
+            self._append(
+                msgspec.structs.replace(self._about, t=event.t, part=self._part, lost=self._lost)
+            )
         except OSError:
             path.unlink(missing_ok=True)  # without its head it says nothing
             raise

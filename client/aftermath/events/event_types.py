@@ -17,7 +17,9 @@ def _kind(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_kind, omit_defaults=True):
+class Event(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_kind, omit_defaults=True
+):
     """An event. The stream sets `t` when it emits it."""
 
     t: float = -1.0
@@ -47,7 +49,9 @@ class MemberStarted(Event, frozen=True, kw_only=True, tag="started"):
 
     def of_run(self, found: RunFound) -> MemberStarted:
         """Return this event with the run that was found."""
-        return msgspec.structs.replace(self, owner=found.owner, created=found.created, identity=found.identity)
+        return msgspec.structs.replace(
+            self, owner=found.owner, created=found.created, identity=found.identity
+        )
 
 
 class RunFound(Event, frozen=True, kw_only=True):

@@ -56,7 +56,9 @@ class EventHistory:
                 self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))
             case event_types.ShareTrained():
                 if event.loss is not None:
-                    self.shares[event.step][wallet] = Share(told.about.tier, event.loss, event.tokens)
+                    self.shares[event.step][wallet] = Share(
+                        told.about.tier, event.loss, event.tokens
+                    )
             case event_types.Traffic():
                 step = self._comings.step_of(wallet)
                 self._sent[told.about.tier][step] += max(0, event.sent - self._counted[wallet])
@@ -73,7 +75,9 @@ class EventHistory:
         found: dict[int, list[tuple[int, float]]] = defaultdict(list)
         for step, shares in sorted(self.shares.items()):
             for tier in {share.tier for share in shares.values()}:
-                found[tier].append((step, mean([share for share in shares.values() if share.tier == tier])))
+                found[tier].append(
+                    (step, mean([share for share in shares.values() if share.tier == tier]))
+                )
         return dict(sorted(found.items()))
 
     def sent_by_tier(self) -> dict[int, Curve]:
@@ -91,7 +95,9 @@ class EventHistory:
 
 def mean(shares: list[Share]) -> float:
     """Return the loss over all tokens of the shares."""
-    return sum(share.loss * share.tokens for share in shares) / max(1, sum(share.tokens for share in shares))
+    return sum(share.loss * share.tokens for share in shares) / max(
+        1, sum(share.tokens for share in shares)
+    )
 
 
 @dataclass(slots=True)
@@ -179,7 +185,9 @@ class Lifecycle:
 
     def _lost(self, seat: int, how: str) -> None:
         """Mark the loss of another member, whose own events may not be here."""
-        wallet = next((wallet for wallet, member in self._members.items() if member.seat == seat), None)
+        wallet = next(
+            (wallet for wallet, member in self._members.items() if member.seat == seat), None
+        )
         if wallet is None:
             self._mark(self.newest_step, f"member {seat} {how}")
             return

@@ -40,13 +40,21 @@ class Metrics:
         self._epoch = self._gauge("epoch", "The run's epoch")
         self._step = self._gauge("step", "Steps that the run has trained")
         self._steps = self._gauge("steps", "Steps that the run will have trained in the end")
-        self._state = self._gauge("state", "1 for the state that the run is in, 0 for the others", "state")
+        self._state = self._gauge(
+            "state", "1 for the state that the run is in, 0 for the others", "state"
+        )
         self._loss = self._gauge("loss", "Of this member's newest share, in nats per token")
         self._speed = self._gauge("tokens_per_second", "At which that share was trained")
         self._tokens = self._counter("tokens", "Tokens that this member has trained")
-        self._told = self._gauge("last_trained_timestamp_seconds", "When that share was trained, in unix time")
-        self._seconds = self._summary("round_seconds", "What the parts of this member's rounds took", "part")
-        self._applied = self._counter("results_applied", "Results that are in the model, of all members")
+        self._told = self._gauge(
+            "last_trained_timestamp_seconds", "When that share was trained, in unix time"
+        )
+        self._seconds = self._summary(
+            "round_seconds", "What the parts of this member's rounds took", "part"
+        )
+        self._applied = self._counter(
+            "results_applied", "Results that are in the model, of all members"
+        )
         self._failed = self._counter("fetch_failures", "Results that could not be had yet")
         self._refused = self._counter("refused", "What peers said or sent that does not count")
         self._dropped = self._counter("members_dropped", "Members that this one reported as gone")
@@ -61,8 +69,12 @@ class Metrics:
         self._available = self._gauge("memory_available_bytes", "Memory that the machine has left")
         self._disk = self._gauge("disk_free_bytes", "Room where this member writes")
         self._network_sent = self._counter("network_sent_bytes", "Bytes that the machine has sent")
-        self._network_received = self._counter("network_received_bytes", "Bytes that the machine has received")
-        self._gpu = {name: self._gauge(f"gpu_{unit}", meaning, "gpu") for name, unit, meaning in _OF_A_GPU}
+        self._network_received = self._counter(
+            "network_received_bytes", "Bytes that the machine has received"
+        )
+        self._gpu = {
+            name: self._gauge(f"gpu_{unit}", meaning, "gpu") for name, unit, meaning in _OF_A_GPU
+        }
 
     def __call__(self, event: event_types.Event) -> None:
         if isinstance(event, event_types.MemberStarted):
@@ -126,7 +138,10 @@ class Metrics:
         self._resident.labels(*own).set(event.resident)
         self._available.labels(*own).set(event.available)
         self._disk.labels(*own).set(event.disk_free)
-        (sent, received), self._network = self._network, (event.network_sent, event.network_received)
+        (sent, received), self._network = (
+            self._network,
+            (event.network_sent, event.network_received),
+        )
         self._network_sent.labels(*own).inc(max(0, event.network_sent - sent))
         self._network_received.labels(*own).inc(max(0, event.network_received - received))
         for gpu in event.gpus:

@@ -19,7 +19,11 @@ from aftermath.events.printable import printable
 Curve = Sequence[tuple[int, float]]
 LOSS = "loss (nats per token)"
 _MADE_BY = "drawn by aftermath"
-_METADATA = {"png": {"Software": _MADE_BY}, "svg": {"Creator": _MADE_BY}, "pdf": {"Creator": _MADE_BY}}
+_METADATA = {
+    "png": {"Software": _MADE_BY},
+    "svg": {"Creator": _MADE_BY},
+    "pdf": {"Creator": _MADE_BY},
+}
 _EPOCHS_NAMED = 12
 _GAP = 4
 """Times the usual distance between two points, beyond which no line joins them."""
@@ -27,7 +31,11 @@ _MARKS_NAMED = 24  # more could not be read
 
 
 def step_plot(
-    path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str, measure: str = LOSS
+    path: Path,
+    curves: Mapping[str, Curve],
+    marks: Sequence[tuple[int, str]],
+    title: str,
+    measure: str = LOSS,
 ) -> None:
     """Draw curves over steps to `path`. `marks` are (step, text), drawn as vertical lines."""
     figure, (axes,) = _figure(1)
@@ -53,7 +61,10 @@ def run_plot(
     figure, (loss, traffic) = _figure(2)
     measure = LOSS if len(losses) != 1 else f"{LOSS}, tier {next(iter(losses))}"
     _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, measure)
-    megabytes = {f"tier {tier}": [(step, count / 1e6) for step, count in curve] for tier, curve in sent.items()}
+    megabytes = {
+        f"tier {tier}": [(step, count / 1e6) for step, count in curve]
+        for tier, curve in sent.items()
+    }
     _draw(traffic, megabytes, "sent to peers (MB)", gaps=False)
     traffic.set_ylim(bottom=0)  # where nothing was sent, the scale would go below
     for axes in (loss, traffic):
@@ -62,7 +73,14 @@ def run_plot(
     named = [sorted(epochs)[index] for index in evenly(len(epochs), _EPOCHS_NAMED)]
     for epoch in named:
         where = (epochs[epoch], 1.0)
-        loss.annotate(f"epoch {epoch}", where, xycoords=("data", "axes fraction"), fontsize=7, va="bottom", rotation=35)
+        loss.annotate(
+            f"epoch {epoch}",
+            where,
+            xycoords=("data", "axes fraction"),
+            fontsize=7,
+            va="bottom",
+            rotation=35,
+        )
     _mark(loss, marks)
     traffic.set_xlabel("step")
     figure.suptitle(printable(title), parse_math=False)
@@ -77,7 +95,12 @@ def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
 
     heights = (3, 1.4)[:rows]
     figure, axes = pyplot.subplots(
-        rows, figsize=(8, 4.5 * sum(heights) / 3), dpi=120, sharex=True, squeeze=False, height_ratios=heights
+        rows,
+        figsize=(8, 4.5 * sum(heights) / 3),
+        dpi=120,
+        sharex=True,
+        squeeze=False,
+        height_ratios=heights,
     )
     for row in axes[:, 0]:
         row.xaxis.get_major_locator().set_params(integer=True)  # there is no step 1.25
@@ -88,7 +111,9 @@ def _pieces(curve: Curve) -> list[Curve]:
     """Split the curve where no point follows for much longer than usual."""
     steps = [step for step, _ in curve]
     usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
-    cuts = [index for index in range(1, len(steps)) if steps[index] - steps[index - 1] > _GAP * usual]
+    cuts = [
+        index for index in range(1, len(steps)) if steps[index] - steps[index - 1] > _GAP * usual
+    ]
     return [curve[first:last] for first, last in pairwise((0, *cuts, len(curve)))]
 
 
@@ -103,7 +128,8 @@ def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = 
     for name, curve in curves.items():
         pieces = _pieces(curve) if gaps else [curve]
         (line,) = axes.plot(*_columns(pieces), linewidth=1.5, label=name)
-        lone = [piece for piece in pieces if len(piece) == 1]  # a line through one point cannot be seen
+        # a line through one point cannot be seen
+        lone = [piece for piece in pieces if len(piece) == 1]
         axes.plot(*_columns(lone), linestyle="", marker="o", markersize=4, color=line.get_color())
     if len(curves) > 1:
         axes.legend()
@@ -139,7 +165,8 @@ def _write(figure: Any, path: Path) -> None:
     kind = path.suffix.removeprefix(".") or "png"
     try:
         with warnings.catch_warnings(), output_file(path, _is_our_plot) as stream:
-            warnings.filterwarnings("ignore", "Glyph")  # names may have characters that the font does not
+            # names may have characters that the font does not
+            warnings.filterwarnings("ignore", "Glyph")
             figure.tight_layout()
             figure.savefig(stream, format=kind, metadata=_METADATA.get(kind))
     finally:
@@ -194,12 +221,16 @@ _JSON_HEAD = '{"losses": '
 def write_table(path: Path, curves: Mapping[str, Curve]) -> None:
     """Write the curves to a file of a type in TABLES. Raises OutputError."""
     if path.suffix == ".json":
-        text = f"{_JSON_HEAD}{json.dumps({name: list(curve) for name, curve in curves.items()})}}}\n"
+        text = (
+            f"{_JSON_HEAD}{json.dumps({name: list(curve) for name, curve in curves.items()})}}}\n"
+        )
     else:
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(_HEADER)
-        writer.writerows((name, step, loss) for name, curve in curves.items() for step, loss in curve)
+        writer.writerows(
+            (name, step, loss) for name, curve in curves.items() for step, loss in curve
+        )
         text = buffer.getvalue()
     with output_file(path, _is_our_table) as stream:
         stream.write(text.encode())

@@ -11,7 +11,8 @@ import unicodedata
 # Control characters (C0, C1), format characters (bidi marks, invisible ones), surrogates, line
 # separators.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_JOINERS = frozenset("\u200c\u200d")  # Persian, Indic scripts and emoji need them, and they move nothing
+# Persian, Indic scripts and emoji need them, and they move nothing
+_JOINERS = frozenset("\u200c\u200d")
 _BEYOND_ASCII = re.compile(r"[\x7f-\U0010ffff]")
 
 
@@ -21,7 +22,9 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join("�" if character not in keep and _unsafe(character) else character for character in text)
+    return "".join(
+        "�" if character not in keep and _unsafe(character) else character for character in text
+    )
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
@@ -33,7 +36,11 @@ def json_text(value: object, *, indent: int | None = None) -> str:
 
 def escaped_json(document: str) -> str:
     """Return a JSON document with its unsafe characters as `\\uXXXX`, which mean the same."""
-    return document if document.isascii() and "\x7f" not in document else _BEYOND_ASCII.sub(_escaped, document)
+    return (
+        document
+        if document.isascii() and "\x7f" not in document
+        else _BEYOND_ASCII.sub(_escaped, document)
+    )
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -58,7 +58,9 @@ class Progress:
         if not self.total:
             return "no step yet"
         left = self.left if self.step < self.total else None
-        return f"step {self.step:,} of {self.total:,}" + (f", {span(left)} left" if left is not None else "")
+        return f"step {self.step:,} of {self.total:,}" + (
+            f", {span(left)} left" if left is not None else ""
+        )
 
 
 def span(seconds: float) -> str:
@@ -101,7 +103,9 @@ _STATES = {
 def phase(event: event_types.Event) -> str | None:
     """Return the member's phase after this event, or None if the event does not change it."""
     words = _PHASES.get(type(event))
-    if words is None or (isinstance(event, event_types.Left) and event.finished):  # that run's end has been seen
+    if words is None or (
+        isinstance(event, event_types.Left) and event.finished
+    ):  # that run's end has been seen
         return None
     fields = msgspec.structs.asdict(event)
     return words.format_map(fields | {"state": state_words(str(fields.get("state", "")))})

@@ -86,7 +86,12 @@ class _Dated(msgspec.Struct):
     run_identity: str = ""
 
     def about(self) -> EventOrigin | None:
-        if self.run is None or self.member is None or self.member_tier is None or self.client is None:
+        if (
+            self.run is None
+            or self.member is None
+            or self.member_tier is None
+            or self.client is None
+        ):
             return None
         return EventOrigin(
             self.run,
@@ -115,7 +120,11 @@ def flat(told: EventRecord) -> dict[str, object]:
         "client": about.version,
     }
     if about.identity:
-        teller |= {"run_owner": about.owner, "run_created": about.created, "run_identity": about.identity}
+        teller |= {
+            "run_owner": about.owner,
+            "run_created": about.created,
+            "run_identity": about.identity,
+        }
     return {"at": told.at.isoformat(timespec="milliseconds"), **teller, **plain(told.event)}
 
 
@@ -166,7 +175,9 @@ class EventFile:
         if self._local:
             yield f"skipped {self.path}: train-local wrote it. Draw it with plot"
         elif self._passed:
-            which = f"line {self._first_passed}" + (" the first of them" if self._passed > 1 else "")
+            which = f"line {self._first_passed}" + (
+                " the first of them" if self._passed > 1 else ""
+            )
             are = f"{counted(self._passed, 'line')} of {self.path}, {which},"
             yield f"{are} cannot be read by this version and {'is' if self._passed == 1 else 'are'} passed over"
         if self._left:
@@ -259,7 +270,9 @@ class EventReader:
 
     def check_readable(self) -> None:
         """Raise NoEvents, with the fix, if a file or directory could not be read."""
-        failures = {file.path: file.failure for file in self._files.values() if file.failure is not None}
+        failures = {
+            file.path: file.failure for file in self._files.values() if file.failure is not None
+        }
         for place in self._places:
             try:
                 next(iter(os.scandir(place)), None)
@@ -274,7 +287,11 @@ class EventReader:
         """Return each file once, those of a process in the order of writing."""
         found: dict[Path, Path] = {}
         for place in self._places:
-            inside = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")] if place.is_dir() else [place]
+            inside = (
+                [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")]
+                if place.is_dir()
+                else [place]
+            )
             found |= {path.resolve(): path for path in inside if path.is_file()}
         return sorted(found.values())
 
@@ -300,7 +317,9 @@ class RunName:
     def __str__(self) -> str:
         if not self.identity:
             return printable(f"{self.run_id} (its events do not say who owns it)")
-        return printable(f"{self.run_id} of {self.owner}, created in slot {self.created}: --run {self.identity}")
+        return printable(
+            f"{self.run_id} of {self.owner}, created in slot {self.created}: --run {self.identity}"
+        )
 
 
 @dataclass
@@ -336,7 +355,9 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 @cache
 def columns() -> tuple[str, ...]:
     """Return the names of all columns."""
-    said = {field.name for kind in get_args(MEMBER_EVENTS) for field in msgspec.structs.fields(kind)}
+    said = {
+        field.name for kind in get_args(MEMBER_EVENTS) for field in msgspec.structs.fields(kind)
+    }
     return (*_FIRST, *sorted(said - set(_FIRST)))
 
 

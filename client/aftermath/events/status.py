@@ -172,7 +172,9 @@ def _rounds_left(run: Run) -> int | None:
 def _left(run: Run, now: int) -> int | None:
     if (trained := _trained(run)) is None:
         return None
-    return max(0, (run.config.total_steps - run.trained_steps) * (now - run.epoch_started_at) // trained)
+    return max(
+        0, (run.config.total_steps - run.trained_steps) * (now - run.epoch_started_at) // trained
+    )
 
 
 def _speed(run: Run, model: Model, now: int) -> int | None:
@@ -192,7 +194,9 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStatus]:
     here = members.mask(MemberState.HEALTHY) if running else run.finishers
     for level in range(run.levels):
         holders = tuple(seat for seat in bitmap.seats(here) if members.seats[seat].tier <= level)
-        shown = tuple(seat for seat in bitmap.seats(members.established) if members.seats[seat].tier <= level)
+        shown = tuple(
+            seat for seat in bitmap.seats(members.established) if members.seats[seat].tier <= level
+        )
         attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
         yield LevelStatus(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
 
@@ -247,7 +251,11 @@ def _waits(
     # without an answer nobody knows whether it is overdue, and no tick would arrive
     if deadline is not None and deadline <= -_OVERDUE and not silent:
         command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
-        yield f"a tick to move it on{command}" if has_tick else "a connected member, which moves it on"
+        yield (
+            f"a tick to move it on{command}"
+            if has_tick
+            else "a connected member, which moves it on"
+        )
 
 
 def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
@@ -268,7 +276,9 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
 def _of_last_epoch(members: Members) -> int:
     """Return the seats that took part in the last epoch."""
     seats = enumerate(members.seats)
-    return bitmap.from_seats(number for number, seat in seats if seat.used and seat.last_epoch == members.epoch)
+    return bitmap.from_seats(
+        number for number, seat in seats if seat.used and seat.last_epoch == members.epoch
+    )
 
 
 def _waits_for_round(run: Run) -> Iterator[str]:
@@ -286,8 +296,14 @@ def _waits_for_round(run: Run) -> Iterator[str]:
 
 
 def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:
-    held = [level for level in range(run.levels) if committee.cooldown_electees(run, members, level)]
-    known = [level for level in held if run.attested_step == run.step and run.levels_attested >> level & 1]
+    held = [
+        level for level in range(run.levels) if committee.cooldown_electees(run, members, level)
+    ]
+    known = [
+        level
+        for level in held
+        if run.attested_step == run.step and run.levels_attested >> level & 1
+    ]
     if len(known) < len(held):
         yield f"the hashes of the model: {len(known)} of {counted(len(held), 'level')} are attested"
     if model.checkpoint_step != run.step:
@@ -326,7 +342,11 @@ def _words(run: Run, seat: Seat) -> str:
     if seat.barred:
         return "barred"
     running = run.state is RunState.WARMUP or run.state.active
-    state = seat.state.name.lower().replace("_", " ") if running and seat.state is not MemberState.IDLE else ""
+    state = (
+        seat.state.name.lower().replace("_", " ")
+        if running and seat.state is not MemberState.IDLE
+        else ""
+    )
     state = _TAKES_PART if state == "healthy" else state
     if seat.pending:
         return f"{state}, joins the next epoch" if state else "joins the next epoch"
@@ -337,7 +357,9 @@ def _seen(run: Run, number: int, seat: Seat) -> str:
     if run.state.active:
         newest = run.current.height
         for height in range(newest, newest - STORED_ROUNDS, -1):
-            if (stored := run.round(height)) is not None and bitmap.contains(stored.attested, number):
+            if (stored := run.round(height)) is not None and bitmap.contains(
+                stored.attested, number
+            ):
                 return f"epoch {run.epoch}, round {height}"
     return f"epoch {seat.last_epoch}"
 
@@ -349,7 +371,11 @@ def facts_of(found: RunStatus) -> dict[str, str | list[str]]:
     """Return the facts about the run itself. Its name and description are as the owner wrote
     them.
     """
-    speed = {} if found.tokens_per_second is None else {"speed": f"{found.tokens_per_second:,} tokens/s"}
+    speed = (
+        {}
+        if found.tokens_per_second is None
+        else {"speed": f"{found.tokens_per_second:,} tokens/s"}
+    )
     return {
         "run": found.run_id,
         "name": found.name,
@@ -399,7 +425,8 @@ def lost_with_members(steps: int) -> str:
 def shown_levels(found: RunStatus) -> list[str]:
     """Return, per level, how many members have shown it. Empty for a run without a model."""
     return [
-        f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "none yet")
+        f"level {level.level}: "
+        + (counted(len(level.shown), "member") if level.shown else "none yet")
         for level in found.levels
     ]
 
@@ -409,17 +436,37 @@ def row_of(member: MemberStatus) -> list[str]:
     standing = f"{member.standing}, witness" if member.witness else member.standing
     points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
     wallet = str(Pubkey.from_bytes(member.signer))
-    return [str(member.seat), wallet, str(member.tier), standing, f"{member.weight:,}", points, member.seen]
+    return [
+        str(member.seat),
+        wallet,
+        str(member.tier),
+        standing,
+        f"{member.weight:,}",
+        points,
+        member.seen,
+    ]
 
 
 def line(found: RunStatus) -> str:
     """Return the status as one line, for consoles that cannot redraw."""
     here = counted(taking_part(found), "member takes part", "members take part")
-    parts = [*(["no answer; last known state"] if found.silent else []), _state(found), _steps(found), here]
-    if found.step and not found.checkpoint_step and (found.epoch or found.state is RunState.FINISHED):
+    parts = [
+        *(["no answer; last known state"] if found.silent else []),
+        _state(found),
+        _steps(found),
+        here,
+    ]
+    if (
+        found.step
+        and not found.checkpoint_step
+        and (found.epoch or found.state is RunState.FINISHED)
+    ):
         parts.append(checkpoint_of(found))
-    owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)  # what its owner has or has not done, a sentence
-    return printable("; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"]))
+    # what its owner has or has not done, a sentence
+    owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)
+    return printable(
+        "; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"])
+    )
 
 
 def taking_part(found: RunStatus) -> int:

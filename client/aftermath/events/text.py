@@ -59,18 +59,28 @@ class Sentences:
         """Return an event's sentence, or None for the many events that only logs need."""
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
-        if sentence is None or (isinstance(event, event_types.RoundStarted) and event.height):  # each has its own lines
+        if sentence is None or (
+            isinstance(event, event_types.RoundStarted) and event.height
+        ):  # each has its own lines
             return None
         said = msgspec.structs.asdict(event)
-        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in said.items()}
+        fields = {
+            name: escape(printable(v, keep="\n")) if isinstance(v, str) else v
+            for name, v in said.items()
+        }
         if isinstance(event, event_types.ShareTrained) and event.loss is None:
             fields["loss"] = math.nan
         elif isinstance(event, event_types.StateChanged):
-            fields |= {"state": escape(state_words(printable(event.state))), "progress": self._progress.words()}
+            fields |= {
+                "state": escape(state_words(printable(event.state))),
+                "progress": self._progress.words(),
+            }
             fields["last"] = " (the last)" if event.last else ""
         elif isinstance(event, event_types.Waiting):
             running = f"epoch {event.epoch - 1}" if event.epoch else "the epoch"
-            fields["waits"] = f"waiting for epoch {event.epoch}; {running} has begun without this member"
+            fields["waits"] = (
+                f"waiting for epoch {event.epoch}; {running} has begun without this member"
+            )
             if event.leaves:
                 fields["waits"] = (
                     f"this member leaves: {running} is the last and began without it (the owner adds steps with reopen)"
@@ -82,20 +92,29 @@ class Sentences:
             if not event.results:
                 return f"round {event.height}: no result counted, so it is not a step"
         elif isinstance(event, event_types.Kernels):
-            fields["by"] = "compiled CPU kernels" if event.missing is None else f"PyTorch kernels: {fields['missing']}"
+            fields["by"] = (
+                "compiled CPU kernels"
+                if event.missing is None
+                else f"PyTorch kernels: {fields['missing']}"
+            )
         elif isinstance(event, event_types.Kicked):
             fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, event_types.SpeedMeasured):
             # A machine of unknown speed declares the least weight too, so do not claim a speed.
             least = event.weight <= 1
-            fields["trains"] = f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
+            fields["trains"] = (
+                f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
+            )
         elif isinstance(event, event_types.Warning | event_types.Error):
-            fields["message"] = fields["message"].replace("\n", "\n    ")  # a fix, which has a line of its own
+            # a fix, which has a line of its own
+            fields["message"] = fields["message"].replace("\n", "\n    ")
         elif isinstance(event, event_types.Leaving):
             fields["how"] = ", saving the model first" if event.saves else ""
         elif isinstance(event, event_types.Stopped):
             use = "start the same command again and the run continues from it"
-            fields["use"] = use if event.goes_on else "this is only a copy; the run does not continue from it"
+            fields["use"] = (
+                use if event.goes_on else "this is only a copy; the run does not continue from it"
+            )
         elif isinstance(event, event_types.RunFinished):
             fields["steps"] = counted(event.step, "step")
             fields["model"] = _model_of(event, fields["checkpoint"])
@@ -109,7 +128,11 @@ def _model_of(event: event_types.RunFinished, place: object) -> str:
     kept = event.step if event.checkpoint_step is None else event.checkpoint_step
     if kept >= event.step:
         return f"; the model is in {place}"
-    others = f"steps {kept + 1:,} to {event.step:,} are" if event.step > kept + 1 else f"step {event.step:,} is"
+    others = (
+        f"steps {kept + 1:,} to {event.step:,} are"
+        if event.step > kept + 1
+        else f"step {event.step:,} is"
+    )
     return f"; the newest checkpoint is of step {kept:,}, in {place}; {others} in none"
 
 
@@ -142,5 +165,7 @@ class EventLines:
         if sentence is None and self._everything:
             sentence = in_full(told.event)
         if sentence is not None:
-            begin = f"[dim]{told.at:%Y-%m-%d %H:%M:%S}  {escape(short(told.about)):{_SHOWN + 7}}[/dim]"
+            begin = (
+                f"[dim]{told.at:%Y-%m-%d %H:%M:%S}  {escape(short(told.about)):{_SHOWN + 7}}[/dim]"
+            )
             self._console.print(f"{begin}  {sentence}", highlight=False, emoji=False)

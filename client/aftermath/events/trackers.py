@@ -109,7 +109,8 @@ class TrackerOptions:
         run = trackio.init(
             project=self.trackio_project,
             group=started.run_id,
-            name=f"{_name(started)}-{started.identity[:8]}",  # by which trackio knows what to resume
+            # by which trackio knows what to resume
+            name=f"{_name(started)}-{started.identity[:8]}",
             resume="allow",
             config=_told(started),
             embed=False,
@@ -145,7 +146,11 @@ def _check_name(option: str, given: str | None) -> None:
     """Raises UsageError for a name that the trackers would refuse later."""
     if given is None:
         return
-    if not given.strip() or len(given) > _MOST_NAME or any(one in _BARRED or not one.isprintable() for one in given):
+    if (
+        not given.strip()
+        or len(given) > _MOST_NAME
+        or any(one in _BARRED or not one.isprintable() for one in given)
+    ):
         raise UsageError(
             f"{option} {given!r} is no name that a tracker takes",
             f"Give it 1 to {_MOST_NAME} characters, and none of {' '.join(_BARRED)}",
@@ -158,7 +163,9 @@ def _check_wandb() -> None:
 
     def ready() -> bool:
         told = wandb.setup(wandb.Settings(silent=True)).settings.mode
-        return told in ("offline", "dryrun", "disabled") or bool(wandb.login(prompt=False, verify=False))
+        return told in ("offline", "dryrun", "disabled") or bool(
+            wandb.login(prompt=False, verify=False)
+        )
 
     try:
         found = within(_LOOK_SECONDS, ready, TimeoutError())
@@ -183,7 +190,8 @@ def _imported(name: str, needed: str) -> ModuleType:
         getattr(module, needed)
     except (ImportError, AttributeError):
         raise Unsuitable(
-            f"--{name}-project: {name} is not installed", f"pip install 'aftermath[{name}]', then restart"
+            f"--{name}-project: {name} is not installed",
+            f"pip install 'aftermath[{name}]', then restart",
         ) from None
     return module
 
@@ -253,10 +261,16 @@ class Tracking:
         with self._changed:
             if isinstance(event, event_types.MemberStarted):
                 self._started = event
-            elif isinstance(event, event_types.RunFound) and self._started is not None and self._thread is None:
+            elif (
+                isinstance(event, event_types.RunFound)
+                and self._started is not None
+                and self._thread is None
+            ):
                 about = self._started.of_run(event)
                 self._asked = time.monotonic()
-                self._thread = threading.Thread(target=self._work, args=(about,), name=self._name, daemon=True)
+                self._thread = threading.Thread(
+                    target=self._work, args=(about,), name=self._name, daemon=True
+                )
                 self._thread.start()
             row = self._series.take(event)
             if isinstance(event, event_types.Leaving):
@@ -268,7 +282,9 @@ class Tracking:
                 else:
                     trouble = f"{self._name} does not keep up, and misses figures"
             if self._asked is not None and time.monotonic() - self._asked > self._stuck:
-                trouble = f"{self._name} has not answered for {self._stuck:.0f} s, and may miss figures"
+                trouble = (
+                    f"{self._name} has not answered for {self._stuck:.0f} s, and may miss figures"
+                )
             self._changed.notify_all()
         if trouble:
             self._warn(trouble)
@@ -277,14 +293,21 @@ class Tracking:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is None:
             return
-        end = self._end if self._leaving is None else self._leaving + LEAVING_SECONDS - time.monotonic()
+        end = (
+            self._end
+            if self._leaving is None
+            else self._leaving + LEAVING_SECONDS - time.monotonic()
+        )
         self._thread.join(max(0.0, end))
         if self._thread.is_alive():
             self._warn(f"{self._name} was not done in time, and may miss the last figures")
@@ -298,7 +321,9 @@ class Tracking:
                 self._over = True
                 self._asked = None
                 self._rows.clear()
-            self._warn(f"{self._name} cannot be used, and training continues without it: {_why(error)}")
+            self._warn(
+                f"{self._name} cannot be used, and training continues without it: {_why(error)}"
+            )
             return
         while (row := self._next()) is not None:
             self._ask(lambda row=row: tracker.log(row))  # type: ignore[misc]
@@ -363,11 +388,19 @@ class Series:
         step = self._step
         numbers = self._numbers(event)
         if isinstance(
-            event, event_types.ShareTrained | event_types.Applied | event_types.Evaluated | event_types.OptimizerReport
+            event,
+            event_types.ShareTrained
+            | event_types.Applied
+            | event_types.Evaluated
+            | event_types.OptimizerReport,
         ):
             step = event.step
             self._step = max(step, self._step) if isinstance(event, event_types.Evaluated) else step
-        finite = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+        finite = {
+            name: value
+            for name, value in numbers.items()
+            if value is not None and math.isfinite(value)
+        }
         return Row(step, finite) if finite else None
 
     def _numbers(self, event: event_types.Event) -> dict[str, float | None]:
@@ -389,14 +422,23 @@ class Series:
                 return {"round_seconds/wait": event.waited, "round_seconds/apply": event.seconds}
             case event_types.Traffic():
                 costs = {name: event.costs.get(name) for name in ("transactions", "lamports")}
-                return {"peers": event.peers, "sent_bytes": event.sent, "received_bytes": event.received, **costs}
+                return {
+                    "peers": event.peers,
+                    "sent_bytes": event.sent,
+                    "received_bytes": event.received,
+                    **costs,
+                }
             case event_types.Machine():
                 return _machine(event)
             case event_types.Evaluated():
                 return {f"eval/{event.task}/{event.metric}": event.value}
             case event_types.OptimizerReport():
                 levels = event.levels.items()
-                return {f"optimizer/{level}/{name}": value for level, said in levels for name, value in said.items()}
+                return {
+                    f"optimizer/{level}/{name}": value
+                    for level, said in levels
+                    for name, value in said.items()
+                }
         return {}
 
     def _trained(self, event: event_types.ShareTrained) -> dict[str, float | None]:
@@ -422,5 +464,7 @@ def _machine(event: event_types.Machine) -> dict[str, float | None]:
         "network_received_bytes": event.network_received,
     }
     for gpu in event.gpus:
-        numbers |= {f"{name}/{gpu.number}": getattr(gpu, field) for name, field in _OF_A_GPU.items()}
+        numbers |= {
+            f"{name}/{gpu.number}": getattr(gpu, field) for name, field in _OF_A_GPU.items()
+        }
     return numbers

@@ -23,7 +23,14 @@ Numbers = NDArray[np.int64]
 
 
 @kernel("i8(i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
-def spans(positions: Numbers, bases: Numbers, sizes: Numbers, blocks: Numbers, starts: Numbers, stops: Numbers) -> int:
+def spans(
+    positions: Numbers,
+    bases: Numbers,
+    sizes: Numbers,
+    blocks: Numbers,
+    starts: Numbers,
+    stops: Numbers,
+) -> int:
     """Find the range of each block's votes in one member's result.
 
     Write starts and stops [all blocks], which are 0 before. bases, sizes and blocks give each
@@ -95,7 +102,9 @@ def _count(
     return found
 
 
-@kernel("void(f4[::1], i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8[:,::1], b1, i8[:,::1], i8[:,::1], i8, f8[::1], f8)")
+@kernel(
+    "void(f4[::1], i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8[:,::1], b1, i8[:,::1], i8[:,::1], i8, f8[::1], f8)"
+)
 def mean(
     parameters: Floats,
     stride: int,
@@ -127,7 +136,16 @@ def mean(
     touched = np.empty(size, np.int64)
     for number in range(first, last):
         found = _count(
-            addresses, whole, starts, stops, block + number, low + number * size, most, sums, counts, touched
+            addresses,
+            whole,
+            starts,
+            stops,
+            block + number,
+            low + number * size,
+            most,
+            sums,
+            counts,
+            touched,
         )
         top = number // across * height
         left = number % across * width
@@ -185,7 +203,16 @@ def sign(
         given[:] = 0
         for number in range(start, start + many):
             found = _count(
-                addresses, False, starts, stops, block + number, low + number * size, 1, sums, counts, touched
+                addresses,
+                False,
+                starts,
+                stops,
+                block + number,
+                low + number * size,
+                1,
+                sums,
+                counts,
+                touched,
             )
             left = (number - start) * width
             for t in range(found):
@@ -195,7 +222,11 @@ def sign(
                 average: Any = np.float64((2 * abs(total) + count) // (2 * count))
                 sums[place] = counts[place] = 0
                 y: Any = np.int64(np.uint32(place) // np.uint32(width))
-                _add(given[y, left : left + width], wide[place - y * width], -average if total < 0 else average)
+                _add(
+                    given[y, left : left + width],
+                    wide[place - y * width],
+                    -average if total < 0 else average,
+                )
         if height > 1:
             _round(given, 2.0**-sum_bits)
             dct.inverse(turned, given, result, scratch, many * width)

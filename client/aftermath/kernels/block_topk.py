@@ -25,7 +25,13 @@ Floats = NDArray[np.float32]
 
 @kernel()
 def top_k(
-    values: Floats, smallest: int, magnitudes: Words, some: Words, places: Numbers, indices: Numbers, found: Floats
+    values: Floats,
+    smallest: int,
+    magnitudes: Words,
+    some: Words,
+    places: Numbers,
+    indices: Numbers,
+    found: Floats,
 ) -> int:
     """Select the largest magnitudes of values [n] and return how many were selected.
 
@@ -81,7 +87,9 @@ def top_k(
 
 
 @kernel()
-def _candidates(magnitudes: Words, columns: int, topk: int, least: Any, some: Words, places: Numbers) -> int:
+def _candidates(
+    magnitudes: Words, columns: int, topk: int, least: Any, some: Words, places: Numbers
+) -> int:
     """Collect magnitudes that can be in the top-k, with their places, and return the count."""
     # The k-th largest column maximum is at most the k-th largest number, so only columns that
     # reach it can hold candidates, which are hardly more than k.

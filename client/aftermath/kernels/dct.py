@@ -16,7 +16,13 @@ _FOLDS = 4  # the remaining product is small
 
 
 @kernel(fused=True)
-def forward(basis: NDArray[Any], given: NDArray[Any], found: NDArray[Any], scratch: NDArray[Any], vectors: int) -> None:
+def forward(
+    basis: NDArray[Any],
+    given: NDArray[Any],
+    found: NDArray[Any],
+    scratch: NDArray[Any],
+    vectors: int,
+) -> None:
     """Set found[i] = sum(basis[i, x] given[x]) for the first `vectors` vectors.
 
     basis is [n, n], the others are [n, at least vectors]. Overwrite `given` and `scratch`.
@@ -45,7 +51,11 @@ def forward(basis: NDArray[Any], given: NDArray[Any], found: NDArray[Any], scrat
 
 @kernel(fused=True)
 def inverse(
-    turned: NDArray[Any], given: NDArray[Any], found: NDArray[Any], scratch: NDArray[Any], vectors: int
+    turned: NDArray[Any],
+    given: NDArray[Any],
+    found: NDArray[Any],
+    scratch: NDArray[Any],
+    vectors: int,
 ) -> None:
     """Set found[x] = sum(basis[i, x] given[i]) for the first `vectors` vectors.
 
@@ -59,7 +69,9 @@ def inverse(
     step = 1 << folds
     _product(turned, 0, 1, 0, step, given, 0, step, found, 0, 1, size, vectors)
     while folds > 0:
-        _product(turned, 0, 1, step // 2, step, given, step // 2, step, scratch, 0, 1, size, vectors)
+        _product(
+            turned, 0, 1, step // 2, step, given, step // 2, step, scratch, 0, 1, size, vectors
+        )
         for x in range(size):
             one = found[x]
             other = found[2 * size - 1 - x]

@@ -88,7 +88,9 @@ def encode(
                 for x in range(width):
                     for y in range(height):
                         chosen[y * width + x] = other[x, at + y]
-            block_topk.top_k(numbers, smallest, magnitudes, some, places, indices[number], values[number])
+            block_topk.top_k(
+                numbers, smallest, magnitudes, some, places, indices[number], values[number]
+            )
             if bits:
                 block_topk.quantise(values[number], bits, fraction, least, most)
 
@@ -133,7 +135,13 @@ def _subtract(block: Floats, indices: Numbers, values: Floats) -> None:
 
 @kernel(fused=True)
 def _take_back(
-    block: Floats, tall: Floats, wide: Floats, indices: Numbers, values: Floats, lines: Floats, rows: Numbers
+    block: Floats,
+    tall: Floats,
+    wide: Floats,
+    indices: Numbers,
+    values: Floats,
+    lines: Floats,
+    rows: Numbers,
 ) -> None:
     """Subtract the inverse DCT of the sent values, four rows of coefficients at a time.
 

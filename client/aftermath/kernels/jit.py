@@ -92,7 +92,9 @@ def _compile() -> None:
 
 
 def _compiler(fused: bool, cache: bool) -> Any:
-    return numba.njit(nogil=True, error_model="numpy", fastmath={"contract"} if fused else False, cache=cache)
+    return numba.njit(
+        nogil=True, error_model="numpy", fastmath={"contract"} if fused else False, cache=cache
+    )
 
 
 def _to_pointer(_: Any, address: Any) -> Any:

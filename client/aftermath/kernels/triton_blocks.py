@@ -41,7 +41,9 @@ def choose(
     border = 0
     for step in range(31):
         higher = border | (1 << (30 - step))
-        border = tl.where(tl.sum((magnitudes >= higher).to(tl.int32), axis=0) >= TOPK, higher, border)
+        border = tl.where(
+            tl.sum((magnitudes >= higher).to(tl.int32), axis=0) >= TOPK, higher, border
+        )
     above = (magnitudes > border).to(tl.int32)
     equal = ((magnitudes == border) & (magnitudes > 0)).to(tl.int32)
     spare = TOPK - tl.sum(above, axis=0)
@@ -75,7 +77,9 @@ def _quantised(
     # at least 2.
     whole = ((own & 0x7FFFFF) | 0x800000).to(tl.int64)
     away = tl.minimum(23 - FRACTION + highest - exponents, 62)
-    scaled = tl.where(kept, tl.where(away >= 0, whole >> tl.maximum(away, 0), whole << tl.maximum(-away, 0)), 0)
+    scaled = tl.where(
+        kept, tl.where(away >= 0, whole >> tl.maximum(away, 0), whole << tl.maximum(-away, 0)), 0
+    )
     count = tl.sum(kept.to(tl.int64), axis=0)
     total = tl.sum(scaled, axis=0)
     mean = (total // tl.maximum(count, 1)).to(tl.float64).to(tl.int64, bitcast=True)
@@ -173,12 +177,19 @@ def mean(
     """
     number = tl.program_id(0)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    sums, counts = _counted(places, values, shifts, edges, members, blocks, first + number, lanes, most, True, STEPS)
+    sums, counts = _counted(
+        places, values, shifts, edges, members, blocks, first + number, lanes, most, True, STEPS
+    )
     inside = number % each
     row = (inside // across) * height + lanes // width
     column = (inside % across) * width + lanes % width
     changed = (counts > 0) & (lanes < height * width) & (row < rows) & (column < columns)
-    own = parameters + (number // each).to(tl.int64) * stack + row.to(tl.int64) * stride + column.to(tl.int64) * step
+    own = (
+        parameters
+        + (number // each).to(tl.int64) * stack
+        + row.to(tl.int64) * stride
+        + column.to(tl.int64) * step
+    )
     divisor = tl.load(divisors + counts, mask=changed, other=1.0)
     moved = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
     tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
@@ -204,7 +215,9 @@ def means(
     """
     number = tl.program_id(0)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    sums, counts = _counted(places, values, places, edges, members, blocks, first + number, lanes, 1, False, STEPS)
+    sums, counts = _counted(
+        places, values, places, edges, members, blocks, first + number, lanes, 1, False, STEPS
+    )
     whole = tl.abs(sums) << MEAN_BITS
     found = ((2 * whole + counts) // tl.maximum(2 * counts, 1)).to(tl.float64)
     own = coefficients + number.to(tl.int64) * size + lanes

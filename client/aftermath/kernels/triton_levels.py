@@ -43,7 +43,9 @@ def _number(
 
 
 @triton.jit
-def _digit(number: tl.tensor, place: tl.tensor, TOGETHER: tl.constexpr, RADIX: tl.constexpr) -> tl.tensor:
+def _digit(
+    number: tl.tensor, place: tl.tensor, TOGETHER: tl.constexpr, RADIX: tl.constexpr
+) -> tl.tensor:
     """Return the code of the digit at a place: 0, or 1 to 4 for 1, -1, 3 and -3."""
     rest = number
     code = number % RADIX
@@ -64,7 +66,9 @@ def _exponent(payload: tl.tensor, block: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _cells(table: tl.tensor, part_of: tl.tensor, COLUMNS: tl.constexpr, LANES: tl.constexpr) -> tl.tensor:
+def _cells(
+    table: tl.tensor, part_of: tl.tensor, COLUMNS: tl.constexpr, LANES: tl.constexpr
+) -> tl.tensor:
     """Locate a program's lanes, which are numbers of one block.
 
     Return the table row of the block's part, the block's number in the part, its size, the lanes, a
@@ -115,7 +119,9 @@ def check(
         inside = lanes < size
         number, place = _number(payload, lanes, inside, start, digits_at, TOGETHER, WIDTH)
         code = tl.where(inside, _digit(number, place, TOGETHER, RADIX), 0)
-        beyond = tl.maximum(beyond, tl.max((inside & (number >= RADIX**TOGETHER)).to(tl.int32), axis=0))
+        beyond = tl.maximum(
+            beyond, tl.max((inside & (number >= RADIX**TOGETHER)).to(tl.int32), axis=0)
+        )
         voted = tl.maximum(voted, tl.max((code > 0).to(tl.int32), axis=0))
     exponent = _exponent(payload, block)
     fits = tl.where(voted > 0, (exponent >= 1) & (exponent <= EXPONENTS), exponent == 0)
@@ -224,7 +230,9 @@ def ahead(
 ) -> None:
     """Apply tensors <- tensors - rate * sign(blocks) to a level; `by` fp32 [1] is the rate."""
     row, number, size, lanes, held, tensor = _cells(table, part_of, COLUMNS, LANES)
-    block_of = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
+    block_of = (
+        tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
+    )
     way = tl.load(block_of, mask=held, other=0.0)
     rate = tl.load(by)
     moved = tl.where(way > 0, rate, tl.where(way < 0, -rate, 0.0))

@@ -1,8 +1,8 @@
 """One machine alone with AdamW or Muon: what joined machines are held against.
 
-Decided: the gradient is made and clipped as a member makes and clips it, so that optimizers alone differ. A gradient or
-a loss that is not finite changes nothing, as a member's would not. Vectors that even out experts move by their own rule
-(`optim.balance`).
+Decided: the gradient is made and clipped as a member makes and clips it, so that optimizers alone
+differ. A gradient or a loss that is not finite changes nothing, as a member's would not. Vectors
+that even out experts move by their own rule (`optim.balance`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class Alone:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, and what the optimizer remembers of each."""
-        return on_cpu(self._params, _WEIGHTS) | on_cpu(moments(self._optimizer, self._learnt), _OPTIMIZER)
+        return on_cpu(self._params, _WEIGHTS) | on_cpu(
+            moments(self._optimizer, self._learnt), _OPTIMIZER
+        )
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from there. Raises CheckpointError or BadState if it does not fit."""

@@ -1,10 +1,12 @@
-"""The course of a training: step after step, measured, written down, saved, and taken up again where it was.
+"""The course of a training: step after step, measured, written down, saved, and taken up again
+where it was.
 
 Decided
-- What is in --out stays true after any end: events that came after the last saved state are taken away again, since the
-  steps they tell of are done once more, with the same numbers.
+- What is in --out stays true after any end: events that came after the last saved state are taken
+  away again, since the steps they tell of are done once more, with the same numbers.
 - The first state is saved before the first step: a disk without room is found at once.
-- A saved state is bound to everything that decides its numbers. The same command resumes, any other is refused.
+- A saved state is bound to everything that decides its numbers. The same command resumes, any other
+  is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ _RESTARTED = "it was ended before its first state was saved, so it starts again:
 class Course:
     """One training from its start, or from what `out` holds of it, to its end."""
 
-    def __init__(self, recipe: Recipe, begun: Start, screen: Sink, out: Path | None, save_every: int) -> None:
+    def __init__(
+        self, recipe: Recipe, begun: Start, screen: Sink, out: Path | None, save_every: int
+    ) -> None:
         self._recipe, self._begun, self._screen = recipe, begun, screen
         self._out, self._save_every = out, save_every
         self._deal, self._done = Deal(recipe), 0
@@ -64,7 +68,9 @@ class Course:
         self._stopping = True
 
     def run(self) -> None:
-        """Train to the end. Raises an AftermathError that says what is in the way, KeyboardInterrupt if stopped."""
+        """Train to the end. Raises an AftermathError that says what is in the way,
+        KeyboardInterrupt if stopped.
+        """
         if self._out is not None:
             _check_place(self._out)
         with only_here(self._out) if self._out is not None else contextlib.nullcontext():
@@ -76,7 +82,9 @@ class Course:
                 kinds.Started(
                     optimizer=recipe.optimizer,
                     tiers=recipe.tiers,
-                    parameters=sum(p.numel() for p in model.models()[min(recipe.tiers)].parameters()),
+                    parameters=sum(
+                        p.numel() for p in model.models()[min(recipe.tiers)].parameters()
+                    ),
                     sequences=self._begun.data.sequences,
                     steps=recipe.steps,
                     done=self._done,
@@ -94,17 +102,24 @@ class Course:
                     raise KeyboardInterrupt
             self._finish()
 
-    # --- one step ---------------------------------------------------------------------------------------------------
+    # --- one step
+    #  ---------------------------------------------------------------------------------------------------
 
     def _check_finite(self, loss: float | None, step: int) -> None:
-        """Raise Diverged after a few steps in a row without a finite loss, or if the last step has none."""
+        """Raise Diverged after a few steps in a row without a finite loss, or if the last step has
+        none.
+        """
         self._not_finite = self._not_finite + 1 if loss is None else 0
         if self._not_finite >= _NOT_FINITE or (self._not_finite and step == self._recipe.steps):
             raise self._diverged(f"the loss is not finite since step {step - self._not_finite + 1}")
 
     def _diverged(self, what: str) -> Diverged:
         recipe = self._recipe
-        other = ", and name another --out: the one given holds this training" if self._out is not None else ""
+        other = (
+            ", and name another --out: the one given holds this training"
+            if self._out is not None
+            else ""
+        )
         return Diverged(
             f"the training has diverged: {what}",
             f"Pass a lower --lr (its highest was {recipe.schedule.base_lr:g}) or more --warmup-steps{other}",
@@ -117,7 +132,9 @@ class Course:
         shares = [torch.from_numpy(self._begun.data.read(share)) for share in indices]
         accepted = [self._deal.accepted(step, member) for member in range(len(shares))]
         done = self._begun.trainer.step(step, shares, accepted)
-        counted = [took and loss is not None for took, loss in zip(accepted, done.losses, strict=True)]
+        counted = [
+            took and loss is not None for took, loss in zip(accepted, done.losses, strict=True)
+        ]
         for share, counts in zip(indices, counted, strict=True):
             if not counts:
                 self._deal.return_(step, share)
@@ -141,14 +158,21 @@ class Course:
         return loss
 
     def _measure(self, step: int) -> dict[str, float]:
-        """The held-out loss of every tier at the weights as they are; replicas are compared as well."""
+        """The held-out loss of every tier at the weights as they are; replicas are compared as
+        well.
+        """
         self._begun.trainer.check()
         sequences = self._begun.held_out
         if sequences is None:
             return {}
-        losses = {str(tier): loss_on(model, sequences) for tier, model in self._begun.trainer.models().items()}
+        losses = {
+            str(tier): loss_on(model, sequences)
+            for tier, model in self._begun.trainer.models().items()
+        }
         for tier, loss in losses.items():
-            self._note(kinds.HeldOut(step=step, tier=int(tier), loss=loss, sequences=len(sequences)))
+            self._note(
+                kinds.HeldOut(step=step, tier=int(tier), loss=loss, sequences=len(sequences))
+            )
         return losses
 
     def _note(self, event: kinds.Step | kinds.HeldOut) -> None:
@@ -161,12 +185,16 @@ class Course:
         if event.loss is not None and math.isfinite(event.loss):
             self._curves.setdefault(name, []).append((event.step, event.loss))
 
-    # --- the end ----------------------------------------------------------------------------------------------------
+    # --- the end
+    #  ----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         recipe, trainer = self._recipe, self._begun.trainer
         trainer.settle()
-        if not all(bool(parameter.isfinite().all()) for parameter in trainer.models()[min(recipe.tiers)].parameters()):
+        if not all(
+            bool(parameter.isfinite().all())
+            for parameter in trainer.models()[min(recipe.tiers)].parameters()
+        ):
             raise self._diverged("its weights are not finite")
         losses = self._measure(recipe.steps)
         place = None
@@ -175,17 +203,22 @@ class Course:
             place = self._out / CHECKPOINT
             params = dict(trainer.models()[tier].named_parameters())
             companions = read_companions(Path(recipe.model))
-            write_checkpoint(place, params, self._begun.config, tier=tier, companions=companions, made_by=MADE_BY)
+            write_checkpoint(
+                place, params, self._begun.config, tier=tier, companions=companions, made_by=MADE_BY
+            )
             members = f", {len(recipe.tiers)} members" if len(recipe.tiers) > 1 else ""
             with writing(self._out):
                 step_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
         kept = str(place) if place else None
         by_tier = dict[str, float | None](losses)
-        finished = kinds.Finished(step=recipe.steps, tokens=self._tokens, held_out_by_tier=by_tier, checkpoint=kept)
+        finished = kinds.Finished(
+            step=recipe.steps, tokens=self._tokens, held_out_by_tier=by_tier, checkpoint=kept
+        )
         self._events.emit(finished)
         self._save(recipe.steps, finished)
 
-    # --- saving -----------------------------------------------------------------------------------------------------
+    # --- saving
+    #  -----------------------------------------------------------------------------------------------------
 
     def _save(self, step: int, finished: kinds.Finished | None = None) -> None:
         if self._out is None:
@@ -206,7 +239,9 @@ class Course:
         log, kept = self._out / EVENTS, load_state(self._out)
         if kept is None:
             if log.exists():
-                raise CheckpointError(f"{log} is there, and no state that belongs to it", "Name another --out")
+                raise CheckpointError(
+                    f"{log} is there, and no state that belongs to it", "Name another --out"
+                )
             self._save(0)
         else:
             tensors, counters = kept
@@ -216,7 +251,9 @@ class Course:
             try:
                 self._begun.trainer.restore(tensors)
             except BadState as error:
-                raise CheckpointError(f"the saved state does not fit: {error.message}", "Name another --out") from None
+                raise CheckpointError(
+                    f"the saved state does not fit: {error.message}", "Name another --out"
+                ) from None
             self._deal.restore(counters.fresh, counters.again)
             self._done = counters.step
             if log.exists():
@@ -238,16 +275,26 @@ class Course:
                     self._draw(event)
                 self._tokens += event.tokens if isinstance(event, kinds.Step) else 0
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
-            raise CheckpointError(f"{log} is damaged: {error!r}", "Name another --out, or remove this one") from None
+            raise CheckpointError(
+                f"{log} is damaged: {error!r}", "Name another --out, or remove this one"
+            ) from None
 
 
 def _check_place(out: Path) -> None:
-    """Raise OutputError unless a training may be written here: a new or empty directory, or one of train-local."""
+    """Raise OutputError unless a training may be written here: a new or empty directory, or one of
+    train-local.
+    """
     if str(out) == STANDARD_OUTPUT or (out.exists() and not out.is_dir()):
-        raise OutputError(f"cannot write to {out}: it is not a directory", "Name a new directory with --out")
+        raise OutputError(
+            f"cannot write to {out}: it is not a directory", "Name a new directory with --out"
+        )
     check_directory(out / CHECKPOINT, MADE_BY)
     if out.is_dir() and not (out / STATE).exists():
-        foreign = sorted(path.name for path in out.iterdir() if path.name not in (LOCK, EVENTS) and path.name[0] != ".")
+        foreign = sorted(
+            path.name
+            for path in out.iterdir()
+            if path.name not in (LOCK, EVENTS) and path.name[0] != "."
+        )
         if foreign:
             raise OutputError(
                 f"{out} holds {foreign[0]}, which train-local did not write: nothing was changed",
@@ -256,7 +303,9 @@ def _check_place(out: Path) -> None:
 
 
 def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
-    """Raises CheckpointError with what differs, unless a state was made by the same recipe from the same files."""
+    """Raises CheckpointError with what differs, unless a state was made by the same recipe from the
+    same files.
+    """
     differing = _differing(kept, ours)
     if not differing:
         return
@@ -265,12 +314,15 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     elif "agreed" in differing and kept.get("agreed") and ours.get("agreed"):
         kept, ours = kept | kept["agreed"], ours | ours["agreed"]
         differing.remove("agreed")
-        differing += [name for name in _differing(kept, ours) if name not in differing and name != "agreed"]
+        differing += [
+            name for name in _differing(kept, ours) if name not in differing and name != "agreed"
+        ]
     if "seed" in differing:
         differing = [name for name in differing if name != "shuffle_seed"]
     said = ", ".join(_option(name, kept.get(name)) for name in differing)
     raise CheckpointError(
-        f"{out} holds a training with other options ({said})", "Give the same options as then, or name another --out"
+        f"{out} holds a training with other options ({said})",
+        "Give the same options as then, or name another --out",
     )
 
 
@@ -296,7 +348,11 @@ def _option(name: str, before: object) -> str:
     option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
     if isinstance(before, list) and all(isinstance(one, int) for one in before):
         before = ",".join(map(str, before))
-    plain = isinstance(before, str | int | float) and not isinstance(before, bool) and name != "shuffle_seed"
+    plain = (
+        isinstance(before, str | int | float)
+        and not isinstance(before, bool)
+        and name != "shuffle_seed"
+    )
     return f"{option} was {before}" if option.startswith("--") and plain else f"{option} differed"
 
 
@@ -306,8 +362,16 @@ def _differing(kept: dict[str, Any], ours: dict[str, Any]) -> list[str]:
 
 def _mean(done: Stepped, shares: list[list[int]]) -> float | None:
     """Over all sequences whose loss is known."""
-    known = [(loss, len(share)) for loss, share in zip(done.losses, shares, strict=True) if loss is not None]
-    return sum(loss * count for loss, count in known) / sum(count for _, count in known) if known else None
+    known = [
+        (loss, len(share))
+        for loss, share in zip(done.losses, shares, strict=True)
+        if loss is not None
+    ]
+    return (
+        sum(loss * count for loss, count in known) / sum(count for _, count in known)
+        if known
+        else None
+    )
 
 
 def _elapsed() -> Callable[[], float]:

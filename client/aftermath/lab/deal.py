@@ -1,7 +1,8 @@
 """Whose sequences are whose in a step, and whose results count.
 
-Decided: as on chain. A batch is cut in proportion, in order; what a result that did not count was to teach waits and is
-done before anything fresh, from the step on at which a run would know of it. Who is rejected follows from the seed.
+Decided: as on chain. A batch is cut in proportion, in order; what a result that did not count was
+to teach waits and is done before anything fresh, from the step on at which a run would know of it.
+Who is rejected follows from the seed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Deal:
             self._again.append((step + 1 + self._recipe.overlap, list(sequences)))
 
     def state(self) -> tuple[int, list[tuple[int, list[int]]]]:
-        """How many fresh sequences were taken, and which wait to be trained again, from which step on."""
+        """How many fresh sequences were taken, and which wait to be trained again, from which step
+        on.
+        """
         return self._fresh, list(self._again)
 
     def restore(self, fresh: int, again: Sequence[tuple[int, list[int]]]) -> None:

@@ -1,9 +1,10 @@
 """A recipe of the settings as they were said, with what was left open filled in.
 
 Decided
-- An optimizer that replaces the config's needs a rate of its own: rates of different optimizers mean different
-  things. Clipping is the config's for every optimizer.
-- Members cut the model into as many levels as the config says, or as the largest tier that takes part needs.
+- An optimizer that replaces the config's needs a rate of its own: rates of different optimizers
+  mean different things. Clipping is the config's for every optimizer.
+- Members cut the model into as many levels as the config says, or as the largest tier that takes
+  part needs.
 """
 
 from __future__ import annotations
@@ -56,9 +57,13 @@ def recipe_of(said: LabSettings) -> Recipe:
         )
     batch = _batch(said, config)
     if said.reject and agreed is None:
-        raise UsageError(f"--reject means results of members, and {optimizer} has none", "Leave it out")
+        raise UsageError(
+            f"--reject means results of members, and {optimizer} has none", "Leave it out"
+        )
     if said.overlap is not None and agreed is None:
-        raise UsageError(f"--overlap means results of members, and {optimizer} has none", "Leave it out")
+        raise UsageError(
+            f"--overlap means results of members, and {optimizer} has none", "Leave it out"
+        )
     if said.eval_every and said.held_out_path is None:
         raise UsageError(
             "--eval-every measures on held-out text, and there is none",
@@ -96,7 +101,9 @@ def recipe_of(said: LabSettings) -> Recipe:
 
 
 def _overlap(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName) -> int:
-    """What was said; else the config's, if it is for this optimizer; 0 where members have no results."""
+    """What was said; else the config's, if it is for this optimizer; 0 where members have no
+    results.
+    """
     own = OVERLAPS.get(optimizer, "0")
     if said.overlap is not None or config is None or optimizer not in OVERLAPS:
         return int(said.overlap or own)
@@ -111,7 +118,9 @@ def _model(said: LabSettings, config: RunConfig | None) -> str:
             return str(_from_hub(name))
         return str(said.model.expanduser().absolute())
     if config is None:
-        raise UsageError("--model is missing", "Pass --model DIR or OWNER/NAME, or --config-path FILE of a run")
+        raise UsageError(
+            "--model is missing", "Pass --model DIR or OWNER/NAME, or --config-path FILE of a run"
+        )
     checkpoint = checkpoint_of(config.llm.checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
         return str(resolve(checkpoint))
@@ -128,7 +137,9 @@ def _from_hub(name: str) -> Path:
     try:
         return resolve(Checkpoint(CheckpointKind.HUB, name, ""))
     except CheckpointError as error:
-        raise CheckpointError(f"there is no directory {name}, and from the Hub: {error.message}", error.fix) from error
+        raise CheckpointError(
+            f"there is no directory {name}, and from the Hub: {error.message}", error.fix
+        ) from error
 
 
 def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
@@ -137,7 +148,9 @@ def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     if location is not None and said.data_path is None:
         _check_local(location)
     if location is None and said.data_path is None:
-        raise UsageError("--data-path is missing", "Pass --data-path DIR, or --config-path FILE of a run")
+        raise UsageError(
+            "--data-path is missing", "Pass --data-path DIR, or --config-path FILE of a run"
+        )
     place = Path(said.data_path or (location.primary if location else "")).expanduser().absolute()
     if said.held_out_path is not None and _within(said.held_out_path.expanduser(), place):
         raise UsageError(
@@ -190,15 +203,24 @@ def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerNa
     return name, replace(defaults, clip_grad_norm=given.clip_grad_norm)
 
 
-def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int) -> LrSchedule:
+def _schedule(
+    said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int
+) -> LrSchedule:
     if said.lr is not None and not 0 < said.lr <= MOST_RATE:
         raise UsageError(
-            f"--lr {said.lr} is no learning rate", f"It is above 0 and at most {MOST_RATE:g}, for example 1e-3"
+            f"--lr {said.lr} is no learning rate",
+            f"It is above 0 and at most {MOST_RATE:g}, for example 1e-3",
         )
     given = schedule_of(config.llm.lr_schedule) if config else None
     own = "muon" if said.inner_optimizer == "muon" else optimizer
     rate = said.lr or (given.base_lr if given else RATES[own])
-    warmup = said.warmup_steps if said.warmup_steps is not None else given.warmup_steps if given else steps // 20
+    warmup = (
+        said.warmup_steps
+        if said.warmup_steps is not None
+        else given.warmup_steps
+        if given
+        else steps // 20
+    )
     if warmup >= steps:
         raise UsageError(
             f"a warm-up of {warmup} steps leaves nothing of the {steps} steps",
@@ -225,7 +247,11 @@ def _batch(said: LabSettings, config: RunConfig | None) -> Batch:
         size = said.total_batch or TOTAL_BATCH
         return Batch(size, size)
     rules = rules_of(config)
-    return Batch(rules.global_batch_size_start, rules.global_batch_size_end, rules.global_batch_size_warmup_tokens)
+    return Batch(
+        rules.global_batch_size_start,
+        rules.global_batch_size_end,
+        rules.global_batch_size_warmup_tokens,
+    )
 
 
 def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
@@ -233,7 +259,8 @@ def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
     members = said.members or len(named)
     if members < len(named):
         raise UsageError(
-            f"--tiers {said.tiers} names {len(named)} members, --members {members}", "Name no more tiers than members"
+            f"--tiers {said.tiers} names {len(named)} members, --members {members}",
+            "Name no more tiers than members",
         )
     if members > 1 and optimizer in ALONE:
         raise UsageError(
@@ -249,12 +276,16 @@ def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
     if said.shares is None:
         if any(not share.len for share in cut(least, [1] * members)):
             raise UsageError(
-                f"a batch of {least} is too small for {members} members", "Raise --total-batch, or lower --members"
+                f"a batch of {least} is too small for {members} members",
+                "Raise --total-batch, or lower --members",
             )
         return (1,) * members
     shares = _numbers("--shares", said.shares, 1, 65535)
     if len(shares) != members:
-        raise UsageError(f"--shares {said.shares} is for {len(shares)} members, not {members}", "Name one for each")
+        raise UsageError(
+            f"--shares {said.shares} is for {len(shares)} members, not {members}",
+            "Name one for each",
+        )
     if batch.start != batch.end or sum(shares) != batch.end:
         sizes = f"{batch.end}" if batch.start == batch.end else f"{least} to {batch.end}"
         raise UsageError(
@@ -266,7 +297,9 @@ def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
 
 def _numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
-    numbers = tuple(int(word) if word.isascii() and word.isdecimal() and len(word) < 9 else -1 for word in words)
+    numbers = tuple(
+        int(word) if word.isascii() and word.isdecimal() and len(word) < 9 else -1 for word in words
+    )
     if not all(least <= number <= most for number in numbers):
         raise UsageError(
             f"{option} {text!r} must be whole numbers from {least} to {most} with commas between",

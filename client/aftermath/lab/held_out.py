@@ -1,7 +1,7 @@
 """What a model does on text that nobody trains on.
 
-Decided: the sequences are taken evenly over all that is there, in the files' order, so that every course is measured on
-the same ones, of as many documents as there are.
+Decided: the sequences are taken evenly over all that is there, in the files' order, so that every
+course is measured on the same ones, of as many documents as there are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _BATCH = 32  # sequences in a pass
 def spread(data: Source, count: int) -> Tensor:
     """At most `count` sequences int64 [n, seq_len]."""
     wanted = min(count, data.sequences)
-    return torch.from_numpy(data.read([index * data.sequences // wanted for index in range(wanted)]))
+    return torch.from_numpy(
+        data.read([index * data.sequences // wanted for index in range(wanted)])
+    )
 
 
 @torch.no_grad()

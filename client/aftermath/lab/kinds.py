@@ -1,4 +1,6 @@
-"""What a training without chain or network tells: its events, one class each, as `watch.kinds` has a member's."""
+"""What a training without chain or network tells: its events, one class each, as `watch.kinds` has
+a member's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """A step is done: its loss over all sequences, and each member's; `bytes` are those of all results."""
+    """A step is done: its loss over all sequences, and each member's; `bytes` are those of all
+    results.
+    """
 
     step: int
     loss: float | None

@@ -1,4 +1,6 @@
-"""What members of a training agree on: the defaults of their optimizer, and the options that say otherwise."""
+"""What members of a training agree on: the defaults of their optimizer, and the options that say
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,33 @@ _RESULTS = ("topk", "topk_embeddings", "feedback_decay")
 _INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean", "orthogonal_lr")
 
 
-def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimizer) -> Settings | None:
-    """The settings that all members have; None for one machine alone. Raises UsageError or SchemaError."""
+def agreed_settings(
+    said: LabSettings, optimizer: OptimizerName, numbers: Optimizer
+) -> Settings | None:
+    """The settings that all members have; None for one machine alone. Raises UsageError or
+    SchemaError.
+    """
     if optimizer in ALONE:
         _refuse(said, (*_RESULTS, *_INNER), optimizer, "results of members")
         return None
     decay, outer = said.feedback_decay, said.outer_lr
     if decay is not None and not 0 <= decay < 1:
         raise UsageError(
-            f"--feedback-decay {decay} is not what a run takes", "It is from 0 to below 1, for example 0.95"
+            f"--feedback-decay {decay} is not what a run takes",
+            "It is from 0 to below 1, for example 0.95",
         )
     if outer is not None and not (math.isfinite(outer) and 0 < outer <= MAX_OUTER_RATE):
         raise UsageError(
-            f"--outer-lr {outer} is no rate", f"It is above 0 and at most {MAX_OUTER_RATE:g}, for example 1"
+            f"--outer-lr {outer} is no rate",
+            f"It is above 0 and at most {MAX_OUTER_RATE:g}, for example 1",
         )
     orthogonal = said.orthogonal_lr
-    if orthogonal is not None and not (math.isfinite(orthogonal) and 0 <= orthogonal <= MAX_OUTER_RATE):
+    if orthogonal is not None and not (
+        math.isfinite(orthogonal) and 0 <= orthogonal <= MAX_OUTER_RATE
+    ):
         raise UsageError(
-            f"--orthogonal-lr {orthogonal} is no rate", f"It is from 0 to {MAX_OUTER_RATE:g}, for example 15"
+            f"--orthogonal-lr {orthogonal} is no rate",
+            f"It is from 0 to {MAX_OUTER_RATE:g}, for example 15",
         )
     _check_block(said, numbers)
     embeddings = said.topk_embeddings or numbers.compression_topk_embeddings or said.topk
@@ -59,7 +70,9 @@ def _check_block(said: LabSettings, numbers: Optimizer) -> None:
     size = numbers.compression_chunk**2
     for option, count in (("--topk", said.topk), ("--topk-embeddings", said.topk_embeddings)):
         if count is not None and count > size:
-            raise UsageError(f"{option} {count}: a block has {size} coefficients", f"Pass {size} or less")
+            raise UsageError(
+                f"{option} {count}: a block has {size} coefficients", f"Pass {size} or less"
+            )
 
 
 def _changed(settings: Settings, **said: Any) -> Settings:

@@ -21,7 +21,9 @@ def cosine(rate: float, warmup: int, steps: int, final: float) -> LrSchedule:
 
 
 def stable(rate: float, warmup: int, steps: int) -> LrSchedule:
-    """Steady, then over the last fifth of the steps a line to 0, which it would reach one step after the last."""
+    """Steady, then over the last fifth of the steps a line to 0, which it would reach one step
+    after the last.
+    """
     steady = max(steps * 4 // 5, 1)
     return replace(
         _schedule(ScheduleKind.WARMUP_STABLE_DECAY, rate, warmup),
@@ -39,5 +41,7 @@ def scaled(schedule: LrSchedule, rate: float) -> LrSchedule:
 
 
 def _schedule(kind: ScheduleKind, rate: float, warmup: int) -> LrSchedule:
-    zeros = dict.fromkeys(("total_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps"), 0)
+    zeros = dict.fromkeys(
+        ("total_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps"), 0
+    )
     return LrSchedule(kind, rate, 0.0, 0.0, 0.0, warmup, **zeros)

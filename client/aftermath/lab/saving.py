@@ -1,7 +1,7 @@
 """The state of a training on disk: one file, there whole or not at all.
 
-Decided: tensors and counters are in one safetensors file, the counters as JSON in its header, so that one rename makes
-both valid at once. A directory belongs to one process at a time.
+Decided: tensors and counters are in one safetensors file, the counters as JSON in its header, so
+that one rename makes both valid at once. A directory belongs to one process at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Counters(msgspec.Struct, frozen=True):
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
     """Put a state in the place of the last one. Raises CheckpointError; that one is then untouched."""
     with writing(directory), standing_in(directory / STATE) as partial:
-        save_file(dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()})
+        save_file(
+            dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()}
+        )
 
 
 def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
@@ -62,9 +64,11 @@ def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
 
 @contextlib.contextmanager
 def only_here(directory: Path) -> Iterator[None]:
-    """Make the directory if needed, and lock it. Raises CheckpointError if another process has locked it.
+    """Make the directory if needed, and lock it. Raises CheckpointError if another process has
+    locked it.
 
-    If the block fails and leaves only the lock in the directory, remove the lock and the directories made here.
+    If the block fails and leaves only the lock in the directory, remove the lock and the
+    directories made here.
     """
     with contextlib.ExitStack() as stack:
         with write_errors(directory):

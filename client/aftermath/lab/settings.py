@@ -1,6 +1,7 @@
 """What may be said to `train-local`: one class, from which the command line takes options and help.
 
-Decided: None is what was not said. Then the config file counts, and without one what the descriptions name.
+Decided: None is what was not said. Then the config file counts, and without one what the
+descriptions name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ OptimizerName = Literal[optimizers.OptimizerName, "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
 
 RATES: dict[str, float] = {"distro": 1.5e-3, "sparseloco": 2e-3, "adamw": 2e-3, "muon": 2e-2}
-ALONE = tuple(name for name in get_args(OptimizerName) if name not in get_args(optimizers.ExchangedName))
+ALONE = tuple(
+    name for name in get_args(OptimizerName) if name not in get_args(optimizers.ExchangedName)
+)
 """Optimizers of one machine; with the others, members exchange results."""
 OVERLAPS = {"distro": "1", "sparseloco": "0"}
 """Rounds that results wait for, where nothing is said."""
@@ -34,22 +37,37 @@ _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in RATES.items())
 class LabSettings:
     """Settings of one `aftermath-solana train-local` process."""
 
-    config_path: Annotated[Path | None, Doc("A run's config file; options on the command line override it.")] = None
+    config_path: Annotated[
+        Path | None, Doc("A run's config file; options on the command line override it.")
+    ] = None
     model: Annotated[
         Path | None,
-        Doc("Model to start from: a checkpoint directory, or OWNER/NAME on the Hub. Needed without a config file."),
+        Doc(
+            "Model to start from: a checkpoint directory, or OWNER/NAME on the Hub. Needed without a config file."
+        ),
     ] = None
-    data_path: Annotated[Path | None, Doc("Token file or directory of them; needed without a config file.")] = None
-    token_bytes: Annotated[Literal["2", "4"] | None, Doc("Bytes of a token in these files; else 2.")] = None
-    seq_len: Annotated[int | None, NumberLimits(2, MAX_SEQ_LEN), Doc(f"Tokens of a sequence; else {SEQ_LEN}.")] = None
+    data_path: Annotated[
+        Path | None, Doc("Token file or directory of them; needed without a config file.")
+    ] = None
+    token_bytes: Annotated[
+        Literal["2", "4"] | None, Doc("Bytes of a token in these files; else 2.")
+    ] = None
+    seq_len: Annotated[
+        int | None, NumberLimits(2, MAX_SEQ_LEN), Doc(f"Tokens of a sequence; else {SEQ_LEN}.")
+    ] = None
 
-    optimizer: Annotated[OptimizerName | None, Doc("What learns from gradients; else distro.")] = None
+    optimizer: Annotated[OptimizerName | None, Doc("What learns from gradients; else distro.")] = (
+        None
+    )
     lr: Annotated[float | None, Doc(f"Highest learning rate; else {_RATES}.")] = None
     lr_schedule: Annotated[
-        ScheduleName | None, Doc("stable falls to 0 over the last fifth of the steps, cosine to a tenth; else stable.")
+        ScheduleName | None,
+        Doc("stable falls to 0 over the last fifth of the steps, cosine to a tenth; else stable."),
     ] = None
     warmup_steps: Annotated[
-        int | None, NumberLimits(0, U32_MAX), Doc("Steps until the highest rate; else a twentieth of them.")
+        int | None,
+        NumberLimits(0, U32_MAX),
+        Doc("Steps until the highest rate; else a twentieth of them."),
     ] = None
     steps: Annotated[
         int | None,
@@ -57,27 +75,41 @@ class LabSettings:
         Doc(f"Steps to train; else {STEPS}. A config's schedule keeps its own length."),
     ] = None
     total_batch: Annotated[
-        int | None, NumberLimits(1, 65535), Doc(f"Sequences of a step, of all members; else {TOTAL_BATCH}.")
+        int | None,
+        NumberLimits(1, 65535),
+        Doc(f"Sequences of a step, of all members; else {TOTAL_BATCH}."),
     ] = None
     micro_batch: Annotated[int, NumberLimits(1), Doc("Sequences in one forward pass.")] = 8
     seed: Annotated[
-        int | None, NumberLimits(0, 2**63 - 1), Doc("Of the order of the data and of what is rejected; else 0.")
+        int | None,
+        NumberLimits(0, 2**63 - 1),
+        Doc("Of the order of the data and of what is rejected; else 0."),
     ] = None
 
     members: Annotated[
-        int | None, NumberLimits(1, MAX_MEMBERS), Doc("Replicas, each with a share of the batch; else 1.")
+        int | None,
+        NumberLimits(1, MAX_MEMBERS),
+        Doc("Replicas, each with a share of the batch; else 1."),
     ] = None
     tiers: Annotated[
-        str | None, Doc("Tiers of the members, for example 0,1,2; fewer than members are taken by turns. Else 0.")
+        str | None,
+        Doc(
+            "Tiers of the members, for example 0,1,2; fewer than members are taken by turns. Else 0."
+        ),
     ] = None
-    shares: Annotated[str | None, Doc("Sequences of each member, for example 3,4,5; else as equal as they can be.")] = (
-        None
-    )
+    shares: Annotated[
+        str | None,
+        Doc("Sequences of each member, for example 3,4,5; else as equal as they can be."),
+    ] = None
     overlap: Annotated[
         Literal["0", "1"] | None,
-        Doc("Rounds that pass before results are applied, beyond the next; else 1, and 0 with sparseloco."),
+        Doc(
+            "Rounds that pass before results are applied, beyond the next; else 1, and 0 with sparseloco."
+        ),
     ] = None
-    reject: Annotated[int, NumberLimits(0, 99), Doc("Percent of the results that are not accepted.")] = 0
+    reject: Annotated[
+        int, NumberLimits(0, 99), Doc("Percent of the results that are not accepted.")
+    ] = 0
 
     topk: Annotated[
         int | None,
@@ -88,7 +120,9 @@ class LabSettings:
         ),
     ] = None
     topk_embeddings: Annotated[
-        int | None, NumberLimits(1, 65535), Doc("The same, of the token embedding and the output head; else as many.")
+        int | None,
+        NumberLimits(1, 65535),
+        Doc("The same, of the token embedding and the output head; else as many."),
     ] = None
     feedback_decay: Annotated[
         float | None,
@@ -103,13 +137,16 @@ class LabSettings:
         Doc(f"sparseloco: steps on parts of a share; else {sparseloco.INNER_STEPS}."),
     ] = None
     inner_optimizer: Annotated[
-        InnerOptimizerName | None, Doc(f"sparseloco: what makes these steps; else {sparseloco.INNER_OPTIMIZER}.")
+        InnerOptimizerName | None,
+        Doc(f"sparseloco: what makes these steps; else {sparseloco.INNER_OPTIMIZER}."),
     ] = None
     value_bits: Annotated[
-        Literal["1", "2"] | None, Doc(f"sparseloco: bits of a value in a result; else {sparseloco.VALUE_BITS}.")
+        Literal["1", "2"] | None,
+        Doc(f"sparseloco: bits of a value in a result; else {sparseloco.VALUE_BITS}."),
     ] = None
     outer_lr: Annotated[
-        float | None, Doc(f"sparseloco: how much of the mean is applied; else {sparseloco.OUTER_LR:g}.")
+        float | None,
+        Doc(f"sparseloco: how much of the mean is applied; else {sparseloco.OUTER_LR:g}."),
     ] = None
     mean: Annotated[
         DivisorName | None,
@@ -126,15 +163,24 @@ class LabSettings:
         ),
     ] = None
 
-    held_out_path: Annotated[Path | None, Doc("Token files that are measured on and not trained on.")] = None
-    eval_every: Annotated[int, NumberLimits(0), Doc("Steps between measurements; 0 measures at the end only.")] = 0
+    held_out_path: Annotated[
+        Path | None, Doc("Token files that are measured on and not trained on.")
+    ] = None
+    eval_every: Annotated[
+        int, NumberLimits(0), Doc("Steps between measurements; 0 measures at the end only.")
+    ] = 0
     eval_sequences: Annotated[int, NumberLimits(1), Doc("Sequences of a measurement.")] = 256
 
     out: Annotated[
-        Path | None, Doc("Directory for events, plot and checkpoint, and for the state needed to resume.")
+        Path | None,
+        Doc("Directory for events, plot and checkpoint, and for the state needed to resume."),
     ] = None
-    save_every: Annotated[int, NumberLimits(1), Doc("Steps between two saved states in --out.")] = 100
-    device: Annotated[str, Doc("auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")] = "auto"
+    save_every: Annotated[int, NumberLimits(1), Doc("Steps between two saved states in --out.")] = (
+        100
+    )
+    device: Annotated[str, Doc("auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")] = (
+        "auto"
+    )
     threads: Annotated[int, NumberLimits(0), Doc("CPU threads; 0 leaves torch's own choice.")] = 0
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"

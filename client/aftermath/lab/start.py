@@ -1,4 +1,6 @@
-"""From a recipe to what it names: the model with its optimizer, the tokens, and what the course is bound to."""
+"""From a recipe to what it names: the model with its optimizer, the tokens, and what the course is
+bound to.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Start:
 
 
 def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) -> Start:
-    """Read the model and open the tokens. Raises an AftermathError that says what is wrong with them."""
+    """Read the model and open the tokens. Raises an AftermathError that says what is wrong with
+    them.
+    """
     config = load_config(Path(recipe.model))
     if recipe.seq_len > config.max_position_embeddings:
         raise UsageError(
@@ -52,21 +56,37 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
         )
     order = bytes.fromhex(recipe.shuffle_seed) or None
     data = open_tokens(
-        recipe.data, recipe.token_bytes, recipe.seq_len, vocab_size=config.vocab_size, shuffle_seed=order
+        recipe.data,
+        recipe.token_bytes,
+        recipe.seq_len,
+        vocab_size=config.vocab_size,
+        shuffle_seed=order,
     )
     held_out = None
     if recipe.held_out:
-        files = open_tokens(recipe.held_out, recipe.token_bytes, recipe.seq_len, vocab_size=config.vocab_size)
+        files = open_tokens(
+            recipe.held_out, recipe.token_bytes, recipe.seq_len, vocab_size=config.vocab_size
+        )
         held_out = spread(files, recipe.eval_sequences)
     largest = min(recipe.tiers)
     weights = load(Path(recipe.model), largest)
-    marks = {"weights": _mark(weights), "sequences": data.sequences, "held_out": held_out is not None and len(held_out)}
+    marks = {
+        "weights": _mark(weights),
+        "sequences": data.sequences,
+        "held_out": held_out is not None and len(held_out),
+    }
     bound = msgspec.json.decode(msgspec.json.encode(asdict(recipe) | {"files": marks}))
-    return Start(config, _trainer(recipe, config, weights, device, arithmetic), data, held_out, bound)
+    return Start(
+        config, _trainer(recipe, config, weights, device, arithmetic), data, held_out, bound
+    )
 
 
 def _trainer(
-    recipe: Recipe, config: ModelConfig, weights: dict[str, Tensor], device: torch.device, arithmetic: Arithmetic
+    recipe: Recipe,
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    device: torch.device,
+    arithmetic: Arithmetic,
 ) -> Trainer:
     if recipe.agreed is None:
         (tier,) = recipe.tiers

@@ -1,9 +1,12 @@
-"""The replicas of a run in one process, round by round: trained, encoded, decoded and applied by the members' own code.
+"""The replicas of a run in one process, round by round: trained, encoded, decoded and applied by
+the members' own code.
 
 Decided
-- Everything that a member sends goes through its bytes. What the network does in between (announcing, fetching,
-  attesting) decides only which results are accepted, and here that is said from outside.
-- With an overlap of 1 the results of a round are applied after the next one was trained, as in a run, with 0 at once.
+- Everything that a member sends goes through its bytes. What the network does in between
+  (announcing, fetching, attesting) decides only which results are accepted, and here that is said
+  from outside.
+- With an overlap of 1 the results of a round are applied after the next one was trained, as in a
+  run, with 0 at once.
 """
 
 from __future__ import annotations
@@ -39,14 +42,18 @@ class ReplicasDiffer(AftermathError):
 class Together:
     """Members' replicas of one model. `rate` is the learning rate of a step."""
 
-    def __init__(self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int
+    ) -> None:
         self.replicas = list(replicas)
         self._schema, self._rate, self._overlap = self.replicas[0].schema, rate, overlap
         self._under_way: list[tuple[int, Results]] = []
         self._travelling = [False] * len(self.replicas)
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
-        """One round: every member trains its share, then the results whose time has come are applied."""
+        """One round: every member trains its share, then the results whose time has come are
+        applied.
+        """
         results: Results = {level: [] for level in range(self._schema.state.levels)}
         losses: list[float | None] = []
         left_out, sent = [], 0
@@ -71,7 +78,9 @@ class Together:
         """A member's result, or why it has none."""
         rates, travelling = (self._rate(step), self._rate(step - 1)), self._travelling[member]
         try:
-            trained = self.replicas[member].train(sequences, *rates, threading.Event(), travelling=travelling)
+            trained = self.replicas[member].train(
+                sequences, *rates, threading.Event(), travelling=travelling
+            )
         except NonFiniteGradient as error:
             return error.message
         return trained if math.isfinite(trained.loss) else f"the loss is {trained.loss}"
@@ -107,7 +116,10 @@ class Together:
 
     def models(self) -> Mapping[int, LanguageModel]:
         """One of each tier that takes part, the largest first."""
-        return {replica.tier: replica.model for replica in sorted(self.replicas, key=lambda replica: replica.tier)}
+        return {
+            replica.tier: replica.model
+            for replica in sorted(self.replicas, key=lambda replica: replica.tier)
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Weights and private state of every member, and the results under way."""
@@ -118,8 +130,12 @@ class Together:
         for step, results in self._under_way:
             for level, payloads in results.items():
                 sizes = (len(payloads), self._schema.results.payload_bytes(level))
-                joined = torch.frombuffer(bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8)
-                kept[f"{_UNDER_WAY}{step}/{level}"] = joined[: sizes[0] * sizes[1]].view(sizes).clone()
+                joined = torch.frombuffer(
+                    bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8
+                )
+                kept[f"{_UNDER_WAY}{step}/{level}"] = (
+                    joined[: sizes[0] * sizes[1]].view(sizes).clone()
+                )
         return kept
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -130,7 +146,9 @@ class Together:
         under_way = self._results(below(state, _UNDER_WAY))
         travelling = state.get(_TRAVELLING, torch.empty(0))
         if travelling.shape != (len(self.replicas),) or travelling.dtype != torch.bool:
-            raise CheckpointError("the saved state does not say whose results travel", "Name another --out")
+            raise CheckpointError(
+                "the saved state does not say whose results travel", "Name another --out"
+            )
         for member, replica in enumerate(self.replicas):
             take_weights(replica.params, below(state, f"{member}/weights/"))
             replica.optimizer.restore(below(state, f"{member}/optimizer/"))
@@ -141,12 +159,22 @@ class Together:
         found: dict[int, Results] = {}
         for path, payloads in kept.items():
             step, _, level = path.partition("/")
-            if not (step.isdecimal() and level.isdecimal()) or payloads.dtype != torch.uint8 or payloads.ndim != 2:
-                raise CheckpointError(f"the saved state holds no results of that form: {path}", "Name another --out")
+            if (
+                not (step.isdecimal() and level.isdecimal())
+                or payloads.dtype != torch.uint8
+                or payloads.ndim != 2
+            ):
+                raise CheckpointError(
+                    f"the saved state holds no results of that form: {path}", "Name another --out"
+                )
             rows = [payload.numpy().tobytes() for payload in payloads]
             for row in rows:
                 decode_level(row, self._schema.results, int(level))
             found.setdefault(int(step), {})[int(level)] = rows
-        if len(found) > self._overlap or any(len(levels) != self._schema.state.levels for levels in found.values()):
-            raise CheckpointError("the saved state lacks results or has too many of them", "Name another --out")
+        if len(found) > self._overlap or any(
+            len(levels) != self._schema.state.levels for levels in found.values()
+        ):
+            raise CheckpointError(
+                "the saved state lacks results or has too many of them", "Name another --out"
+            )
         return sorted(found.items())

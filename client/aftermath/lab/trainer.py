@@ -29,7 +29,9 @@ class Trainer(Protocol):
     """A model, or the replicas of one, with what changes it."""
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
-        """Train every member's share int64 [n, seq_len]; only results that are accepted are ever applied."""
+        """Train every member's share int64 [n, seq_len]; only results that are accepted are ever
+        applied.
+        """
 
     def settle(self) -> None:
         """Apply what is under way: nothing more comes."""
@@ -49,19 +51,30 @@ class Trainer(Protocol):
 
 def on_cpu(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Copies under other names."""
-    return {f"{prefix}{name}": tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return {
+        f"{prefix}{name}": tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin so, without that."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
 
 
 def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
-    """Give parameters the numbers that were kept. Raises CheckpointError unless names and shapes are theirs."""
+    """Give parameters the numbers that were kept. Raises CheckpointError unless names and shapes
+    are theirs.
+    """
     for name in params.keys() | kept.keys():
         if name not in params or name not in kept or not fits(kept[name], params[name]):
-            raise CheckpointError(f"the saved state does not fit this model: {name}", "Name another --out")
+            raise CheckpointError(
+                f"the saved state does not fit this model: {name}", "Name another --out"
+            )
     with torch.no_grad():
         for name, tensor in kept.items():
             params[name].copy_(tensor)
@@ -69,4 +82,8 @@ def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> No
 
 def fits(kept: Tensor, tensor: Tensor) -> bool:
     """Whether these are finite numbers of that type and shape."""
-    return kept.dtype == tensor.dtype and kept.shape == tensor.shape and bool(torch.isfinite(kept).all())
+    return (
+        kept.dtype == tensor.dtype
+        and kept.shape == tensor.shape
+        and bool(torch.isfinite(kept).all())
+    )

@@ -27,7 +27,8 @@ class Training:
 
 
 def trainings_in(places: Sequence[Path]) -> list[Path]:
-    """Return the event files of trainings among these places; a directory may also hold several trainings.
+    """Return the event files of trainings among these places; a directory may also hold several
+    trainings.
 
     Raise NoEvents for a file that cannot be read.
     """
@@ -39,9 +40,14 @@ def trainings_in(places: Sequence[Path]) -> list[Path]:
 
 
 def read_trainings(paths: Sequence[Path]) -> list[Training]:
-    """Read event files, each named for its directory, or for its whole path where two share that name."""
+    """Read event files, each named for its directory, or for its whole path where two share that
+    name.
+    """
     names = Counter(path.parent.name for path in paths)
-    return [_read(path, path.parent.name if names[path.parent.name] == 1 else str(path.parent)) for path in paths]
+    return [
+        _read(path, path.parent.name if names[path.parent.name] == 1 else str(path.parent))
+        for path in paths
+    ]
 
 
 def curves_of(trainings: Sequence[Training]) -> dict[str, Curve]:
@@ -55,11 +61,19 @@ def curves_of(trainings: Sequence[Training]) -> dict[str, Curve]:
 
 
 def _is_training(path: Path) -> bool:
-    """Return whether a file begins as `train-local` begins its events. Raise NoEvents if it cannot be read."""
+    """Return whether a file begins as `train-local` begins its events. Raise NoEvents if it cannot
+    be read.
+    """
     try:
         with path.open("rb") as file:
             first = msgspec.json.decode(file.readline(1 << 16), type=kinds.LAB_EVENTS)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, msgspec.MsgspecError, RecursionError):
+    except (
+        FileNotFoundError,
+        IsADirectoryError,
+        NotADirectoryError,
+        msgspec.MsgspecError,
+        RecursionError,
+    ):
         return False
     except OSError as error:
         raise unreadable(path, error) from None
@@ -67,7 +81,9 @@ def _is_training(path: Path) -> bool:
 
 
 def _read(path: Path, name: str) -> Training:
-    """Read one file; lines that are no event, as the torn last one of a running training, are passed over."""
+    """Read one file; lines that are no event, as the torn last one of a running training, are
+    passed over.
+    """
     loss: list[tuple[int, float]] = []
     held_out: dict[int, list[tuple[int, float]]] = defaultdict(list)
     steps = 0

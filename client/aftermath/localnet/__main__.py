@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default: %(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default: %(default)s)"
+    )
     parser.add_argument(
         "--port",
         "--rpc-port",
@@ -71,7 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PORT",
         help="the websocket uses the port after it; 0: any free (default: %(default)d)",
     )
-    parser.add_argument("--ledger", type=Path, metavar="DIR", help="directory that survives restarts (default: none)")
+    parser.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="DIR",
+        help="directory that survives restarts (default: none)",
+    )
     parser.add_argument(
         "--program",
         type=program,
@@ -89,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         help="what a wallet has in the first slot; may be repeated",
     )
     parser.add_argument(
-        "--slot-ms", type=int, default=400, metavar="MS", help="milliseconds of a slot (default: %(default)d)"
+        "--slot-ms",
+        type=int,
+        default=400,
+        metavar="MS",
+        help="milliseconds of a slot (default: %(default)d)",
     )
     parser.add_argument(
         "--engine",
@@ -105,10 +116,15 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     engine: LocalnetEngine = ENGINES[given.engine]()
     try:
-        config = LocalnetConfig(given.host, given.rpc_port, given.ledger, given.program, given.airdrop, given.slot_ms)
+        config = LocalnetConfig(
+            given.host, given.rpc_port, given.ledger, given.program, given.airdrop, given.slot_ms
+        )
         run_localnet(config, engine)
     except LocalnetError as error:
-        print(f"error: {error.message}" + (f"\nfix: {error.fix}" if error.fix else ""), file=sys.stderr)
+        print(
+            f"error: {error.message}" + (f"\nfix: {error.fix}" if error.fix else ""),
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -50,7 +50,9 @@ class Listener(Protocol):
 class Bank:
     """One chain. `transactions` counts every landed transaction since genesis."""
 
-    def __init__(self, time: TimeSource, slots: Slots, history: History, transactions: int = 0) -> None:
+    def __init__(
+        self, time: TimeSource, slots: Slots, history: History, transactions: int = 0
+    ) -> None:
         self.time = time
         self.slots = slots
         self.history = history

@@ -70,13 +70,17 @@ class Committer:
         if self._ledger is not None:
             started = time.monotonic()
             try:
-                self._ledger.append([(executed.landed, executed.changed()) for executed, _ in landed])
+                self._ledger.append(
+                    [(executed.landed, executed.changed()) for executed, _ in landed]
+                )
             except LedgerError as error:
                 for executed, done in reversed(landed):
                     self._bank.undo(executed)
                     _fail(done, JsonRpcError(INTERNAL_ERROR, str(error)))
                 return
-            self._gather = min(MAX_GATHER, (time.monotonic() - started) / 2) if len(landed) > 1 else 0.0
+            self._gather = (
+                min(MAX_GATHER, (time.monotonic() - started) / 2) if len(landed) > 1 else 0.0
+            )
         for executed, done in landed:
             self._bank.publish(executed)
             if not done.done():

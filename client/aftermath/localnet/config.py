@@ -34,9 +34,13 @@ class LocalnetConfig:
 
     def __post_init__(self) -> None:
         if self.slot_ms < 1:
-            raise LocalnetError(f"a slot of {self.slot_ms} ms is not possible", "Give at least 1 (400 on mainnet)")
+            raise LocalnetError(
+                f"a slot of {self.slot_ms} ms is not possible", "Give at least 1 (400 on mainnet)"
+            )
         if not 0 <= self.rpc_port < MAX_PORT:
-            raise LocalnetError(f"port {self.rpc_port} is not possible", f"Give 0 (any) to {MAX_PORT - 1}")
+            raise LocalnetError(
+                f"port {self.rpc_port} is not possible", f"Give 0 (any) to {MAX_PORT - 1}"
+            )
 
 
 class Network(Protocol):

@@ -132,7 +132,9 @@ def transaction(landed: Landed, encoding: str, max_version: int | None) -> dict[
     shown: dict[str, Any] = {
         "slot": landed.slot,
         "blockTime": landed.time,
-        "transaction": _json_transaction(tx) if encoding == "json" else [_wire(landed.wire, encoding), encoding],
+        "transaction": _json_transaction(tx)
+        if encoding == "json"
+        else [_wire(landed.wire, encoding), encoding],
         "meta": _meta(landed),
     }
     if max_version is not None:

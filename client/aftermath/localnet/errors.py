@@ -164,5 +164,7 @@ def _instruction(error: Any) -> str:
     if name == "Custom":
         return f"custom program error: {detail:#x}"
     return (
-        f"Failed to serialize or deserialize account data: {detail}" if name == "BorshIoError" else f"{name}: {detail}"
+        f"Failed to serialize or deserialize account data: {detail}"
+        if name == "BorshIoError"
+        else f"{name}: {detail}"
     )

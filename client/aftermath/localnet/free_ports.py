@@ -42,4 +42,6 @@ def free_ports(host: str, count: int) -> int:
         first = draw.randrange(LOWEST, HIGHEST - count)
         if all(is_free(host, port) for port in range(first, first + count)):
             return first
-    raise LocalnetError(f"no {count} free ports in a row were found on {host}", "Check the host, or give --rpc-port")
+    raise LocalnetError(
+        f"no {count} free ports in a row were found on {host}", "Check the host, or give --rpc-port"
+    )

@@ -21,7 +21,13 @@ from solders.pubkey import Pubkey
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.history import History
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger, Recovered
-from aftermath.localnet.loader import elf_of, is_upgradeable, preloaded, program_data_address, read_program
+from aftermath.localnet.loader import (
+    elf_of,
+    is_upgradeable,
+    preloaded,
+    program_data_address,
+    read_program,
+)
 from aftermath.localnet.records import Era
 from aftermath.localnet.runtime import SYSTEM_ID, minimum_balance
 from aftermath.localnet.slots import Slots, time_of

@@ -41,7 +41,11 @@ class History:
         return self._by_signature.get(signature)
 
     def of_account(
-        self, key: Pubkey, limit: int, before: Signature | None = None, until: Signature | None = None
+        self,
+        key: Pubkey,
+        limit: int,
+        before: Signature | None = None,
+        until: Signature | None = None,
     ) -> list[Landed]:
         """Return at most `limit` transactions of `key`, newest first.
 
@@ -61,4 +65,8 @@ class History:
 def keys_of(landed: Landed) -> list[Pubkey]:
     """Return all accounts of the transaction, in the order of its balances."""
     own = VersionedTransaction.from_bytes(landed.wire).message.account_keys
-    return [*own, *(Pubkey(key) for key in landed.loaded_writable), *(Pubkey(key) for key in landed.loaded_readonly)]
+    return [
+        *own,
+        *(Pubkey(key) for key in landed.loaded_writable),
+        *(Pubkey(key) for key in landed.loaded_readonly),
+    ]

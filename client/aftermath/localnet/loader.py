@@ -41,11 +41,15 @@ def read_program(path: Path) -> bytes:
             f"the program {path} cannot be read: {error.strerror}", "Give ID=FILE of a built .so"
         ) from None
     if elf[:4] != b"\x7fELF":
-        raise LocalnetError(f"{path} is not a compiled program (no ELF header)", "Give the .so that the build wrote")
+        raise LocalnetError(
+            f"{path} is not a compiled program (no ELF header)", "Give the .so that the build wrote"
+        )
     return elf
 
 
-def preloaded(program_id: Pubkey, elf: bytes, rent: Callable[[int], int]) -> list[tuple[Pubkey, Account]]:
+def preloaded(
+    program_id: Pubkey, elf: bytes, rent: Callable[[int], int]
+) -> list[tuple[Pubkey, Account]]:
     """Return the program-data and program accounts, in loading order.
 
     `rent` gives the minimum balance of a data length.
@@ -62,7 +66,11 @@ def preloaded(program_id: Pubkey, elf: bytes, rent: Callable[[int], int]) -> lis
 def program_data_of(account: Account) -> Pubkey | None:
     """Return the program-data address of a program of the upgradeable loader, else None."""
     data = account.data
-    if account.owner != LOADER_ID or len(data) < PROGRAM_BYTES or data[:4] != struct.pack("<I", _PROGRAM):
+    if (
+        account.owner != LOADER_ID
+        or len(data) < PROGRAM_BYTES
+        or data[:4] != struct.pack("<I", _PROGRAM)
+    ):
         return None
     return Pubkey(data[4:36])
 

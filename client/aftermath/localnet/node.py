@@ -50,9 +50,13 @@ class Health:
     def answer(self, params: Any) -> str:
         """Return "ok", or raise the error that says what is wrong."""
         if behind := self._behind():
-            raise JsonRpcError(NODE_UNHEALTHY, f"Node is behind by {behind} slots", {"numSlotsBehind": behind})
+            raise JsonRpcError(
+                NODE_UNHEALTHY, f"Node is behind by {behind} slots", {"numSlotsBehind": behind}
+            )
         if (trouble := self._trouble()) is not None:
-            raise JsonRpcError(NODE_UNHEALTHY, f"Node is unhealthy: {trouble}", {"numSlotsBehind": None})
+            raise JsonRpcError(
+                NODE_UNHEALTHY, f"Node is unhealthy: {trouble}", {"numSlotsBehind": None}
+            )
         return OK
 
     def word(self) -> str:
@@ -82,12 +86,16 @@ class EmbeddedNode:
 
     def __init__(self, config: LocalnetConfig) -> None:
         self.time = config.time
-        self.bank, self._ledger = open_chain(config.ledger, config.time, config.slot_ms, config.programs)
+        self.bank, self._ledger = open_chain(
+            config.ledger, config.time, config.slot_ms, config.programs
+        )
         self._committer = Committer(self.bank, self._ledger)
         self.subscriptions = Subscriptions(self.bank)
         self.health = Health(self.bank, self._committer)
         reading = ReadMethods(self.bank)
-        self._sending = TransactionMethods(self.bank, self._committer, reading, faucet_of(self.bank.slots.genesis))
+        self._sending = TransactionMethods(
+            self.bank, self._committer, reading, faucet_of(self.bank.slots.genesis)
+        )
         self.methods: dict[str, Handler] = {
             **reading.methods(),
             **self._sending.methods(),

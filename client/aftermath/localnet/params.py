@@ -134,7 +134,9 @@ def pubkey(value: Any, name: str) -> Pubkey:
     try:
         return Pubkey.from_string(value)
     except (TypeError, ValueError):
-        raise invalid_params(f"{name} {value!r:.100} is not a base58 public key of 32 bytes") from None
+        raise invalid_params(
+            f"{name} {value!r:.100} is not a base58 public key of 32 bytes"
+        ) from None
 
 
 def signature(value: Any) -> Signature:
@@ -147,7 +149,9 @@ def signature(value: Any) -> Signature:
 def decoded(text: str, encoding: str, limit: int) -> bytes:
     """Return the bytes of `text`, at most `limit`, from base58, base64 or base64+zstd."""
     if len(text) > limit * 2 + 8:
-        raise invalid_params(f"{encoding} encoded too large: {len(text)} characters (max: {limit} bytes)")
+        raise invalid_params(
+            f"{encoding} encoded too large: {len(text)} characters (max: {limit} bytes)"
+        )
     try:
         if encoding == "base58":
             data = based58.b58decode(text.encode())
@@ -201,7 +205,9 @@ def _wanted(given: Any, encoding: str) -> bytes:
     if isinstance(given, str):
         return decoded(given, encoding, MAX_FILTER_BYTES)
     if not isinstance(given, list) or len(given) > MAX_FILTER_BYTES:
-        raise invalid_params(f"memcmp bytes must be a string or a list of at most {MAX_FILTER_BYTES} numbers")
+        raise invalid_params(
+            f"memcmp bytes must be a string or a list of at most {MAX_FILTER_BYTES} numbers"
+        )
     try:
         return bytes(given)
     except (TypeError, ValueError):

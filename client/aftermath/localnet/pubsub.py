@@ -76,7 +76,9 @@ class Calls:
             raise JsonRpcError(METHOD_NOT_FOUND, "Method not found")
         opens = name.endswith("Subscribe")
         if opens and self._subscriptions.count(self._outbox) >= MAX_SUBSCRIPTIONS:
-            raise JsonRpcError(INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions")
+            raise JsonRpcError(
+                INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions"
+            )
         return method(params, self._outbox)
 
     def _reply(self, body: dict[str, Any]) -> None:
@@ -89,11 +91,15 @@ class SubscriberConnection:
     `ping`: seconds between pings. `most`: bytes in its queue.
     """
 
-    def __init__(self, subscriptions: Subscriptions, *, ping: float = PING_SECONDS, most: int | None = None) -> None:
+    def __init__(
+        self, subscriptions: Subscriptions, *, ping: float = PING_SECONDS, most: int | None = None
+    ) -> None:
         self._subscriptions = subscriptions
         self._max_bytes = most or MAX_BACKLOG_BYTES
         self._calls = Calls(subscriptions, self)
-        self._socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=ping, compress=False)
+        self._socket = web.WebSocketResponse(
+            max_msg_size=MAX_MESSAGE_BYTES, heartbeat=ping, compress=False
+        )
         self._queue: asyncio.Queue[str] = asyncio.Queue(MAX_BACKLOG)
         self._queued_bytes = 0
         self._lagging = asyncio.Event()
@@ -107,7 +113,10 @@ class SubscriberConnection:
 
     async def serve(self, request: web.BaseRequest) -> web.WebSocketResponse:
         await self._socket.prepare(request)
-        tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._lagging.wait())]
+        tasks = [
+            asyncio.create_task(part)
+            for part in (self._read(), self._write(), self._lagging.wait())
+        ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

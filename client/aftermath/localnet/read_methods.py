@@ -112,7 +112,9 @@ class ReadMethods:
     def latest_blockhash(self, params: Any) -> dict[str, Any]:
         self.reached(Params(params, 1).config(0))
         slots = self._bank.slots
-        return self.context({"blockhash": str(slots.latest), "lastValidBlockHeight": slots.last_valid_height})
+        return self.context(
+            {"blockhash": str(slots.latest), "lastValidBlockHeight": slots.last_valid_height}
+        )
 
     def is_blockhash_valid(self, params: Any) -> dict[str, Any]:
         given = Params(params, 2)
@@ -134,7 +136,9 @@ class ReadMethods:
         config = given.config(1)
         self.reached(config)
         view = AccountView.of(config, "base64")
-        return self.context([view.show(self._bank.account(key)) for key in given.pubkeys(0, MAX_KEYS)])
+        return self.context(
+            [view.show(self._bank.account(key)) for key in given.pubkeys(0, MAX_KEYS)]
+        )
 
     def program_accounts(self, params: Any) -> Any:
         given = Params(params, 2)
@@ -160,7 +164,9 @@ class ReadMethods:
         given = Params(params, 2)
         size = given.number(0, "data length")
         if size > MAX_ACCOUNT_BYTES:
-            raise invalid_params(f"data length is {size}; an account may have {MAX_ACCOUNT_BYTES} bytes")
+            raise invalid_params(
+                f"data length is {size}; an account may have {MAX_ACCOUNT_BYTES} bytes"
+            )
         return minimum_balance(size)
 
     def signature_statuses(self, params: Any) -> dict[str, Any]:
@@ -170,7 +176,9 @@ class ReadMethods:
             raise invalid_params("signatures must be a list")
         if len(wanted) > MAX_STATUSES:
             raise invalid_params(f"Too many inputs provided; max {MAX_STATUSES}")
-        return self.context([self._status(self._bank.history.get(signature(text))) for text in wanted])
+        return self.context(
+            [self._status(self._bank.history.get(signature(text))) for text in wanted]
+        )
 
     def _status(self, landed: Landed | None) -> dict[str, Any] | None:
         if landed is None:
@@ -214,26 +222,35 @@ class ReadMethods:
     def transaction(self, params: Any) -> dict[str, Any] | None:
         given = Params(params, 2)
         wanted = signature(given.text(0, "signature"))
-        config = ConfigObject({"encoding": given.raw(1)}) if isinstance(given.raw(1), str) else given.config(1)
+        config = (
+            ConfigObject({"encoding": given.raw(1)})
+            if isinstance(given.raw(1), str)
+            else given.config(1)
+        )
         config.check_commitment()
         encoding = config.text("encoding", TRANSACTION_ENCODINGS, "json")
         landed = self._bank.history.get(wanted)
         return (
-            None if landed is None else transaction(landed, encoding, config.number("maxSupportedTransactionVersion"))
+            None
+            if landed is None
+            else transaction(landed, encoding, config.number("maxSupportedTransactionVersion"))
         )
 
     def recent_fees(self, params: Any) -> list[dict[str, int]]:
         given = Params(params, 1)
         accounts = [] if given.raw(0) is None else given.pubkeys(0, MAX_FEE_ACCOUNTS)
         return [
-            {"slot": slot, "prioritizationFee": price} for slot, price in self._bank.fees.at(self._bank.slot, accounts)
+            {"slot": slot, "prioritizationFee": price}
+            for slot, price in self._bank.fees.at(self._bank.slot, accounts)
         ]
 
     def fee_for_message(self, params: Any) -> dict[str, Any]:
         given = Params(params, 2)
         self.reached(given.config(1))
         message = _message(decoded(given.text(0, "message"), "base64", MAX_MESSAGE_BYTES))
-        return self.context(fee_of(message).total if self._bank.slots.is_recent(message.recent_blockhash) else None)
+        return self.context(
+            fee_of(message).total if self._bank.slots.is_recent(message.recent_blockhash) else None
+        )
 
 
 def _message(data: bytes) -> Message | MessageV0:

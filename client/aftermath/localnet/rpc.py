@@ -50,8 +50,14 @@ class Rpc:
             answer = await self._one(request)
             return b"" if answer is None else _encode(answer)
         if not request or len(request) > MAX_BATCH:
-            return _encode(failure(None, JsonRpcError(INVALID_REQUEST, f"A batch has 1 to {MAX_BATCH} requests")))
-        answers = [answer for answer in [await self._one(one) for one in request] if answer is not None]
+            return _encode(
+                failure(
+                    None, JsonRpcError(INVALID_REQUEST, f"A batch has 1 to {MAX_BATCH} requests")
+                )
+            )
+        answers = [
+            answer for answer in [await self._one(one) for one in request] if answer is not None
+        ]
         return _encode(answers) if answers else b""
 
     async def _one(self, request: Any) -> dict[str, Any] | None:
@@ -76,7 +82,11 @@ class Rpc:
 
 def check_call(request: Any) -> tuple[str, Any, Any] | JsonRpcError:
     """Return (method, params, id) of one call, or the error of an invalid one."""
-    if not isinstance(request, dict) or request.get("jsonrpc") != "2.0" or not isinstance(request.get("method"), str):
+    if (
+        not isinstance(request, dict)
+        or request.get("jsonrpc") != "2.0"
+        or not isinstance(request.get("method"), str)
+    ):
         return JsonRpcError(INVALID_REQUEST, "Invalid request")
     call_id = request.get("id")
     if isinstance(call_id, bool) or not isinstance(call_id, str | int | float | None):

@@ -64,7 +64,11 @@ def account_keys(
         except IndexError:
             raise LookupFailed("InvalidAddressLookupTableIndex") from None
     writable += range(len(keys), len(keys) + len(loaded_writable))
-    return keys + loaded_writable + loaded_readonly, writable, (len(loaded_writable), len(loaded_readonly))
+    return (
+        keys + loaded_writable + loaded_readonly,
+        writable,
+        (len(loaded_writable), len(loaded_readonly)),
+    )
 
 
 def _table(account: Account | None) -> list[Pubkey]:
@@ -188,7 +192,9 @@ class Runtime:
         data_key = program_data_of(account)
         if data_key is not None and elf_of(self._svm.get_account(data_key)) is None:
             # Without the flag, LiteSVM refuses a closed program, as a validator does.
-            account = Account(account.lamports, account.data, account.owner, False, account.rent_epoch)
+            account = Account(
+                account.lamports, account.data, account.owner, False, account.rent_epoch
+            )
         self._svm.set_account(key, account)
 
     def execute(self, tx: VersionedTransaction) -> ExecutionOutcome:
@@ -212,25 +218,35 @@ class Runtime:
         before: list[AccountState] = [(keys[i], self.account(keys[i])) for i in writable]
         payer = before[0][1]
         if payer is None or payer.lamports < fee.total:
-            return _refused("AccountNotFound" if payer is None else "InsufficientFundsForFee", fee, message)
+            return _refused(
+                "AccountNotFound" if payer is None else "InsufficientFundsForFee", fee, message
+            )
         error, meta, after = self._call(tx, fee, payer, before)
         error = self._explain(error, message, keys)
         landed = error is None or _is_charged(error)
         error = error if error is not None else _rent_error(writable, before, after)
         if error is not None:
-            after = [(keys[0], _with_lamports(payer, payer.lamports - fee.total)), *before[1:]] if landed else before
+            after = (
+                [(keys[0], _with_lamports(payer, payer.lamports - fee.total)), *before[1:]]
+                if landed
+                else before
+            )
         pre = [self.balance(key) for key in keys]
         post = list(pre)
         for index, (_, account) in zip(writable, after, strict=True):
             post[index] = account.lamports if account is not None else 0
-        return ExecutionOutcome(error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after)
+        return ExecutionOutcome(
+            error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after
+        )
 
     def _call(
         self, tx: VersionedTransaction, fee: Fee, payer: Account, before: list[AccountState]
     ) -> tuple[Any, TransactionMetadata, list[AccountState]]:
         """Return (error, metadata, accounts afterwards), run without the payer's priority fee."""
         if fee.priority:
-            self._svm.set_account(before[0][0], _with_lamports(payer, payer.lamports - fee.priority))
+            self._svm.set_account(
+                before[0][0], _with_lamports(payer, payer.lamports - fee.priority)
+            )
         try:
             # `send_transaction` panics when a program is closed, and stored programs must come
             # after their data. So LiteSVM only simulates, and `store` keeps what comes out.
@@ -239,7 +255,9 @@ class Runtime:
             # A panic inside LiteSVM arrives as a PanicException, which is not an Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-            raise JsonRpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
+            raise JsonRpcError(
+                INTERNAL_ERROR, f"The runtime refused the transaction: {error}"
+            ) from None
         finally:
             clear_x87_registers()
             if fee.priority:
@@ -268,11 +286,15 @@ def _with_lamports(account: Account, lamports: int) -> Account:
 
 def _is_charged(error: Any) -> bool:
     """Return whether the transaction reached execution, and so pays."""
-    return isinstance(error, dict) and ("InstructionError" in error or "InsufficientFundsForRent" in error)
+    return isinstance(error, dict) and (
+        "InstructionError" in error or "InsufficientFundsForRent" in error
+    )
 
 
 def _refused(error: str, fee: Fee, message: Message | MessageV0) -> ExecutionOutcome:
-    return ExecutionOutcome(error, False, NO_META, fee, list(message.account_keys), 0, 0, [], [], [], [], [])
+    return ExecutionOutcome(
+        error, False, NO_META, fee, list(message.account_keys), 0, 0, [], [], [], [], []
+    )
 
 
 def _rent_error(writable: list[int], before: list[AccountState], after: list[AccountState]) -> Any:
@@ -281,6 +303,11 @@ def _rent_error(writable: list[int], before: list[AccountState], after: list[Acc
         if new is None or new.lamports >= minimum_balance(len(new.data)):
             continue
         paying = old is not None and old.lamports < minimum_balance(len(old.data))
-        if old is None or not paying or len(old.data) != len(new.data) or new.lamports > old.lamports:
+        if (
+            old is None
+            or not paying
+            or len(old.data) != len(new.data)
+            or new.lamports > old.lamports
+        ):
             return {"InsufficientFundsForRent": {"account_index": index}}
     return None

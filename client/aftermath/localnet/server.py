@@ -65,7 +65,10 @@ class RunningLocalnet:
         attempts = 1 if config.rpc_port else PORT_ATTEMPTS
         for attempt in range(attempts):
             self.rpc_port = config.rpc_port or free_ports(config.host, 2)
-            sites = [web.TCPSite(runner, config.host, port) for port in (self.rpc_port, self.rpc_port + 1)]
+            sites = [
+                web.TCPSite(runner, config.host, port)
+                for port in (self.rpc_port, self.rpc_port + 1)
+            ]
             try:
                 for site, port in zip(sites, (self.rpc_port, self.rpc_port + 1), strict=True):
                     await _listen(site, port)
@@ -88,9 +91,14 @@ class RunningLocalnet:
         if request.method == "GET" and request.path == "/health":
             return web.Response(text=self._node.health.word())
         if request.method != "POST":
-            return web.Response(status=405, text="Used HTTP Method is not allowed. POST is required\n")
+            return web.Response(
+                status=405, text="Used HTTP Method is not allowed. POST is required\n"
+            )
         if request.content_type != JSON:
-            return web.Response(status=415, text="Supplied content type is not allowed. application/json is required\n")
+            return web.Response(
+                status=415,
+                text="Supplied content type is not allowed. application/json is required\n",
+            )
         try:
             body = await _body(request)
         except web.HTTPRequestEntityTooLarge:
@@ -107,7 +115,9 @@ class RunningLocalnet:
 
     async def close(self) -> None:
         """Stop serving. The ledger already has everything acknowledged."""
-        await asyncio.gather(*(one.close() for one in list(self._connections)), return_exceptions=True)
+        await asyncio.gather(
+            *(one.close() for one in list(self._connections)), return_exceptions=True
+        )
         if self._runner is not None:
             await self._runner.cleanup()
         await self._node.close()
@@ -126,7 +136,9 @@ async def _listen(site: web.TCPSite, port: int) -> None:
         if error.errno == errno.EADDRINUSE:
             fix = "Stop what listens there, or choose another with --port (the websocket uses the port after it)"
             raise LocalnetError(f"port {port} is in use", fix) from None
-        raise LocalnetError(f"cannot listen on port {port}: {error.strerror}", "Choose another host or port") from None
+        raise LocalnetError(
+            f"cannot listen on port {port}: {error.strerror}", "Choose another host or port"
+        ) from None
 
 
 def _in_url(host: str) -> str:
@@ -156,7 +168,9 @@ def print_ready(network: Network) -> None:
 
 
 def run_localnet(
-    config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None] = print_ready
+    config: LocalnetConfig,
+    engine: LocalnetEngine,
+    announce: Callable[[Network], None] = print_ready,
 ) -> None:
     """Start, announce (one line by default) and block until SIGINT or SIGTERM.
 
@@ -165,14 +179,19 @@ def run_localnet(
     asyncio.run(_until_signal(config, engine, announce))
 
 
-async def _until_signal(config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]) -> None:
+async def _until_signal(
+    config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]
+) -> None:
     stop = asyncio.Event()
     with heard(lambda _: stop.set()):
         await _until(stop, config, engine, announce)
 
 
 async def _until(
-    stop: asyncio.Event, config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]
+    stop: asyncio.Event,
+    config: LocalnetConfig,
+    engine: LocalnetEngine,
+    announce: Callable[[Network], None],
 ) -> None:
     starting = asyncio.ensure_future(engine.start(config))
     stopping = asyncio.create_task(stop.wait())

@@ -61,7 +61,9 @@ class Slots:
         return time_of(self.eras, slot)
 
     def seconds_to_next(self, now: float) -> float:
-        return max(0.0, self._started + (self.current + 1 - self._first) * self._slot_us / 1e6 - now)
+        return max(
+            0.0, self._started + (self.current + 1 - self._first) * self._slot_us / 1e6 - now
+        )
 
     def advance(self, slot: int) -> None:
         self._register(max(self.current, slot - MAX_SLOT_HASHES), slot)
@@ -73,7 +75,9 @@ class Slots:
             self._ages[value] = slot
             self._entries.append(struct.pack("<Q", slot) + bytes(value))
         del self._entries[: max(0, len(self._entries) - MAX_SLOT_HASHES)]
-        for stale in [value for value, slot in self._ages.items() if end - 1 - slot > MAX_PROCESSING_AGE]:
+        for stale in [
+            value for value, slot in self._ages.items() if end - 1 - slot > MAX_PROCESSING_AGE
+        ]:
             del self._ages[stale]
 
     def is_recent(self, blockhash: Hash) -> bool:

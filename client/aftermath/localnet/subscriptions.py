@@ -74,7 +74,9 @@ class Subscriptions:
         self._bank = bank
         self._ids = itertools.count(1)
         self._all: dict[int, Subscription] = {}
-        self._shelves = {kind: _Shelf() for kind in ("account", "program", "signature", "logs", "slot")}
+        self._shelves = {
+            kind: _Shelf() for kind in ("account", "program", "signature", "logs", "slot")
+        }
         bank.listeners.append(self)
 
     def methods(self) -> dict[str, Callable[[Any, Outbox], Any]]:
@@ -126,14 +128,22 @@ class Subscriptions:
         given = Params(params, 2)
         config = given.config(1)
         config.check_commitment()
-        return self._add("program", given.pubkey(0), outbox, view=AccountView.of(config), matches=parse_filters(config))
+        return self._add(
+            "program",
+            given.pubkey(0),
+            outbox,
+            view=AccountView.of(config),
+            matches=parse_filters(config),
+        )
 
     def _signature(self, params: Any, outbox: Outbox) -> int:
         given = Params(params, 2)
         config = given.config(1)
         config.check_commitment()
         received = config.flag("enableReceivedNotification")
-        return self._add("signature", signature(given.text(0, "signature")), outbox, received=received)
+        return self._add(
+            "signature", signature(given.text(0, "signature")), outbox, received=received
+        )
 
     def _logs(self, params: Any, outbox: Outbox) -> int:
         given = Params(params, 2)
@@ -143,7 +153,9 @@ class Subscriptions:
             return self._add("logs", None, outbox)
         mentions = wanted.get("mentions") if isinstance(wanted, dict) else None
         if not isinstance(mentions, list) or len(mentions) != 1:
-            raise invalid_params('the filter is "all", "allWithVotes" or {"mentions": [one public key]}')
+            raise invalid_params(
+                'the filter is "all", "allWithVotes" or {"mentions": [one public key]}'
+            )
         return self._add("logs", pubkey(mentions[0], "mentions"), outbox)
 
     def _slot(self, params: Any, outbox: Outbox) -> int:
@@ -178,7 +190,10 @@ class Subscriptions:
             self._tell_signature(one, landed.error)
         logs = self._shelves["logs"]
         if logs.by_key:
-            listening = [*logs.about(None), *(one for key in dict.fromkeys(outcome.keys) for one in logs.about(key))]
+            listening = [
+                *logs.about(None),
+                *(one for key in dict.fromkeys(outcome.keys) for one in logs.about(key)),
+            ]
             self._tell_logs(listening, landed.signature, landed.error, outcome.meta.logs())
 
     def _tell_account(self, key: Pubkey, account: Account | None) -> None:
@@ -192,7 +207,9 @@ class Subscriptions:
         matching = [one for one in listening if one.matches is None or one.matches(account)]
         self._tell_views(matching, lambda view: {"pubkey": str(key), "account": view.show(account)})
 
-    def _tell_views(self, listening: Iterable[Subscription], show: Callable[[AccountView], Any]) -> None:
+    def _tell_views(
+        self, listening: Iterable[Subscription], show: Callable[[AccountView], Any]
+    ) -> None:
         texts: dict[AccountView, str | None] = {}
         for one in listening:
             if one.view not in texts:
@@ -211,7 +228,9 @@ class Subscriptions:
         _send(one, self._in_context({"err": error}))
         self._remove(one)
 
-    def _tell_logs(self, listening: list[Subscription], sign: Signature, error: Any, logs: list[str]) -> None:
+    def _tell_logs(
+        self, listening: list[Subscription], sign: Signature, error: Any, logs: list[str]
+    ) -> None:
         text = self._in_context({"signature": str(sign), "err": error, "logs": logs})
         for one in listening:
             _send(one, text)

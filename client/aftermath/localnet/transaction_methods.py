@@ -39,7 +39,9 @@ MAX_SIMULATED_ACCOUNTS = 64
 class TransactionMethods:
     """The methods by JSON-RPC name. Each takes the `params` of a call and returns an awaitable."""
 
-    def __init__(self, bank: Bank, committer: Committer, reading: ReadMethods, faucet: Keypair) -> None:
+    def __init__(
+        self, bank: Bank, committer: Committer, reading: ReadMethods, faucet: Keypair
+    ) -> None:
         self._bank = bank
         self._committer = committer
         self._reading = reading
@@ -87,7 +89,10 @@ class TransactionMethods:
         if replace:
             tx = _with_blockhash(tx, self._bank)
             slots = self._bank.slots
-            replacement = {"blockhash": str(slots.latest), "lastValidBlockHeight": slots.last_valid_height}
+            replacement = {
+                "blockhash": str(slots.latest),
+                "lastValidBlockHeight": slots.last_valid_height,
+            }
         wanted = _wanted_accounts(config)
         genuine = not verify or all(tx.verify_with_results())
         error = self._bank.check(tx) if genuine else "SignatureFailure"
@@ -99,7 +104,9 @@ class TransactionMethods:
             shown["replacementBlockhash"] = replacement
         return self._reading.context(shown)
 
-    def _accounts(self, outcome: ExecutionOutcome | None, view: AccountView, keys: list[Pubkey]) -> list[Any]:
+    def _accounts(
+        self, outcome: ExecutionOutcome | None, view: AccountView, keys: list[Pubkey]
+    ) -> list[Any]:
         if outcome is None or outcome.error is not None:
             return [None] * len(keys)
         after = dict(outcome.after)
@@ -122,9 +129,15 @@ class TransactionMethods:
         message = Message.new_with_blockhash([unique, move], payer, self._bank.slots.latest)
         tx = VersionedTransaction(message, [self._faucet])
         outcome = self._bank.simulate(tx)
-        error = outcome.error if outcome.error is not None else await self._committer.submit(tx, bytes(tx))
+        error = (
+            outcome.error
+            if outcome.error is not None
+            else await self._committer.submit(tx, bytes(tx))
+        )
         if error is not None:
-            raise JsonRpcError(INTERNAL_ERROR, f"The airdrop of {lamports} lamports failed: {sentence(error)}")
+            raise JsonRpcError(
+                INTERNAL_ERROR, f"The airdrop of {lamports} lamports failed: {sentence(error)}"
+            )
         return str(tx.signatures[0])
 
 
@@ -138,7 +151,9 @@ def transaction_of(text: str, config: ConfigObject) -> tuple[VersionedTransactio
     try:
         tx = VersionedTransaction.from_bytes(data)
     except ValueError as error:
-        raise invalid_params(f"failed to deserialize solana_transaction::VersionedTransaction: {error}") from None
+        raise invalid_params(
+            f"failed to deserialize solana_transaction::VersionedTransaction: {error}"
+        ) from None
     try:
         tx.sanitize()
     except Exception as error:
@@ -153,7 +168,9 @@ def _with_blockhash(tx: VersionedTransaction, bank: Bank) -> VersionedTransactio
     latest = bank.slots.latest
     message: Message | MessageV0
     if isinstance(old, MessageV0):
-        message = MessageV0(old.header, old.account_keys, latest, old.instructions, old.address_table_lookups)
+        message = MessageV0(
+            old.header, old.account_keys, latest, old.instructions, old.address_table_lookups
+        )
     else:
         header = old.header
         message = Message.new_with_compiled_instructions(
@@ -180,7 +197,9 @@ def _wanted_accounts(config: ConfigObject) -> tuple[AccountView, list[Pubkey]] |
 
 def _preflight_failure(error: Any, outcome: ExecutionOutcome | None) -> JsonRpcError:
     data = _simulation(error, outcome, inner=False)
-    return JsonRpcError(PREFLIGHT_FAILURE, f"Transaction simulation failed: {sentence(error)}", data)
+    return JsonRpcError(
+        PREFLIGHT_FAILURE, f"Transaction simulation failed: {sentence(error)}", data
+    )
 
 
 _MAYBE = ("accounts", "fee", "preBalances", "postBalances", "returnData", "innerInstructions")

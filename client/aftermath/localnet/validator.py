@@ -35,7 +35,8 @@ POLL_SECONDS = 0.1
 TICK_MS = 6.25
 OTHER_PORTS = 36
 _PR_SET_PDEATHSIG = 1
-SPINNING_THREAD = "solBnkTxSched"  # the validator's thread that polls for transactions without pause
+# the validator's thread that polls for transactions without pause
+SPINNING_THREAD = "solBnkTxSched"
 _NICER = 10
 _LOOK_SECONDS = 0.5
 
@@ -68,7 +69,9 @@ class ValidatorEngine:
                 f"Install the Solana CLI (Agave), or set {VARIABLE} to the binary, or use --engine embedded",
             )
         if not isinstance(config.time, RealTime):
-            raise LocalnetError("a validator keeps real time", "Use the embedded engine for a virtual clock")
+            raise LocalnetError(
+                "a validator keeps real time", "Use the embedded engine for a virtual clock"
+            )
         for _, path in config.programs:
             read_program(path)
         running = RunningValidator(config)
@@ -86,7 +89,9 @@ class RunningValidator:
     def __init__(self, config: LocalnetConfig) -> None:
         self._port = config.rpc_port or free_ports(config.host, 2)
         self._host = config.host
-        self._scratch = None if config.ledger else tempfile.TemporaryDirectory(prefix="aftermath-validator-")
+        self._scratch = (
+            None if config.ledger else tempfile.TemporaryDirectory(prefix="aftermath-validator-")
+        )
         self._ledger = config.ledger or Path(self._scratch.name if self._scratch else "")
         self._log_path = self._ledger.with_name(f"{self._ledger.name}.log")
         self._process: asyncio.subprocess.Process | None = None
@@ -104,7 +109,9 @@ class RunningValidator:
     async def open(self, binary: Path, config: LocalnetConfig) -> None:
         for port in (self._port, self._port + 1):
             if not is_free(self._host, port):
-                raise LocalnetError(f"port {port} is in use", "Stop what listens there, or choose another --port")
+                raise LocalnetError(
+                    f"port {port} is in use", "Stop what listens there, or choose another --port"
+                )
         self._ledger.mkdir(parents=True, exist_ok=True)
         output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -154,25 +161,35 @@ class RunningValidator:
             if self._process.returncode is not None:
                 status = self._process.returncode
                 words = self._last_words()
-                raise LocalnetError(f"{NAME} ended with status {status}: {words}", f"See {self._log_path}")
+                raise LocalnetError(
+                    f"{NAME} ended with status {status}: {words}", f"See {self._log_path}"
+                )
             if await _call(session, self.rpc_url, "getHealth", []) == "ok":
                 return
             await asyncio.sleep(POLL_SECONDS)
-        raise LocalnetError(f"{NAME} was not healthy within {START_SECONDS:.0f} s", f"See {self._log_path}")
+        raise LocalnetError(
+            f"{NAME} was not healthy within {START_SECONDS:.0f} s", f"See {self._log_path}"
+        )
 
     async def _provide(self, session: aiohttp.ClientSession, key: Pubkey, lamports: int) -> None:
         """Airdrop until `key` holds `lamports`."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         asked = False
         while asyncio.get_running_loop().time() < deadline:
-            answer = await _call(session, self.rpc_url, "getBalance", [str(key), {"commitment": "confirmed"}])
+            answer = await _call(
+                session, self.rpc_url, "getBalance", [str(key), {"commitment": "confirmed"}]
+            )
             missing = lamports - (answer["value"] if isinstance(answer, dict) else 0)
             if missing <= 0:
                 return
             if not asked:
-                asked = isinstance(await _call(session, self.rpc_url, "requestAirdrop", [str(key), missing]), str)
+                asked = isinstance(
+                    await _call(session, self.rpc_url, "requestAirdrop", [str(key), missing]), str
+                )
             await asyncio.sleep(POLL_SECONDS)
-        raise LocalnetError(f"the validator's faucet did not give {key} its lamports", "Start it again")
+        raise LocalnetError(
+            f"the validator's faucet did not give {key} its lamports", "Start it again"
+        )
 
     async def close(self) -> None:
         if self._giving_way is not None:
@@ -198,7 +215,9 @@ def _die_with_parent() -> None:
 
 async def _give_way(pid: int) -> None:
     """Lower the priority of the validator's polling thread, to free its core (Linux)."""
-    for _ in range(round(START_SECONDS / _LOOK_SECONDS)):  # the thread starts after the validator is healthy
+    for _ in range(
+        round(START_SECONDS / _LOOK_SECONDS)
+    ):  # the thread starts after the validator is healthy
         if _has_given_way(pid):
             return
         await asyncio.sleep(_LOOK_SECONDS)
@@ -209,12 +228,16 @@ def _has_given_way(pid: int) -> bool:
     for thread in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):  # threads end at any time
             if (thread / "comm").read_text().strip() == SPINNING_THREAD:
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, pid) + _NICER)
+                os.setpriority(
+                    os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, pid) + _NICER
+                )
                 return True
     return False
 
 
-async def _call(session: aiohttp.ClientSession, url: str, method: str, params: Sequence[object]) -> object:
+async def _call(
+    session: aiohttp.ClientSession, url: str, method: str, params: Sequence[object]
+) -> object:
     """Return the result, or None if the node does not answer or returns an error."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
     try:

@@ -93,12 +93,15 @@ class Keeper:
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
         self._read: Checkpoint | None = None  # the last place on the Hub that passed the check
-        self._away: tuple[Checkpoint, int] | None = None  # a place that was not answered for, and in which epoch
+        # a place that was not answered for, and in which epoch
+        self._away: tuple[Checkpoint, int] | None = None
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
         self._failed_step = -1  # the step whose failure was last warned of
         self._attested: list[Path] = []  # directories of models that members attested, newest last
         self.saved_step: int | None = None
-        """The steps trained in the newest epoch's model, once it is in the directory, or on the Hub without one."""
+        """The steps trained in the newest epoch's model, once it is in the directory, or on the Hub
+        without one.
+        """
         if archive.hub is not None and archive.directory is None:
             sweep()
 
@@ -126,7 +129,9 @@ class Keeper:
             return False
         if self._archive.directory is not None:
             self.saved_step = run.trained_steps
-            self._ports.events.emit(event_types.CheckpointWritten(step=run.trained_steps, path=str(kept.place)))
+            self._ports.events.emit(
+                event_types.CheckpointWritten(step=run.trained_steps, path=str(kept.place))
+            )
         late = self._sending is not None
         if self._archive.hub is not None:
             self._line_up(self._archive.hub, kept)
@@ -232,7 +237,11 @@ class Keeper:
             stem = stem_of_run(directory, run.run_id, run.identity)
             # The place recorded for a step may be false. Then this copy of the step may be the only
             # one.
-            recorded = {step_directory(directory, stem, steps_before(one.step)) for one in model.recorded if one.exists}
+            recorded = {
+                step_directory(directory, stem, steps_before(one.step))
+                for one in model.recorded
+                if one.exists
+            }
             prune(directory, stem, run.trained_steps, keep, needed | recorded | _directories(model))
 
         await self._workers.compute(remove)
@@ -255,7 +264,9 @@ class Keeper:
         """Queue a checkpoint for upload, next after the one under way."""
         if (skipped := self._next) is not None:
             step = skipped.run.trained_steps
-            self._warn(f"step {step} is not uploaded: an earlier upload took so long that it is outdated")
+            self._warn(
+                f"step {step} is not uploaded: an earlier upload took so long that it is outdated"
+            )
             skipped.release()
         self._next = kept
         if self._uploading is None or self._uploading.done():
@@ -289,7 +300,9 @@ class Keeper:
             return
         self.saved_step = step
         self._ports.events.emit(
-            event_types.CheckpointWritten(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit)
+            event_types.CheckpointWritten(
+                step=step, path=f"{hub.repo}@{commit}" if hub.named else commit
+            )
         )
         if not hub.named:
             return
@@ -324,7 +337,9 @@ class Keeper:
             return
         wrong = await self._wrong_with(model.checkpoint, kept.run.epoch)
         if model.checkpoint.kind is CheckpointKind.LOCAL or wrong is not None:
-            await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept, model.checkpoint, wrong)
+            await self._name(
+                Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept, model.checkpoint, wrong
+            )
         elif before == model.checkpoint_step < kept.run.step:
             self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
 
@@ -334,7 +349,11 @@ class Keeper:
         """
         if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
             return None
-        if self._away is not None and self._away[0] == checkpoint and epoch < self._away[1] + _AWAY_EPOCHS:
+        if (
+            self._away is not None
+            and self._away[0] == checkpoint
+            and epoch < self._away[1] + _AWAY_EPOCHS
+        ):
             return None
 
         async def read() -> None:
@@ -366,7 +385,11 @@ class Keeper:
         )
 
     async def _name(
-        self, place: Checkpoint, kept: _Kept, before: Checkpoint | None = None, wrong: str | None = None
+        self,
+        place: Checkpoint,
+        kept: _Kept,
+        before: Checkpoint | None = None,
+        wrong: str | None = None,
     ) -> None:
         """Point the chain to a checkpoint. Warn if the chain ends up naming another or an older
         one.
@@ -381,7 +404,9 @@ class Keeper:
         model = (await self._ports.coordinator.view(fresh=True)).model
         newer = model.checkpoint_step - kept.run.step
         replaced = wrong is None or model.checkpoint != before
-        if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL and replaced):
+        if model.checkpoint == place or (
+            newer >= 0 and place.kind is CheckpointKind.LOCAL and replaced
+        ):
             return  # our reply was lost, or another member's equal directory was first
         if wrong is not None:
             self._warn_unnamed(kept, f"{wrong}, and {refusal.splitlines()[0]}")
@@ -389,19 +414,25 @@ class Keeper:
         if newer == 0:
             refusal = f"it names {model.checkpoint.repo} of step {steps_before(model.checkpoint_step)} already"
         what = f"{place.repo}@{place.revision}" if place.revision else place.repo
-        self._warn(f"{self._ports.coordinator.called} does not name {what} of step {kept.run.trained_steps}: {refusal}")
+        self._warn(
+            f"{self._ports.coordinator.called} does not name {what} of step {kept.run.trained_steps}: {refusal}"
+        )
 
     async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
         """Name a checkpoint as soon as all levels are attested. Return why that failed, or None."""
         run = kept.run
         hashes = [kept.hashes[level] for level in range(kept.run.levels)]
-        now = await self._ports.feed.until(lambda now: _all_attested(now) or _past(run, now) is not None)
+        now = await self._ports.feed.until(
+            lambda now: _all_attested(now) or _past(run, now) is not None
+        )
         if (gone := _past(run, now)) is not None:
             return gone
         try:
             named = await persist(
                 self._ports.clock,
-                lambda: self._ports.coordinator.checkpoint(place.kind, place.repo, place.revision, hashes),
+                lambda: self._ports.coordinator.checkpoint(
+                    place.kind, place.repo, place.revision, hashes
+                ),
                 wanted=lambda: _past(run, self._ports.feed.run) is None,
             )
         except Refused as refused:

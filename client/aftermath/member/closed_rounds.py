@@ -34,7 +34,9 @@ class Closings:
             return
         if (said.sender, said.signer) != (member.p2p, member.signer):
             return
-        self._heard = {kept: heard for kept, heard in self._heard.items() if self._place(kept.height) == kept}
+        self._heard = {
+            kept: heard for kept, heard in self._heard.items() if self._place(kept.height) == kept
+        }
         heard = self._heard.setdefault(place, {})
         if said.seat not in heard:
             heard[said.seat] = raw

@@ -55,20 +55,26 @@ class Cooldown:
         # earlier retry.
         hashes = await self._compute(self._replica.hashes)
         self._ports.events.emit(
-            event_types.CooldownStarted(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes))
+            event_types.CooldownStarted(
+                epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)
+            )
         )
         await self._attest(run, hashes)
         replica = self._replica
         state = self._role.schema.state
         tier = self._role.tier
-        self._share.offer(await self._compute(lambda: snapshot(replica.params, state, tier, run.step)))
+        self._share.offer(
+            await self._compute(lambda: snapshot(replica.params, state, tier, run.step))
+        )
         saved = await self._keeper.keep(run, replica, hashes)
         await self._private.keep(replica, run.epoch, hashes)
         report_traffic(self._ports)
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while not saved:
             await first_of(self._until_over(run), self._ports.clock.sleep(pauses.next()))
-            saved = self._over(run, self._ports.feed.run) or await self._keeper.keep(run, replica, hashes)
+            saved = self._over(run, self._ports.feed.run) or await self._keeper.keep(
+                run, replica, hashes
+            )
         await self._until_over(run)
 
     async def _until_over(self, started: Run) -> None:

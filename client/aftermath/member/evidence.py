@@ -92,7 +92,11 @@ class Evidence:
             del self._kept[next(iter(self._kept))]
         self._events.emit(
             event_types.Equivocated(
-                epoch=first.epoch, height=first.height, seat=first.seat, first=raw.hex(), second=other_raw.hex()
+                epoch=first.epoch,
+                height=first.height,
+                seat=first.seat,
+                first=raw.hex(),
+                second=other_raw.hex(),
             )
         )
         if self.show is not None:

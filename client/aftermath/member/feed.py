@@ -1,7 +1,8 @@
 """The newest view of the run, shared by all tasks of a member.
 
-One task pours the coordinator's views in; any number of tasks wait for a state they care about. Views only move forward
-in `seq`; a waiter sees the newest one, never a queue, so nobody can lag behind.
+One task pours the coordinator's views in; any number of tasks wait for a state they care about.
+Views only move forward in `seq`; a waiter sees the newest one, never a queue, so nobody can lag
+behind.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class Listening:
                 # results of the epoch.
                 here = members.mask(MemberState.HEALTHY) | members.mask(MemberState.DROPPED)
                 wanted = members.pending | here | run.finishers
-                self._ports.transport.set_members(members.seats[seat].p2p for seat in bitmap.seats(wanted))
+                self._ports.transport.set_members(
+                    members.seats[seat].p2p for seat in bitmap.seats(wanted)
+                )
                 self._tell_of_kicks(members)
                 self._members_seq = run.members_seq
             await self._ports.feed.after(run.seq)
@@ -56,9 +58,15 @@ class Listening:
         """Report members that an authority has removed or barred since the last call."""
         unwanted = {one.signer: one.barred for one in members.seats if one.removed or one.barred}
         for index, one in enumerate(members.seats):
-            if one.signer in unwanted and self._unwanted.get(one.signer) is not one.barred and one.used:
+            if (
+                one.signer in unwanted
+                and self._unwanted.get(one.signer) is not one.barred
+                and one.used
+            ):
                 wallet = based58.b58encode(one.signer).decode()
-                self._ports.events.emit(event_types.Kicked(seat=index, wallet=wallet, barred=one.barred))
+                self._ports.events.emit(
+                    event_types.Kicked(seat=index, wallet=wallet, barred=one.barred)
+                )
         self._unwanted = unwanted
 
     async def listen(self) -> NoReturn:
@@ -70,7 +78,9 @@ class Listening:
                 self._hear(heard)
             except Exception as error:  # an invalid message must not end this member
                 self._complaints.about("hearing", heard.sender, error)
-        raise TransportError("the endpoint for peers has closed", "Start the member again; it rejoins by itself")
+        raise TransportError(
+            "the endpoint for peers has closed", "Start the member again; it rejoins by itself"
+        )
 
     def _hear(self, heard: Announcement) -> None:
         try:

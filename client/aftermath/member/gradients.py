@@ -25,7 +25,9 @@ from aftermath.rules.run import STORED_ROUNDS
 class GradientFiles:
     """Writes the results that one member applies, if requested."""
 
-    def __init__(self, events: Events, write: Worker, schema: Schema, directory: Path | None) -> None:
+    def __init__(
+        self, events: Events, write: Worker, schema: Schema, directory: Path | None
+    ) -> None:
         self._events = events
         self._disk = write
         self._schema = schema
@@ -71,16 +73,24 @@ class GradientFiles:
         )
         return GradientFile(self._schema, about, candidate.unmasked())
 
-    async def _write(self, directory: Path, step: int, found: Sequence[Candidate], learning_rate: float) -> None:
+    async def _write(
+        self, directory: Path, step: int, found: Sequence[Candidate], learning_rate: float
+    ) -> None:
         try:
-            await self._disk(lambda: write_files(directory, (self._file(one, learning_rate) for one in found)))
+            await self._disk(
+                lambda: write_files(directory, (self._file(one, learning_rate) for one in found))
+            )
             self._failing = False
         except Exception as error:  # nobody awaits this task, so report the error here
             self._warn(step, str(error))
 
     def _warn(self, step: int, why: str) -> None:
         if not self._failing:
-            self._events.emit(event_types.Warning(message=f"not all results of step {step} were kept as files: {why}"))
+            self._events.emit(
+                event_types.Warning(
+                    message=f"not all results of step {step} were kept as files: {why}"
+                )
+            )
         self._failing = True
 
 

@@ -73,7 +73,9 @@ class Member:
         self._origin = origin
         self._parallel = parallel
         self._keeper = Keeper(ports, role, workers, archive)
-        self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
+        self._gradients = GradientFiles(
+            ports.events, workers.write, role.schema, wishes.gradients_dir
+        )
         self._own = OwnState(ports, workers.state)
         self._private = PrivateState(ports, role, workers, self._own, wishes.optimizer_state_dir)
         self._weight = weight
@@ -81,13 +83,22 @@ class Member:
         signed = SignedResults(wishes.signed_dir, ports.transport.node_id)
         self._results = Results(ports, role, workers.decode, signed, wishes.downloads)
         self._opening = Opening(ports, role, self._results, self._own)
-        carried = self._results, self._share, self._gradients, self._own, self._opening, Divergence()
+        carried = (
+            self._results,
+            self._share,
+            self._gradients,
+            self._own,
+            self._opening,
+            Divergence(),
+        )
         self._kept = CarriedOver(data, *carried)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
         self._listening = Listening(ports, role, self._readiness, self._results)
         self._notices = Notices(ports.events)
-        self._last = LastMember(ports, role, workers, self._keeper, origin, confirms=wishes.confirms_loss)
+        self._last = LastMember(
+            ports, role, workers, self._keeper, origin, confirms=wishes.confirms_loss
+        )
         self._replica: Replica | None = None
         self._start_step = 0  # number of steps in the replica when it came
         self._rounds: Rounds | None = None
@@ -103,7 +114,12 @@ class Member:
                 self._epochs(),
                 self._ports.feed.follow(self._ports.coordinator),
                 self._ports.attention.watch(),
-                Ticker(self._ports.coordinator, self._ports.feed, self._ports.clock, self._ports.attention).run(),
+                Ticker(
+                    self._ports.coordinator,
+                    self._ports.feed,
+                    self._ports.clock,
+                    self._ports.attention,
+                ).run(),
                 self._opening.live(),
                 self._listening.listen(),
                 self._listening.follow_members(),
@@ -142,7 +158,9 @@ class Member:
         if stake is None or self._replica is None or self.seat is None:
             again(True)
         elif stake.saves:
-            await self._last.save(self.seat, self._replica, self._rounds, again, step=self._start_step)
+            await self._last.save(
+                self.seat, self._replica, self._rounds, again, step=self._start_step
+            )
 
     async def leave(self) -> None:
         """Leave the run on chain, unless this member keeps its seat to continue from its saved
@@ -151,7 +169,9 @@ class Member:
         if self._last.stays:
             return
         if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
-            self._ports.events.emit(event_types.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
+            self._ports.events.emit(
+                event_types.Left(finished=self._ports.feed.run.state is RunState.FINISHED)
+            )
 
     # --- epochs -----------------------------------------------------------------------------------
 
@@ -170,11 +190,14 @@ class Member:
             unfinished = self._last.found() if self._replica is None else None
             if unfinished is not None or self._takes_part(view):
                 try:
-                    await (self._epoch(view) if unfinished is None else self._resume(unfinished, view))
+                    await (
+                        self._epoch(view) if unfinished is None else self._resume(unfinished, view)
+                    )
                 except Desync as reason:
                     self._ports.events.emit(
                         event_types.Warning(
-                            message=f"out of this epoch: {reason}; joining the next one", until="trained"
+                            message=f"out of this epoch: {reason}; joining the next one",
+                            until="trained",
                         )
                     )
                     await self._keep_copy()
@@ -193,7 +216,9 @@ class Member:
         """Say that the run is finished, and stay until its model is saved. Raises ModelLost."""
         self._notices.finished(run, await self._last.newest_model())
         await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
-        replica = self._replica if self._ended is not None and self._ended.step == run.step else None
+        replica = (
+            self._replica if self._ended is not None and self._ended.step == run.step else None
+        )
         if self._ended is not None and replica is not None and self._keeper.keeps:
             await self._last.hold(self._ended, replica)
         await self._keeper.settle()
@@ -209,7 +234,10 @@ class Member:
         if (stake := self._last.stake(self.seat, replica, view.model)) is not None:
             raise stake.lost()
         wallet = self._ports.coordinator.wallet
-        if replica is None and (lost := loss_found(view, wallet, self._keeper.directory)) is not None:
+        if (
+            replica is None
+            and (lost := loss_found(view, wallet, self._keeper.directory)) is not None
+        ):
             raise lost
 
     def _takes_part(self, view: View) -> bool:
@@ -223,7 +251,11 @@ class Member:
             return False
         me = members.seats[self.seat]
         early = run.state.training and run.current.height <= 1 and self._replica is not None
-        return (run.state is RunState.WARMUP or early) and me.state is MemberState.HEALTHY and self._known_as_is(me)
+        return (
+            (run.state is RunState.WARMUP or early)
+            and me.state is MemberState.HEALTHY
+            and self._known_as_is(me)
+        )
 
     async def _epoch(self, view: View) -> None:
         """Live through one epoch, from warm-up to the end of cooldown."""
@@ -249,7 +281,9 @@ class Member:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
         began = Beginning(run, model, replica, self.seat, self._weight)
-        rounds = self._rounds = Rounds(self._ports, self._role, self._workers, self._wishes, self._kept, began)
+        rounds = self._rounds = Rounds(
+            self._ports, self._role, self._workers, self._wishes, self._kept, began
+        )
         try:
             ended = await rounds.live()
         finally:
@@ -258,12 +292,22 @@ class Member:
             await self._cool_down(ended, replica)
 
     async def _offer_durable(self, view: View, replica: Replica, *, kept: bool) -> None:
-        """Offer a model that began as the durable checkpoint to members that cannot read the place on chain."""
+        """Offer a model that began as the durable checkpoint to members that cannot read the place
+        on chain.
+        """
         known = [contents.expected(view.run, view.model, level) for level in self._role.levels]
-        if whole_from_peers(view.run) or None in known or (kept and self._share.manifest is not None):
+        if (
+            whole_from_peers(view.run)
+            or None in known
+            or (kept and self._share.manifest is not None)
+        ):
             return
         state, tier = self._role.schema.state, self._role.tier
-        self._share.offer(await self._workers.compute(lambda: snapshot(replica.params, state, tier, view.run.step)))
+        self._share.offer(
+            await self._workers.compute(
+                lambda: snapshot(replica.params, state, tier, view.run.step)
+            )
+        )
 
     async def _resume(self, unfinished: Unfinished, view: View) -> None:
         """End the epoch in which this member was stopped as the last one. Raises Desync."""
@@ -283,7 +327,9 @@ class Member:
         if not ended.pending_pause and ended.trained_steps < ended.config.total_steps:
             await self._join(ended)
         parts = self._share, replica, self._keeper, self._private
-        await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(ended)
+        await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(
+            ended
+        )
 
     async def _keep_copy(self) -> None:
         """Save the replica of an epoch that this member fell out of, as `keep_copy` does."""
@@ -351,7 +397,11 @@ class Member:
         if not await self._enrolment.join(self._weight, stateless=stateless):
             return
         self._said_stateless |= stateless
-        self.seat = (await self._ports.feed.renew(self._ports.coordinator)).members.find(self._ports.coordinator.wallet)
+        self.seat = (await self._ports.feed.renew(self._ports.coordinator)).members.find(
+            self._ports.coordinator.wallet
+        )
         self._ports.events.emit(
-            event_types.Joined(seat=self.seat, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
+            event_types.Joined(
+                seat=self.seat, tier=self._role.tier, weight=self._weight, epoch=run.epoch
+            )
         )

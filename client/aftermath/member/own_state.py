@@ -72,7 +72,8 @@ class OwnState:
                 raise
             if not self._warned:
                 message = (
-                    "there is no memory for a copy of what the optimizer knows: nobody can check this member's work"
+                    "there is no memory for a copy of what the optimizer knows: "
+                    "nobody can check this member's work"
                 )
                 self._events.emit(event_types.Warning(message=message))
             self._warned = True

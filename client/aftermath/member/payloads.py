@@ -71,14 +71,21 @@ class Candidate:
 
     def unmasked(self) -> dict[int, bytes]:
         """Return the valid payloads, unmasked."""
-        return {level: masked(self.payloads[level], self.key, level) for level in sorted(self.valid)}
+        return {
+            level: masked(self.payloads[level], self.key, level) for level in sorted(self.valid)
+        }
 
 
 class Payloads:
     """Fetches the levels that one member holds."""
 
     def __init__(
-        self, ports: Ports, role: Role, decode: Worker, arrived: Callable[[], None], downloads: int | None = None
+        self,
+        ports: Ports,
+        role: Role,
+        decode: Worker,
+        arrived: Callable[[], None],
+        downloads: int | None = None,
     ) -> None:
         """Call `arrived` for each fetched level. Fetch at most `downloads` results at once."""
         self._downloads = Downloads(downloads)
@@ -93,7 +100,9 @@ class Payloads:
         self._handed_on: dict[int, frozenset[int]] = {}
         """Levels by height that this member fetches as one of these witnesses and does not hold."""
 
-    def will_be_had(self, height: int, levels: frozenset[int], witnesses: Collection[bytes]) -> None:
+    def will_be_had(
+        self, height: int, levels: frozenset[int], witnesses: Collection[bytes]
+    ) -> None:
         """Record that the witnesses with these keys, and earlier ones, fetch these levels of a
         round.
         """
@@ -123,7 +132,9 @@ class Payloads:
 
     def for_others(self, candidate: Candidate) -> list[int]:
         """Return the levels of a result that it does not hold and must fetch as a witness."""
-        return sorted(self._handed_on.get(candidate.said.height, frozenset()) & candidate.said.levels.keys())
+        return sorted(
+            self._handed_on.get(candidate.said.height, frozenset()) & candidate.said.levels.keys()
+        )
 
     def complete(self, candidate: Candidate) -> bool:
         """Return whether all levels that we hold were fetched, valid or not."""
@@ -142,7 +153,11 @@ class Payloads:
 
     def missing(self, candidate: Candidate) -> list[int]:
         """Return the levels that we hold and that are not decoded."""
-        return [level for level in self.needed(candidate) if level not in candidate.valid | candidate.bad]
+        return [
+            level
+            for level in self.needed(candidate)
+            if level not in candidate.valid | candidate.bad
+        ]
 
     async def fetch(self, candidate: Candidate, plan: RoundPlan) -> None:
         """Fetch and decode the levels that this member holds, until all are done."""
@@ -185,7 +200,9 @@ class Payloads:
             except TransportError as failure:
                 if not pauses.at_longest:
                     self._ports.events.emit(
-                        event_types.FetchFailed(height=said.height, seat=said.seat, why=str(failure))
+                        event_types.FetchFailed(
+                            height=said.height, seat=said.seat, why=str(failure)
+                        )
                     )
                 await self._ports.clock.sleep(pauses.next())
         if all(needed in candidate.payloads for needed in self.needed(candidate)):
@@ -200,7 +217,9 @@ class Payloads:
         deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
         holders = self._holders(candidate.said, level, plan)
         async with self._downloads.turn(candidate.said.sender):
-            data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
+            data = await self._ports.transport.fetch(
+                payload.blake3, payload.size, holders, deadline, keep=True
+            )
         candidate.payloads[level] = data
         candidate.served.append(payload.blake3)
 
@@ -211,11 +230,15 @@ class Payloads:
         results = self._role.schema.results
         device = self._role.device
         try:
-            votes = await self._decode(lambda: decode_level(masked(data, key, level), results, level, device))
+            votes = await self._decode(
+                lambda: decode_level(masked(data, key, level), results, level, device)
+            )
         except BadPayload as error:
             candidate.bad.add(level)
             self._ports.events.emit(
-                event_types.PeerRefused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
+                event_types.PeerRefused(
+                    height=candidate.said.height, seat=candidate.said.seat, why=str(error)
+                )
             )
             return False
         candidate.votes[level] = votes

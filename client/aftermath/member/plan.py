@@ -45,21 +45,33 @@ class RoundPlan:
         member = self.seats[said.seat]
         return (
             said.run_id == self.run_id
-            and (said.epoch, said.height, said.step) == (self.epoch, self.header.height, self.header.step)
+            and (said.epoch, said.height, said.step)
+            == (self.epoch, self.header.height, self.header.step)
             and said.seed == self.header.seed
             and (said.sender, said.signer, said.tier) == (member.p2p, member.signer, member.tier)
             and said.schema_hash == schema.hash()
-            and [(i.start, i.stop) for i in said.intervals] == [(r.start, r.stop) for r in self.ranges(said.seat)]
+            and [(i.start, i.stop) for i in said.intervals]
+            == [(r.start, r.stop) for r in self.ranges(said.seat)]
             and list(said.levels) == list(range(said.tier, schema.state.levels))
-            and all(payload.size == schema.results.payload_bytes(level) for level, payload in said.levels.items())
+            and all(
+                payload.size == schema.results.payload_bytes(level)
+                for level, payload in said.levels.items()
+            )
         )
 
     def comes_from(self, said: Key) -> bool:
         """Return whether a key is of this round and of the member it names."""
         member = self.seats[said.seat]
-        return said.place == self.place(said.seat) and (said.sender, said.signer) == (member.p2p, member.signer)
+        return said.place == self.place(said.seat) and (said.sender, said.signer) == (
+            member.p2p,
+            member.signer,
+        )
 
 
-def plan_round(run_id: str, epoch: int, header: Round, members: Members, verification_percent: int) -> RoundPlan:
+def plan_round(
+    run_id: str, epoch: int, header: Round, members: Members, verification_percent: int
+) -> RoundPlan:
     """Return the plan of a round. `members` must still have the epoch's tiers and weights."""
-    return RoundPlan(run_id, epoch, header, members.seats, assign(header, members, verification_percent))
+    return RoundPlan(
+        run_id, epoch, header, members.seats, assign(header, members, verification_percent)
+    )

@@ -57,7 +57,9 @@ class _Told(msgspec.Struct, frozen=True):
 class PrivateState:
     """Saves one member's state, if requested."""
 
-    def __init__(self, ports: Ports, role: Role, workers: Workers, own: OwnState, directory: Path | None) -> None:
+    def __init__(
+        self, ports: Ports, role: Role, workers: Workers, own: OwnState, directory: Path | None
+    ) -> None:
         self._ports = ports
         self._role = role
         self._workers = workers
@@ -100,7 +102,9 @@ class PrivateState:
         except (BadState, CheckpointError) as error:
             why = error.message
         self._ports.events.emit(
-            event_types.Warning(message=f"the optimizer begins with nothing: {why}", until="trained")
+            event_types.Warning(
+                message=f"the optimizer begins with nothing: {why}", until="trained"
+            )
         )
 
     async def settle(self) -> None:
@@ -123,11 +127,15 @@ class PrivateState:
             levels={str(level): digest.hex() for level, digest in sorted(hashes.items())},
         )
 
-    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot) -> None:
+    async def _write(
+        self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot
+    ) -> None:
         try:
             await self._workers.write(lambda: _save(file, state, bound, told))
         except Exception as error:  # nobody awaits this task, so report the error here
-            self._ports.events.emit(event_types.Warning(message=f"what the optimizer knows is not kept: {error}"))
+            self._ports.events.emit(
+                event_types.Warning(message=f"what the optimizer knows is not kept: {error}")
+            )
 
 
 def _file_in(directory: Path, wallet: bytes, identity: str) -> Path:
@@ -162,5 +170,7 @@ def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], StateRoot] | No
     except (SafetensorError, OSError, Malformed) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     if not state or tree_of(state).root.hex() != said.root:
-        raise CheckpointError(f"{file} is damaged: it is not the state that this member told others of")
+        raise CheckpointError(
+            f"{file} is damaged: it is not the state that this member told others of"
+        )
     return state, StateRoot(bytes.fromhex(said.root), said.epoch, said.height)

@@ -49,7 +49,9 @@ class Readiness:
             del self._ready[old]
 
 
-async def announce_ready(ports: Ports, role: Role, readiness: Readiness, run: Run, seat: int) -> None:
+async def announce_ready(
+    ports: Ports, role: Role, readiness: Readiness, run: Run, seat: int
+) -> None:
     """Announce readiness, and as a witness tell the chain once all are ready or out of reach."""
     me = Ready(
         sender=ports.transport.node_id,
@@ -79,15 +81,28 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> N
         taken = reading.lately()
         half = run.state_started_at + run.config.warmup_time / 2
         most_suffice = whole_from_peers(run) and ports.coordinator.now() >= half and not taken
-        if elected and duty.due and _all_ready(ports, readiness, run, members, impatient, most_suffice):
-            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(seat, now.round_id))
+        if (
+            elected
+            and duty.due
+            and _all_ready(ports, readiness, run, members, impatient, most_suffice)
+        ):
+            reported = await duty.fulfil(
+                lambda: ports.coordinator.warmup_witness(seat, now.round_id)
+            )
             if reported or bitmap.contains(ports.feed.run.current.attested, seat):
                 return
-        await first_of(readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN))
+        await first_of(
+            readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN)
+        )
 
 
 def _all_ready(
-    ports: Ports, readiness: Readiness, run: Run, members: Members, impatient: bool, most_suffice: bool
+    ports: Ports,
+    readiness: Readiness,
+    run: Run,
+    members: Members,
+    impatient: bool,
+    most_suffice: bool,
 ) -> bool:
     """Return whether to wait no longer. `most_suffice`: two thirds are enough."""
     # One member that never reports ready must not cost every epoch a whole warm-up. With a durable
@@ -98,14 +113,20 @@ def _all_ready(
     missing = [seat for seat in waiting if whose[seat] not in ready]
     reachable = ports.transport.reachable()
     waited_for = [seat for seat in missing if not impatient or whose[seat][0] in reachable]
-    weight, lacking = (sum(members.seats[seat].weight for seat in seats) for seats in (waiting, missing))
+    weight, lacking = (
+        sum(members.seats[seat].weight for seat in seats) for seats in (waiting, missing)
+    )
     most = len(waiting) - len(missing) >= quorum(len(waiting)) and 3 * lacking <= weight
     return not waited_for or (most_suffice and most)
 
 
 def whole_from_peers(run: Run) -> bool:
     """Return whether members fetch the whole model from peers, which peers can see."""
-    return run.model_source is ModelSource.PEERS and not run.levels_lost and not contents.unattested(run)
+    return (
+        run.model_source is ModelSource.PEERS
+        and not run.levels_lost
+        and not contents.unattested(run)
+    )
 
 
 class _Reading:

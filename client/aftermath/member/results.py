@@ -2,8 +2,8 @@
 
 An announcement counts only if it matches its sender's assignment (`RoundPlan.admits`). For a
 witness, a member has delivered nothing if it signed two results of one round, or if its private
-state does not continue from its last result (`member.state_chain`). A result that a quorum accepted is
-applied anyway.
+state does not continue from its last result (`member.state_chain`). A result that a quorum accepted
+is applied anyway.
 """
 
 from __future__ import annotations
@@ -110,7 +110,11 @@ class Results:
         sequences.
         """
         plan = self._plans.get(height)
-        return [[r.start, r.stop] for seat in sorted(seats) for r in plan.ranges(seat)] if plan is not None else []
+        return (
+            [[r.start, r.stop] for seat in sorted(seats) for r in plan.ranges(seat)]
+            if plan is not None
+            else []
+        )
 
     def _forget(self, height: int) -> None:
         """Forget a round. Its payloads are served until `_retract`."""
@@ -126,7 +130,9 @@ class Results:
 
     def _retract(self) -> None:
         """Stop serving forgotten payloads, except those that a current round shares."""
-        needed = {digest for found in self._found.values() for c in _all(found) for digest in c.served}
+        needed = {
+            digest for found in self._found.values() for c in _all(found) for digest in c.served
+        }
         for digest in self._retired:
             if digest not in needed:
                 self._ports.transport.retract(digest)
@@ -155,7 +161,9 @@ class Results:
             if len(kept) < _MAX_PER_MEMBER:  # so nobody can displace others' announcements
                 kept[raw] = said
 
-    def admit(self, said: Commitment, raw: bytes, *, accepted: bool = False, relayed: bool = False) -> None:
+    def admit(
+        self, said: Commitment, raw: bytes, *, accepted: bool = False, relayed: bool = False
+    ) -> None:
         """Record an announcement if it matches its sender's assignment.
 
         `accepted`: the chain says it is the right one. `relayed`: another peer passed it on. A
@@ -171,18 +179,24 @@ class Results:
             return
         candidates = self._found[said.height].setdefault(said.seat, [])
         digest = said.digest
-        if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
+        if any(c.digest == digest for c in candidates) or (
+            len(candidates) >= _MAX_PER_MEMBER and not accepted
+        ):
             return
         if candidates:
             self._ports.events.emit(
-                event_types.PeerRefused(height=said.height, seat=said.seat, why="it announced another result too")
+                event_types.PeerRefused(
+                    height=said.height, seat=said.seat, why="it announced another result too"
+                )
             )
             self.evidence.add(said, candidates[0].raw, raw)
         # A witness rejects results announced after it closed the round: they could be copies.
         candidate = Candidate(said, raw, digest, late=said.height in self._closed)
         candidates.append(candidate)
         if candidate.late:
-            self._ports.events.emit(event_types.PeerRefused(height=said.height, seat=said.seat, why=CLOSED_ON))
+            self._ports.events.emit(
+                event_types.PeerRefused(height=said.height, seat=said.seat, why=CLOSED_ON)
+            )
         if (early := self._keys[said.height].get(said.seat)) is not None:
             self.hear_key(*early)
         self._lineage.hear(said)
@@ -227,7 +241,9 @@ class Results:
         for candidate in (c for found in self._found.values() for c in found.get(seat, ())):
             if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
                 candidate.broken = True
-                self._ports.events.emit(event_types.PeerRefused(height=candidate.said.height, seat=seat, why=why))
+                self._ports.events.emit(
+                    event_types.PeerRefused(height=candidate.said.height, seat=seat, why=why)
+                )
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Report a member with an unassigned announcement once a round. Bar a peer that continues.
@@ -236,16 +252,27 @@ class Results:
         another member's key into the chain, but not sign with it. None if these are not a member's.
         """
         whose = (said.sender, said.signer)
-        seat = next((index for index, member in enumerate(plan.seats) if (member.p2p, member.signer) == whose), None)
+        seat = next(
+            (
+                index
+                for index, member in enumerate(plan.seats)
+                if (member.p2p, member.signer) == whose
+            ),
+            None,
+        )
         refused = self._refused[said.height].setdefault(seat, set())
         if not refused:
-            self._ports.events.emit(event_types.PeerRefused(height=said.height, seat=seat, why=_UNASSIGNED))
+            self._ports.events.emit(
+                event_types.PeerRefused(height=said.height, seat=seat, why=_UNASSIGNED)
+            )
         refused.add(raw)  # signed, so only the sender can add to them
         if len(refused) > _MAX_UNASSIGNED:
             refused.pop()
             if seat is None:  # many keys share this entry, and peers can relay anybody's
                 return
-            self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
+            self._ports.transport.bar(
+                said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}"
+            )
 
     def may_sign(self, place: ResultPlace, digest: bytes) -> bool:
         """Return whether this member has signed no other result of that place, and record that it
@@ -256,7 +283,12 @@ class Results:
         return self._signed.record(place, digest)
 
     def keep_own(
-        self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes], key: bytes
+        self,
+        said: Commitment,
+        raw: bytes,
+        votes: Mapping[int, Votes],
+        payloads: Mapping[int, bytes],
+        key: bytes,
     ) -> None:
         """Add this member's own result, whose payloads are published already, masked by that
         key.
@@ -274,7 +306,9 @@ class Results:
         plan = self._plans.get(height)
         if plan is not None and self.payloads.hand_on(height):
             for candidate in _all(self._found.get(height, {})):
-                candidate.for_others.append(self._start(candidate, plan, self.payloads.fetch_for_others))
+                candidate.for_others.append(
+                    self._start(candidate, plan, self.payloads.fetch_for_others)
+                )
 
     def has_attested(self, height: int) -> None:
         """Stop fetching for others: this witness has attested, or its time is over."""
@@ -297,7 +331,9 @@ class Results:
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._ports.events.emit(event_types.Warning(message=f"a result could not be fetched: {error}"))
+            self._ports.events.emit(
+                event_types.Warning(message=f"a result could not be fetched: {error}")
+            )
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -316,7 +352,11 @@ class Results:
         continues from the last one as far as known.
         """
         found = sorted(self._found.get(height, {}).items())
-        return {seat: c[0].digest for seat, c in found if not _worthless(c) and self.payloads.whole(c[0])}
+        return {
+            seat: c[0].digest
+            for seat, c in found
+            if not _worthless(c) and self.payloads.whole(c[0])
+        }
 
     def fetched(self, height: int) -> frozenset[int]:
         """Return the seats whose result was fetched, revealed or not, or is known to be
@@ -334,11 +374,15 @@ class Results:
 
     def sealed(self, height: int) -> frozenset[int]:
         """Return the seats whose announced result has no known key."""
-        return frozenset(s for s, found in self._found.get(height, {}).items() if not all(c.key for c in found))
+        return frozenset(
+            s for s, found in self._found.get(height, {}).items() if not all(c.key for c in found)
+        )
 
     def unopened(self) -> list[ResultPlace]:
         """Return the places of this member's own results whose key it has not revealed."""
-        mine = (c.said for found in self._found.values() for c in _all(found) if c.key and not c.told)
+        mine = (
+            c.said for found in self._found.values() for c in _all(found) if c.key and not c.told
+        )
         return [said.place for said in mine if said.sender == self._ports.transport.node_id]
 
     # --- what others may ask ----------------------------------------------------------------------

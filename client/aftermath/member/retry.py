@@ -51,7 +51,12 @@ class Duty:
     """A member's duty while it is `wanted`. Refusals in `done_if` mean done, or not its turn."""
 
     def __init__(
-        self, ports: Ports, name: str, *, wanted: Callable[[], bool], done_if: frozenset[Refusal] = SETTLED
+        self,
+        ports: Ports,
+        name: str,
+        *,
+        wanted: Callable[[], bool],
+        done_if: frozenset[Refusal] = SETTLED,
     ) -> None:
         self._ports = ports
         self._name = name
@@ -71,10 +76,14 @@ class Duty:
     async def fulfil(self, call: Callable[[], Awaitable[None]]) -> bool:
         """Call `persist`. Any other refusal is one warning that names the duty; return False."""
         try:
-            return await persist(self._ports.clock, call, wanted=self._wanted, done_if=self._done_if)
+            return await persist(
+                self._ports.clock, call, wanted=self._wanted, done_if=self._done_if
+            )
         except Refused as refusal:
             if not self._warned:
-                self._ports.events.emit(event_types.Warning(message=f"{self._name} was refused: {refusal}"))
+                self._ports.events.emit(
+                    event_types.Warning(message=f"{self._name} was refused: {refusal}")
+                )
             self._warned = True
             self.refused = refusal.reason is not Refusal.MAY_PASS
             self._not_before = self._ports.clock.monotonic() + self._waits.next()

@@ -74,7 +74,9 @@ class Opening:
         # If the chain is out of reach, a quorum's number of closings and announcements of all
         # members also suffice. Otherwise this member would lose what it delivered.
         closings = self._results.closings
-        return closings.by_quorum(height) or (closings.by_number(height) and self._all_announced(height))
+        return closings.by_quorum(height) or (
+            closings.by_number(height) and self._all_announced(height)
+        )
 
     def _all_announced(self, height: int) -> bool:
         """Return whether all members have announced a result of a round, so that another one is
@@ -91,7 +93,12 @@ class Opening:
             return None
         header = run.round(height)
         seat = self._ports.feed.members.find(self._ports.coordinator.wallet)
-        if header is None or seat is None or not header.batch or not bitmap.contains(header.roster, seat):
+        if (
+            header is None
+            or seat is None
+            or not header.batch
+            or not bitmap.contains(header.roster, seat)
+        ):
             return None
         return ResultPlace(run.run_id, run.epoch, header.height, header.seed, seat)
 

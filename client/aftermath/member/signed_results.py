@@ -51,7 +51,10 @@ class SignedResults:
         except OSError as error:
             raise Unsuitable(
                 f"cannot record which results are signed in {self._file}: {error.strerror}",
-                space_or(error, "Make it a file that you may write to: signing a round's result twice costs the bond"),
+                space_or(
+                    error,
+                    "Make it a file that you may write to: signing a round's result twice costs the bond",
+                ),
             ) from None
 
     def record(self, place: ResultPlace, digest: bytes) -> bool:
@@ -114,7 +117,9 @@ class SignedResults:
         for number, line in enumerate(lines, start=1):
             try:
                 run_id, epoch, height, seed, seat, digest = cast(_Line, json_as(line, _Line))
-                self._remember(ResultPlace(run_id, epoch, height, seed, seat), bytes.fromhex(digest))
+                self._remember(
+                    ResultPlace(run_id, epoch, height, seed, seat), bytes.fromhex(digest)
+                )
             except (Malformed, ValueError):
                 self._digests = known
                 raise Unsuitable(
@@ -122,7 +127,9 @@ class SignedResults:
                     "Take part with another key: --identity-secret-key-path FILE",
                 ) from None
         self._lines = len(lines)
-        if torn or self._lines > len(self._digests):  # the process died during a write, before that announcement
+        if torn or self._lines > len(
+            self._digests
+        ):  # the process died during a write, before that announcement
             self._rewrite(file)
 
 

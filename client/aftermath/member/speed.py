@@ -28,10 +28,14 @@ MAKING = 50.0
 _SLOWEST = 1
 
 
-async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Origin, seq_len: int) -> int:
+async def measured_weight(
+    ports: Ports, role: Role, compute: Worker, origin: Origin, seq_len: int
+) -> int:
     """Return this machine's throughput in sequences per minute, for the member's declaration."""
     ports.events.emit(
-        event_types.Measuring(tier=role.tier, parameters=role.schema.state.parameters(role.tier), limit=PATIENCE)
+        event_types.Measuring(
+            tier=role.tier, parameters=role.schema.state.parameters(role.tier), limit=PATIENCE
+        )
     )
     started = ports.clock.monotonic()
 
@@ -55,7 +59,9 @@ async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Ori
     elif said := too_slow(ports.feed.view, ports.transport.node_id, weight):
         _warn(ports, said)
     weight = weight or _SLOWEST
-    ports.events.emit(event_types.SpeedMeasured(weight=weight, seconds=ports.clock.monotonic() - started))
+    ports.events.emit(
+        event_types.SpeedMeasured(weight=weight, seconds=ports.clock.monotonic() - started)
+    )
     return weight
 
 
@@ -81,7 +87,10 @@ def expected_share(view: View, own: bytes, weight: int) -> int:
     # least one sequence.
     run = view.run
     members = view.members
-    there = [members.seats[seat] for seat in bitmap.seats(members.mask(MemberState.HEALTHY) | members.pending)]
+    there = [
+        members.seats[seat]
+        for seat in bitmap.seats(members.mask(MemberState.HEALTHY) | members.pending)
+    ]
     weights = [weight, *(one.declared for one in there if one.p2p != own)]
     total = sum(weights) * max(len(weights), run.config.init_min_clients) / len(weights)
     return max(1, math.floor(batch_size(run.config, run.data_index) * weight / total))

@@ -18,8 +18,12 @@ SAVE_SECONDS = 60.0
 
 Services wait longer before they kill it.
 """
-_NEXT_TIME = "In the next run, start a tier-0 member with --checkpoint-dir DIR, on a disk with enough space"
-_SAME_DIRECTORY = "If this member wrote checkpoints before, start it with the same --checkpoint-dir DIR. "
+_NEXT_TIME = (
+    "In the next run, start a tier-0 member with --checkpoint-dir DIR, on a disk with enough space"
+)
+_SAME_DIRECTORY = (
+    "If this member wrote checkpoints before, start it with the same --checkpoint-dir DIR. "
+)
 
 
 class ModelLost(AftermathError):
@@ -72,7 +76,9 @@ def loss_found(view: View, wallet: bytes, directory: Path | None) -> ModelLost |
 
 def _has_last_step(directory: Path, run: Run) -> bool:
     """Return whether the directory has a checkpoint of the last step. The chain may not name it."""
-    return step_directory(directory, stem_of_run(directory, run.run_id, run.identity), run.trained_steps).exists()
+    return step_directory(
+        directory, stem_of_run(directory, run.run_id, run.identity), run.trained_steps
+    ).exists()
 
 
 def _model_lost(steps: int, fix: str) -> ModelLost:

@@ -51,7 +51,11 @@ class Lineage:
         last = max(_before(told, place), default=None)
         if since is None:
             within = last is not None and last[0] == said.epoch
-            return "its private state begins with nothing in the middle of an epoch" if within else None
+            return (
+                "its private state begins with nothing in the middle of an epoch"
+                if within
+                else None
+            )
         if last is not None and since < last:
             return "its private state does not continue from its last result"
         if since in told and said.private.before not in told[since]:

@@ -64,7 +64,9 @@ class Notices:
         reached = run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and kept < reached:
             lost = counted(reached - kept, "step of training is", "steps of training are")
-            newest = f"the newest checkpoint is of step {kept}" if kept else "no checkpoint was kept"
+            newest = (
+                f"the newest checkpoint is of step {kept}" if kept else "no checkpoint was kept"
+            )
             self._events.emit(
                 event_types.Warning(
                     message=f"{lost} lost: nobody here has the model, and {newest}",
@@ -87,11 +89,15 @@ class Notices:
             )
 
     def finished(self, run: Run, model: Model) -> None:
-        """Say that the run is finished, and which of its steps are in the checkpoint that the chain names."""
+        """Say that the run is finished, and which of its steps are in the checkpoint that the chain
+        names.
+        """
         kept = steps_before(model.checkpoint_step)
         place = model.checkpoint.repo if kept else None
         step = kept if kept else None
-        self._events.emit(event_types.RunFinished(step=run.trained_steps, checkpoint=place, checkpoint_step=step))
+        self._events.emit(
+            event_types.RunFinished(step=run.trained_steps, checkpoint=place, checkpoint_step=step)
+        )
 
     def never_saved(self, run: Run, model: Model) -> None:
         """Warn once per epoch, and at the run's end, if the chain names no checkpoint."""

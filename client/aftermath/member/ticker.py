@@ -26,7 +26,9 @@ _MOST_GRACE = 60.0
 class Ticker:
     """Keeps the run's clock running from one member."""
 
-    def __init__(self, coordinator: Coordinator, feed: RunFeed, clock: Clock, attention: Attention) -> None:
+    def __init__(
+        self, coordinator: Coordinator, feed: RunFeed, clock: Clock, attention: Attention
+    ) -> None:
         self._coordinator = coordinator
         self._feed = feed
         self._clock = clock

@@ -79,7 +79,14 @@ class LastMember:
     """Saves the model of a member that is stopped as the last holder, and resumes from it."""
 
     def __init__(
-        self, ports: Ports, role: Role, workers: Workers, keeper: Keeper, origin: Origin, *, confirms: bool = False
+        self,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        keeper: Keeper,
+        origin: Origin,
+        *,
+        confirms: bool = False,
     ) -> None:
         """`confirms`: whether the user is asked for a second Ctrl-C before trained steps are lost."""
         self._ports = ports
@@ -91,7 +98,9 @@ class LastMember:
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
 
-    def stake(self, seat: int | None, replica: Replica | None, model: Model | None = None) -> Stake | None:
+    def stake(
+        self, seat: int | None, replica: Replica | None, model: Model | None = None
+    ) -> Stake | None:
         """Return what would be lost if this member left now, or None. `model`: a newer one than
         the feed's.
         """
@@ -106,7 +115,13 @@ class LastMember:
     # --- being stopped ----------------------------------------------------------------------------
 
     async def save(
-        self, seat: int, replica: Replica, rounds: Rounds | None, again: Callable[[bool], bool], *, step: int
+        self,
+        seat: int,
+        replica: Replica,
+        rounds: Rounds | None,
+        again: Callable[[bool], bool],
+        *,
+        step: int,
     ) -> None:
         """Save the model. `step`: number of steps in the replica, unless it is in `rounds`.
 
@@ -140,7 +155,9 @@ class LastMember:
         place = await self._keeper.save_now(replace(run, step=step + 1), replica)
         if place is None or directory is None:
             return False
-        self.stays = in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
+        self.stays = (
+            in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
+        )
         if self.stays:
             unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place.absolute()))
             write_mark(mark_path(directory, run), unfinished)
@@ -159,7 +176,11 @@ class LastMember:
         run = view.run
         everyone = {one.p2p for one in view.members.seats}
         levels = sole_levels(run, view.members, seat, everyone)
-        if self._keeper.directory is None or not levels or step <= steps_before(view.model.checkpoint_step):
+        if (
+            self._keeper.directory is None
+            or not levels
+            or step <= steps_before(view.model.checkpoint_step)
+        ):
             return
         place = await self._keeper.save_now(replace(run, step=step + 1), replica)
         if place is not None:
@@ -168,10 +189,13 @@ class LastMember:
                 f"{place}, and the run continues without it\nTo keep that training, start a new run from this copy"
             )
 
-    # --- a finished run -----------------------------------------------------------------------------------------
+    # --- a finished run
+    #  -----------------------------------------------------------------------------------------
 
     async def hold(self, ended: Run, replica: Replica) -> None:
-        """Hold the model that a finished run ended with until it is saved, here or as the chain's checkpoint."""
+        """Hold the model that a finished run ended with until it is saved, here or as the chain's
+        checkpoint.
+        """
         pauses, warned = Backoff(_FIRST_RETRY, _LONGEST_HOLD), False
         while True:
             await self._keeper.settle()
@@ -191,7 +215,9 @@ class LastMember:
                 await self._ports.clock.sleep(pauses.next())
 
     async def newest_model(self) -> Model:
-        """Return the chain's newest model account: a checkpoint may have been named since the feed's."""
+        """Return the chain's newest model account: a checkpoint may have been named since the
+        feed's.
+        """
         with contextlib.suppress(Unavailable):
             return (await self._ports.coordinator.view(fresh=True)).model
         return self._ports.feed.model
@@ -233,10 +259,16 @@ class LastMember:
         except AftermathError as error:
             raise Desync(f"{unfinished.place} cannot be read: {error.message}") from error
         replica = await self._workers.compute(lambda: self._origin.replica(weights))
-        self._ports.events.emit(event_types.ModelReady(source=unfinished.place, step=unfinished.step))
-        ended = await self._ports.feed.until(lambda run: not run.state.training or not unfinished.is_of(run))
+        self._ports.events.emit(
+            event_types.ModelReady(source=unfinished.place, step=unfinished.step)
+        )
+        ended = await self._ports.feed.until(
+            lambda run: not run.state.training or not unfinished.is_of(run)
+        )
         if not unfinished.is_of(ended) or ended.trained_steps != unfinished.step:
-            raise Desync(f"the epoch did not end with the model in {unfinished.place}, which is now only a copy")
+            raise Desync(
+                f"the epoch did not end with the model in {unfinished.place}, which is now only a copy"
+            )
         return replica, ended
 
     def _warn(self, message: str, until: str | None = None) -> None:

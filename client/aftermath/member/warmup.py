@@ -1,15 +1,16 @@
 """Warm-up: a member obtains the model that the epoch starts from.
 
 It comes from its own replica, from peers or from the durable checkpoint, as the chain says. Every
-level is checked against its hash on chain before use. If no place of the checkpoint can be read (any
-tier-0 member may name a false one), members that have it give it. A level without a hash is the
-durable checkpoint's for everybody (`rules.contents`): peers may tell each member something else, and
-replicas would diverge.
+level is checked against its hash on chain before use. If no place of the checkpoint can be read
+(any tier-0 member may name a false one), members that have it give it. A level without a hash is
+the durable checkpoint's for everybody (`rules.contents`): peers may tell each member something
+else, and replicas would diverge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -83,7 +84,9 @@ class WarmUp:
         if replica is not None:
             hashes = await self._workers.compute(replica.hashes)
             if all(hashes[level] == self._expected(level) for level in self._role.levels):
-                self._ports.events.emit(event_types.ModelReady(source="its own replica", step=self._run.trained_steps))
+                self._ports.events.emit(
+                    event_types.ModelReady(source="its own replica", step=self._run.trained_steps)
+                )
                 self.kept = True
                 return replica
             # Keep the levels that pass the check: nobody else may have them.
@@ -102,7 +105,8 @@ class WarmUp:
 
         def too_late(now: Run) -> bool:
             ended = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
-            return ended or now.current.height >= STORED_ROUNDS  # the chain no longer stores the first rounds
+            # the chain no longer stores the first rounds
+            return ended or now.current.height >= STORED_ROUNDS
 
         await self._ports.feed.until(too_late)
         raise Desync("the epoch continued before the model arrived")
@@ -123,7 +127,14 @@ class WarmUp:
                 if self._run.model_source is ModelSource.PEERS:
                     return await self._from_peers()
                 return await self._from_durable()
-            except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
+            except (
+                ModelUnavailable,
+                CheckpointError,
+                ModelConfigError,
+                SchemaError,
+                SegmentError,
+                OSError,
+            ) as error:
                 message = f"cannot get the model yet: {why_no_model(error, self._model)}"
                 if message != said:
                     self._ports.events.emit(event_types.Warning(message=message, until="model"))
@@ -137,7 +148,9 @@ class WarmUp:
             # Saying so on chain before the warm-up is over saves the other members' time.
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
                 raise NoModel("no source has given the model for half of the warm-up's time")
-            await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next()))
+            await first_of(
+                self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next())
+            )
 
     def _expected(self, level: int) -> bytes | None:
         """Return the hash of a level's contents at the epoch's start, if the chain has it."""
@@ -164,7 +177,10 @@ class WarmUp:
         seats = bitmap.seats(among & self._run.current.roster & ~(1 << self._seat))
         peers = [members.seats[seat].p2p for seat in seats]
         found = await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
-        return {level: sorted(offers, key=lambda offer: offer.step != step) for level, offers in found.items()}
+        return {
+            level: sorted(offers, key=lambda offer: offer.step != step)
+            for level, offers in found.items()
+        }
 
     async def _from_peers(self) -> str:
         """Fetch the attested levels from peers and the rest from the durable checkpoint. Return the
@@ -183,9 +199,20 @@ class WarmUp:
     async def _fetch(self, wanted: Mapping[int, bytes], among: int) -> list[str]:
         """Fetch the levels with these hashes from the seats `among`; return what failed."""
         offers = await self._offers(among)
-        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
-        given = self._ports.transport, self._ports.clock, self._role.schema.state, self._workers.decode
-        fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=float(max(10, remaining)))
+        remaining = (
+            self._run.state_started_at
+            + self._run.config.warmup_time
+            - self._ports.coordinator.now()
+        )
+        given = (
+            self._ports.transport,
+            self._ports.clock,
+            self._role.schema.state,
+            self._workers.decode,
+        )
+        fetcher = LevelFetcher(
+            *given, parallel=self._parallel, deadline_s=float(max(10, remaining))
+        )
         reasons = list[str]()
         for level in sorted(wanted, reverse=True):
             try:
@@ -207,7 +234,14 @@ class WarmUp:
         levels = set(self._lacking)
         try:
             durable = await self._durable(levels)
-        except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError):
+        except (
+            ModelUnavailable,
+            CheckpointError,
+            ModelConfigError,
+            SchemaError,
+            SegmentError,
+            OSError,
+        ):
             if not await self._from_members(levels):
                 raise
             return "members that have the checkpoint"
@@ -219,8 +253,12 @@ class WarmUp:
 
     async def _from_members(self, levels: set[int]) -> bool:
         """Take levels of the durable checkpoint from members; return whether all are here."""
-        wanted = {level: digest for level in levels if (digest := self._expected(level)) is not None}
-        if len(wanted) == len(levels):  # else only the place that the chain names is the same for all
+        wanted = {
+            level: digest for level in levels if (digest := self._expected(level)) is not None
+        }
+        if len(wanted) == len(
+            levels
+        ):  # else only the place that the chain names is the same for all
             self._weights = self._weights or await self._workers.compute(self._origin.blank)
             await self._fetch(wanted, among=-1)
         return not self._lacking
@@ -235,24 +273,34 @@ class WarmUp:
         model = self._ports.feed.model
         reasons = list[Exception]()
         own = self._own_copy(steps_before(model.checkpoint_step))
-        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]  # the current one first
+        # the current one first
+        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]
         if any(self._expected(level) is None for level in levels):
             same = [model.checkpoint]
             own = []
         own = [place for place in own if place not in same]
         for place in dict.fromkeys(own + same):
             try:
-                durable = await self._workers.compute(lambda place=place: self._origin.durable(place))  # type: ignore[misc]
+                durable = await self._workers.compute(partial(self._origin.durable, place))
                 for level in sorted(levels):
                     await self._vouch(level, durable)
                 return durable
-            except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
+            except (
+                ModelUnavailable,
+                CheckpointError,
+                ModelConfigError,
+                SchemaError,
+                SegmentError,
+                OSError,
+            ) as error:
                 reasons.append(error)
             except Exception as error:  # an invalid place must not end this member
                 if is_out_of_memory(error):
                     raise
                 why = f"{type(error).__name__}: {escaped(str(error))}"
-                reasons.append(ModelUnavailable(f"the checkpoint {place.repo} cannot be read: {why}"))
+                reasons.append(
+                    ModelUnavailable(f"the checkpoint {place.repo} cannot be read: {why}")
+                )
         raise reasons[len(own)]  # the error of the current place
 
     def _own_copy(self, step: int) -> list[Checkpoint]:
@@ -263,7 +311,9 @@ class WarmUp:
             return []
         run = self._run
         place = step_directory(self._kept, stem_of_run(self._kept, run.run_id, run.identity), step)
-        return [Checkpoint(CheckpointKind.LOCAL, str(place.absolute()), "")] if place.is_dir() else []
+        return (
+            [Checkpoint(CheckpointKind.LOCAL, str(place.absolute()), "")] if place.is_dir() else []
+        )
 
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
         for segment in (s for level in levels for s in self._role.schema.state.of_level(level)):
@@ -271,9 +321,13 @@ class WarmUp:
 
     async def _vouch(self, level: int, weights: dict[str, Tensor]) -> None:
         expected = self._expected(level)
-        found = await self._workers.compute(lambda: level_hash(weights, self._role.schema.state, level))
+        found = await self._workers.compute(
+            lambda: level_hash(weights, self._role.schema.state, level)
+        )
         if expected is not None and found != expected:
-            raise ModelUnavailable(f"level {level} of the durable checkpoint is not the one the members attested")
+            raise ModelUnavailable(
+                f"level {level} of the durable checkpoint is not the one the members attested"
+            )
 
 
 def warmup_over(started: Run, now: Run) -> bool:

@@ -58,7 +58,11 @@ def is_of(hf_config: Mapping[str, Any], architecture: Architecture) -> bool:
 def is_type_of(hf_config: Mapping[str, Any], config: ModelConfig) -> bool:
     """Whether a `config.json` names the type of this model. Nothing is built."""
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
-    types = (config.model_type,) if isinstance(config, HfAutoConfig) else config.MODEL_TYPES or (config.MODEL_TYPE,)
+    types = (
+        (config.model_type,)
+        if isinstance(config, HfAutoConfig)
+        else config.MODEL_TYPES or (config.MODEL_TYPE,)
+    )
     return named in types
 
 

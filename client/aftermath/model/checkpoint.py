@@ -57,7 +57,9 @@ def tier_of(directory: Path, asked: int | None) -> int:
 def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, Tensor]:
     """Return the fp32 tensors of a tier. Raises CheckpointError, ModelConfigError."""
     source = find(Path(directory), tier, strategy)
-    return read_weights(source.weights, source.config, stored=source.stored, tier=tier, form=source.form)
+    return read_weights(
+        source.weights, source.config, stored=source.stored, tier=tier, form=source.form
+    )
 
 
 def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierSource:
@@ -118,7 +120,9 @@ def _from_manifest(path: Path, tier: int) -> TierSource:
         raise ManifestUnusable(f"tier {tier}'s file {absent[0]} is missing")
     verify(files, manifest.sha256)
     config = next(place for place in files.values() if place.name == "config.json")
-    source = _tier_source(config, tier, tuple(place for place in files.values() if place.suffix == ".safetensors"))
+    source = _tier_source(
+        config, tier, tuple(place for place in files.values() if place.suffix == ".safetensors")
+    )
     for label, said, is_so in (
         (
             "matformer_base_intermediate_size",
@@ -128,7 +132,9 @@ def _from_manifest(path: Path, tier: int) -> TierSource:
         (f"tier {tier}'s intermediate_size", entry.intermediate_size, source.config.width(tier)),
     ):
         if said not in (None, is_so):
-            raise CheckpointError(f"the manifest says {label} is {said}, config.json says {is_so}", "Export again")
+            raise CheckpointError(
+                f"the manifest says {label} is {said}, config.json says {is_so}", "Export again"
+            )
     return source
 
 
@@ -136,7 +142,9 @@ def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> TierSour
     document = hf_config(config)
     stored, _ = stored_tier(document)
     if stored != tier:
-        raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "Export the tiers again")
+        raise CheckpointError(
+            f"{config} is of tier {stored}, not of tier {tier}", "Export the tiers again"
+        )
     return TierSource(config_of(document), stored, weights, form_of(document))
 
 
@@ -185,7 +193,8 @@ def verified(directory: Path) -> Verified:
         for name, tensor in load(directory, tier, "sliced").items():
             if not torch.equal(params[name][prefix(tensor.shape)], tensor):
                 raise CheckpointError(
-                    f"tier {tier}'s {name} is not the full model's", "Export the tiers again from the full checkpoint"
+                    f"tier {tier}'s {name} is not the full model's",
+                    "Export the tiers again from the full checkpoint",
                 )
     return Verified(tiers, sum(map(len, listed.values())), len(params))
 
@@ -213,7 +222,10 @@ def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
         return {}
     manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
     found = {
-        entry.tier: {name: local_path(directory, name, entry.tier) for name in manifest.of_tier(entry.tier).files}
+        entry.tier: {
+            name: local_path(directory, name, entry.tier)
+            for name in manifest.of_tier(entry.tier).files
+        }
         for entry in manifest.tiers
     }
     for files in found.values():
@@ -221,7 +233,9 @@ def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
     return found
 
 
-def merged(full: Path, part: Path, warn: Callable[[str], None] = log.warning) -> tuple[ModelConfig, dict[str, Tensor]]:
+def merged(
+    full: Path, part: Path, warn: Callable[[str], None] = log.warning
+) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The full model's config and tensors with those of a slice in their places.
 
     `warn` is told how far the slice is from the full model, if its values differ. Raises
@@ -233,7 +247,8 @@ def merged(full: Path, part: Path, warn: Callable[[str], None] = log.warning) ->
         raise CheckpointError(f"{full} is itself a slice", "Name the full checkpoint")
     if load_config(part) != config:
         raise CheckpointError(
-            f"{part} is no slice of {full}: their config.json describe two models", "Name the slice's own full model"
+            f"{part} is no slice of {full}: their config.json describe two models",
+            "Name the slice's own full model",
         )
     params = load(full, 0)
     slices = load(part, tier)

@@ -225,8 +225,11 @@ class ModelConfig(BaseModel, ABC):
         _, width = stored_tier(hf_config)
         if not width:
             raise ModelConfigError("config.json: intermediate_size is missing")
-        tokens = {key: hf_config[key] for key in _TOKEN_KEYS if key in hf_config}  # null says that there is none
-        known = {key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None} | tokens
+        # null says that there is none
+        tokens = {key: hf_config[key] for key in _TOKEN_KEYS if key in hf_config}
+        known = {
+            key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None
+        } | tokens
         null = [key for key in hf_config if hf_config[key] is None and key in cls.model_fields]
         known |= {key: False for key in null if cls.model_fields[key].annotation is bool}
         if isinstance(known.get("eos_token_id"), list):
@@ -245,7 +248,9 @@ class ModelConfig(BaseModel, ABC):
 
     def common_hf(self, tier: int) -> dict[str, Any]:
         """All fields of a tier and both matformer keys, as JSON has them."""
-        ends = list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id
+        ends = (
+            list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id
+        )
         return self.model_dump() | {
             "eos_token_id": ends,
             "model_type": self.MODEL_TYPE,
@@ -266,7 +271,9 @@ class WidthNotDivisible(ModelConfigError):
 def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -> None:
     """Raise WidthNotDivisible, with the nearest valid widths, if tiers cannot halve a width."""
     if not 0 <= halvings < MAX_TIERS:
-        raise ModelConfigError(f"tier {halvings} is out of range", f"Tiers are 0 to {MAX_TIERS - 1}")
+        raise ModelConfigError(
+            f"tier {halvings} is out of range", f"Tiers are 0 to {MAX_TIERS - 1}"
+        )
     step = 1 << halvings
     if width % step:
         below = width - width % step
@@ -303,7 +310,9 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
     if base is None and (tier == 0 or not said):
         base = size << tier
     if base is None:
-        raise ModelConfigError("config.json: matformer_base_intermediate_size is missing", "Export the tier again")
+        raise ModelConfigError(
+            "config.json: matformer_base_intermediate_size is missing", "Export the tier again"
+        )
     if not said and size << tier != base:
         raise ModelConfigError(
             f"config.json: intermediate_size {size} is not matformer_base_intermediate_size {base} / 2^{tier}",
@@ -317,7 +326,9 @@ def _positive_int(hf_config: Mapping[str, Any], key: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20:
-        raise ModelConfigError(f"config.json: {key} must be an integer from 1 to {1 << 20}, not {shown(value)}")
+        raise ModelConfigError(
+            f"config.json: {key} must be an integer from 1 to {1 << 20}, not {shown(value)}"
+        )
     return value
 
 
@@ -325,5 +336,7 @@ def _sentence(error: ValidationError) -> str:
     said: dict[str, str] = {}
     for problem in error.errors():
         key = str(problem["loc"][0]) if problem["loc"] else ""
-        said.setdefault(key, f"{key}: {problem['msg']}" if key else problem["msg"].removeprefix("Value error, "))
+        said.setdefault(
+            key, f"{key}: {problem['msg']}" if key else problem["msg"].removeprefix("Value error, ")
+        )
     return "; ".join(said.values())

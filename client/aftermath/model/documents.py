@@ -29,7 +29,15 @@ TOKENIZER_FILES = (
 CARD_FILE = "README.md"
 COMPANIONS = (
     *TOKENIZER_FILES,
-    *("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md", CARD_FILE),
+    *(
+        "generation_config.json",
+        "LICENSE",
+        "LICENSE.txt",
+        "LICENSE.md",
+        "NOTICE",
+        "USE_POLICY.md",
+        CARD_FILE,
+    ),
 )
 """Files that every command copies with the weights when a checkpoint has them."""
 
@@ -48,7 +56,9 @@ class HubAway(CheckpointError):
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
     """The error of a weights file that cannot be read; what safetensors says of it may be long."""
-    return CheckpointError(f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again")
+    return CheckpointError(
+        f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again"
+    )
 
 
 def is_file(path: Path) -> bool:
@@ -56,13 +66,17 @@ def is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError as error:
-        raise CheckpointError(f"cannot read {str(path)[:_SHOWN_NAME]}: {error.strerror}", _NAME_ANOTHER) from None
+        raise CheckpointError(
+            f"cannot read {str(path)[:_SHOWN_NAME]}: {error.strerror}", _NAME_ANOTHER
+        ) from None
 
 
 def check_readable(path: Path) -> None:
     """Raise CheckpointError if this user may not read a file. safetensors calls it missing."""
     if not os.access(path, os.R_OK):
-        raise CheckpointError(f"cannot read {path}: permission denied", f"Allow it for this user: chmod u+r {path}")
+        raise CheckpointError(
+            f"cannot read {path}: permission denied", f"Allow it for this user: chmod u+r {path}"
+        )
 
 
 def check_listed(name: str, whose: str) -> None:

@@ -51,11 +51,14 @@ def export_tiers(
     config = load_config(source)
     stored, _ = stored_tier(hf_config(source / "config.json"))
     if stored:
-        raise CheckpointError(f"{source} is itself a slice of tier {stored}", "Export from the full checkpoint")
+        raise CheckpointError(
+            f"{source} is itself a slice of tier {stored}", "Export from the full checkpoint"
+        )
     wanted = sorted(set(tiers))
     if not wanted or wanted[0] < 1:
         raise CheckpointError(
-            "tiers to export start at 1; tier 0 is the full checkpoint itself", "Name them, for example: --tiers 1,2"
+            "tiers to export start at 1; tier 0 is the full checkpoint itself",
+            "Name them, for example: --tiers 1,2",
         )
     config.width(wanted[-1])
     base = source if out is None else out.absolute() / source.name
@@ -70,13 +73,19 @@ def export_tiers(
         params = load(source, tier, "universal")
         if base == source:
             _require_exact(params, dtype, source)
-        write_checkpoint(place, params, config, tier=tier, companions=companions, made_by=MADE_BY, dtype=dtype)
+        write_checkpoint(
+            place, params, config, tier=tier, companions=companions, made_by=MADE_BY, dtype=dtype
+        )
     if base != source and dtype == torch.float32:
         _copy(source, base)
     elif base != source:
         params = load(source, 0, "universal")
-        write_checkpoint(base, params, config, tier=0, companions=companions, made_by=MADE_BY, dtype=dtype)
-    return Exported(places, _describe(config, base, dict(zip([0, *wanted], [base, *places], strict=True))))
+        write_checkpoint(
+            base, params, config, tier=0, companions=companions, made_by=MADE_BY, dtype=dtype
+        )
+    return Exported(
+        places, _describe(config, base, dict(zip([0, *wanted], [base, *places], strict=True)))
+    )
 
 
 def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Path) -> None:
@@ -93,7 +102,9 @@ def _refuse_removable(source: Path, base: Path) -> None:
     origin = source.resolve()
     place = base.parent.resolve()
     sibling = is_removable(origin) and (base == source or place == origin.parent)
-    inside = any(is_removable(path) and is_file(path / "config.json") for path in (place, *place.parents))
+    inside = any(
+        is_removable(path) and is_file(path / "config.json") for path in (place, *place.parents)
+    )
     if sibling or inside:
         raise CheckpointError(
             f"{origin if sibling else place} is a checkpoint of a run, which its member removes when it is old",
@@ -104,7 +115,9 @@ def _refuse_removable(source: Path, base: Path) -> None:
 def _copy(source: Path, base: Path) -> None:
     """The full checkpoint's files, without an older manifest."""
     weights = weight_files(source)
-    small = [source / name for name in ("config.json", INDEX_FILE, *COMPANIONS) if is_file(source / name)]
+    small = [
+        source / name for name in ("config.json", INDEX_FILE, *COMPANIONS) if is_file(source / name)
+    ]
 
     def fill(place: Path) -> None:
         for path in small:
@@ -127,7 +140,9 @@ def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
         weights = weight_files(place)
         index = [place / INDEX_FILE] if len(weights) > 1 else []
         files = [place / "config.json", *index, *weights]
-        listed = {path.name if tier == 0 else f"../{place.name}/{path.name}": path for path in files}
+        listed = {
+            path.name if tier == 0 else f"../{place.name}/{path.name}": path for path in files
+        }
         entries.append(TierFiles(tier, list(listed), config.width(tier)))
         digests |= {name: file_sha256(path) for name, path in listed.items()}
     common = [name for name in COMPANIONS if is_file(base / name)]

@@ -126,5 +126,7 @@ class _Draw:
         if not self._temperature:
             return int(logits.argmax())
         while len(self._noise) <= place:
-            self._noise.append(-torch.empty(len(logits)).exponential_(generator=self._generator).log())
+            self._noise.append(
+                -torch.empty(len(logits)).exponential_(generator=self._generator).log()
+            )
         return int((logits / self._temperature + self._noise[place]).argmax())

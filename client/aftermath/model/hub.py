@@ -27,7 +27,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils._http import default_client_factory  # no public name gives the same hooks
+
+# no public name gives the same hooks
+from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.base.concurrency import within
@@ -111,19 +113,25 @@ class Repository:
             found = {path: (root / path).stat().st_size for path in paths}
         for path, size in found.items():
             if size != self.sizes[path]:
-                raise CheckpointError(f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}")
+                raise CheckpointError(
+                    f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}"
+                )
         return root
 
     def _limited(self, paths: Sequence[str], limit: int) -> int:
         absent = [path for path in paths if path not in self.sizes]
         if absent:
-            raise CheckpointError(f"{self.name} has no file {absent[0]}", "Name a repository with a checkpoint")
+            raise CheckpointError(
+                f"{self.name} has no file {absent[0]}", "Name a repository with a checkpoint"
+            )
         unknown = [path for path in paths if self.sizes[path] < 0]
         if unknown:
             raise CheckpointError(f"{self.name} does not say how large {unknown[0]} is")
         need = sum(self.sizes[path] for path in paths)
         if need > limit:
-            raise CheckpointError(f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected")
+            raise CheckpointError(
+                f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected"
+            )
         return need
 
 
@@ -138,7 +146,13 @@ def opened(
     disable_progress_bars()
     _watch_answers()
     api = HfApi(endpoint=endpoint, token=token)
-    call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    call = partial(
+        api.model_info,
+        repo,
+        revision=revision or None,
+        files_metadata=True,
+        timeout=TIMEOUT_SECONDS,
+    )
     with asking(repo, revision, token=token):
         info = within(PATIENCE_SECONDS, call, _too_slow(repo))
     if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
@@ -161,7 +175,9 @@ def _client() -> Any:
     """The library's HTTP client, with a look at every answer."""
     try:
         client = default_client_factory()
-    except Exception as error:  # the library reads the proxy variables here, and has several errors for them
+    except (
+        Exception
+    ) as error:  # the library reads the proxy variables here, and has several errors for them
         raise CheckpointError(
             f"the Hub's client cannot use this machine's proxy variables: {type(error).__name__}: {error}",
             "Set HTTPS_PROXY and ALL_PROXY to http://HOST:PORT or socks5h://HOST:PORT (pip install socksio), or unset "
@@ -174,41 +190,64 @@ def _client() -> Any:
 
 def _check_headers(response: Any) -> None:
     """Raises CheckpointError."""
-    said = (response.headers.get(name, "") for name in _MADE_PATHS) if response.request.method == "HEAD" else ()
+    said = (
+        (response.headers.get(name, "") for name in _MADE_PATHS)
+        if response.request.method == "HEAD"
+        else ()
+    )
     for value in said:
         tag = value.removeprefix("W/").strip('"')
         if len(tag) > 200 or tag in (".", "..") or not set("/\\:\0").isdisjoint(tag):
-            raise CheckpointError(f"the Hub names a file's version {tag[:80]!r}, which is none", "Try again later")
+            raise CheckpointError(
+                f"the Hub names a file's version {tag[:80]!r}, which is none", "Try again later"
+            )
 
 
 @contextmanager
-def asking(repo: str, revision: str | None = None, *, token: str | Literal[False] | None = None) -> Iterator[None]:
+def asking(
+    repo: str, revision: str | None = None, *, token: str | Literal[False] | None = None
+) -> Iterator[None]:
     """Turn whatever the Hub's client raises into a CheckpointError that says what to do."""
-    needed = "set HF_TOKEN" if token is not False else f"set HF_TOKEN and pass --hub-token-for {repo}"
+    needed = (
+        "set HF_TOKEN" if token is not False else f"set HF_TOKEN and pass --hub-token-for {repo}"
+    )
     try:
         yield
     except AftermathError:
         raise
     except GatedRepoError:
-        raise CheckpointError(f"{repo} is gated", f"Accept its terms on the Hub, and {needed}") from None
+        raise CheckpointError(
+            f"{repo} is gated", f"Accept its terms on the Hub, and {needed}"
+        ) from None
     except RevisionNotFoundError:
-        raise CheckpointError(f"{repo} has no revision {revision}", "Correct the checkpoint's revision") from None
+        raise CheckpointError(
+            f"{repo} has no revision {revision}", "Correct the checkpoint's revision"
+        ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"there is no Hub repository {repo}, or it is private", f"Correct its name, or {needed} to reach it"
+            f"there is no Hub repository {repo}, or it is private",
+            f"Correct its name, or {needed} to reach it",
         ) from None
     except HFValidationError:
-        raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "Use the form owner/name") from None
+        raise CheckpointError(
+            f"{repo!r} is not the name of a Hub repository", "Use the form owner/name"
+        ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
             fix = f"A token with the rights for it is needed: {needed}"
             raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
         raise HubAway(f"the Hub answered {status} for {repo}", "Try again later") from None
-    except Exception as error:  # connection errors have other classes in every version of the client
+    except (
+        Exception
+    ) as error:  # connection errors have other classes in every version of the client
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckpointError(f"the disk is full while fetching {repo}", "Free some space and try again") from None
-        raise HubAway(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None
+            raise CheckpointError(
+                f"the disk is full while fetching {repo}", "Free some space and try again"
+            ) from None
+        raise HubAway(
+            f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE
+        ) from None
 
 
 def _is_plain(path: object) -> bool:
@@ -218,7 +257,10 @@ def _is_plain(path: object) -> bool:
     if len(path.encode(errors="replace")) > MAX_NAME:
         return False
     parts = path.split("/")
-    return all(part not in ("", ".", "..") and len(part.encode(errors="replace")) <= MAX_PART for part in parts)
+    return all(
+        part not in ("", ".", "..") and len(part.encode(errors="replace")) <= MAX_PART
+        for part in parts
+    )
 
 
 def _too_slow(repo: str) -> CheckpointError:
@@ -316,12 +358,17 @@ def upload(
     them. Without `card` the model card (README.md) stays here, and the repository keeps its own.
     """
     if not token:
-        raise CheckpointError(f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write")
+        raise CheckpointError(
+            f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write"
+        )
     disable_progress_bars()
     api = HfApi(endpoint=endpoint, token=token)
     with asking(repo):
         api.create_repo(repo, exist_ok=True)
-        chosen: dict[str, Any] = {"commit_message": message, "ignore_patterns": [MARK] if card else [MARK, CARD_FILE]}
+        chosen: dict[str, Any] = {
+            "commit_message": message,
+            "ignore_patterns": [MARK] if card else [MARK, CARD_FILE],
+        }
         for tier in tiers:  # before the manifest that promises them
             api.upload_folder(repo_id=repo, folder_path=tier, path_in_repo=tier.name, **chosen)
         return str(api.upload_folder(repo_id=repo, folder_path=directory, **chosen).oid)
@@ -330,7 +377,9 @@ def upload(
 def _download_tier(source: Repository, manifests: Sequence[str], tier: int) -> Path:
     """Return the tier's files by the manifest. Raises ManifestUnusable."""
     if len(manifests) != 1:
-        raise ManifestUnusable(f"{source.name} has {len(manifests)} files named {MANIFEST_FILE}, one is needed")
+        raise ManifestUnusable(
+            f"{source.name} has {len(manifests)} files named {MANIFEST_FILE}, one is needed"
+        )
     manifest = parse_manifest(source.fetch(manifests[0], MAX_MANIFEST_BYTES).read_bytes())
     entry = manifest.of_tier(tier)
     listed = {name: hub_path(manifests[0], name) for name in entry.files}
@@ -338,21 +387,33 @@ def _download_tier(source: Repository, manifests: Sequence[str], tier: int) -> P
     if absent:
         raise ManifestUnusable(f"{source.name} lacks {absent[0]}, which its manifest lists")
     if len({PurePosixPath(path).parent for path in listed.values()}) != 1:
-        raise ManifestUnusable(f"the files of tier {tier} in {source.name} are not in one directory")
+        raise ManifestUnusable(
+            f"the files of tier {tier} in {source.name} are not in one directory"
+        )
     return _fetch_tier(source, manifest, entry, listed, manifests[0])
 
 
 def _fetch_tier(
-    source: Repository, manifest: Manifest, entry: TierFiles, listed: Mapping[str, str], manifest_path: str
+    source: Repository,
+    manifest: Manifest,
+    entry: TierFiles,
+    listed: Mapping[str, str],
+    manifest_path: str,
 ) -> Path:
     config_path = next(path for path in listed.values() if path.endswith("config.json"))
     config, stored, _ = _config(source, config_path)
     if stored != entry.tier:
-        raise CheckpointError(f"{source.name}/{config_path} is of tier {stored}, the manifest says {entry.tier}")
+        raise CheckpointError(
+            f"{source.name}/{config_path} is of tier {stored}, the manifest says {entry.tier}"
+        )
     common = [
-        path for path in (hub_path(manifest_path, name) for name in manifest.common_files) if path in source.sizes
+        path
+        for path in (hub_path(manifest_path, name) for name in manifest.common_files)
+        if path in source.sizes
     ]
-    root = source.fetch_all([*listed.values(), *common], _expected(config, stored) + MAX_OTHER_BYTES)
+    root = source.fetch_all(
+        [*listed.values(), *common], _expected(config, stored) + MAX_OTHER_BYTES
+    )
     verify({name: root / path for name, path in listed.items()}, manifest.sha256)
     return (root / config_path).parent
 
@@ -374,7 +435,9 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
         weights = [str(folder / name) for name in shards]
     else:
         weights = [
-            path for path in source.sizes if PurePosixPath(path).parent == folder and path.endswith(".safetensors")
+            path
+            for path in source.sizes
+            if PurePosixPath(path).parent == folder and path.endswith(".safetensors")
         ]
     if not weights:
         raise CheckpointError(

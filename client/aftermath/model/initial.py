@@ -25,7 +25,9 @@ def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Ten
         shape = full[name]
         deviation = config.deviation(name)
         values = (
-            torch.full(shape, config.constant(name)) if deviation is None else _uniform(deviation, seed, name, shape)
+            torch.full(shape, config.constant(name))
+            if deviation is None
+            else _uniform(deviation, seed, name, shape)
         )
         params[name] = values[prefix(held[name])].contiguous()
     return params
@@ -39,6 +41,8 @@ def _uniform(deviation: float, seed: int, name: str, shape: tuple[int, ...]) -> 
     count = math.prod(shape)
     raw = np.random.Philox(key=int.from_bytes(key[:16], "little")).random_raw(-(-count // 2))
     units = (raw.astype("<u8").view("<u4")[:count] >> 8).astype(np.int32)  # [0, 2^24)
-    odd = (2 * units - (2**24 - 1)).astype(np.float32)  # odd integers in (-2^24, 2^24): exact in fp32
-    values = odd * np.float32(deviation * math.sqrt(3) / 2**24)  # a uniform of half-width a has deviation a / sqrt(3)
+    # odd integers in (-2^24, 2^24): exact in fp32
+    odd = (2 * units - (2**24 - 1)).astype(np.float32)
+    # a uniform of half-width a has deviation a / sqrt(3)
+    values = odd * np.float32(deviation * math.sqrt(3) / 2**24)
     return torch.from_numpy(values.reshape(shape))

@@ -48,7 +48,9 @@ class Manifest(msgspec.Struct, frozen=True):
             raise ManifestUnusable(f"the manifest has {len(entries)} entries for tier {tier}")
         files = entries[0].files
         if sum(PurePosixPath(path).name == "config.json" for path in files) != 1:
-            raise ManifestUnusable(f"the manifest's tier {tier} does not have exactly one config.json")
+            raise ManifestUnusable(
+                f"the manifest's tier {tier} does not have exactly one config.json"
+            )
         if not any(path.endswith(".safetensors") for path in files):
             raise ManifestUnusable(f"the manifest's tier {tier} has no .safetensors file")
         bare = [path for path in files if path not in self.sha256]
@@ -66,11 +68,16 @@ def parse_manifest(data: bytes) -> Manifest:
     except Malformed as error:
         raise ManifestUnusable(f"the manifest is not valid: {error}") from None
     if manifest.schema_version != 1:
-        raise ManifestUnusable(f"the manifest has version {manifest.schema_version}, this client reads 1")
+        raise ManifestUnusable(
+            f"the manifest has version {manifest.schema_version}, this client reads 1"
+        )
     if any(not 0 <= entry.tier < MAX_TIERS for entry in manifest.tiers):
         raise ManifestUnusable(f"the manifest names a tier outside 0 to {MAX_TIERS - 1}")
     try:
-        for name in (*manifest.common_files, *(file for entry in manifest.tiers for file in entry.files)):
+        for name in (
+            *manifest.common_files,
+            *(file for entry in manifest.tiers for file in entry.files),
+        ):
             check_listed(name, "the manifest")
     except CheckpointError as error:
         raise ManifestUnusable(error.message, error.fix) from None
@@ -99,8 +106,16 @@ def hub_path(manifest: str, listed: str) -> str:
 
 def _resolve(start: tuple[str, ...], listed: str, *, clamp: bool) -> list[str]:
     """`listed` followed from `start`, as plain path components below the root of `start`."""
-    if not listed or "\\" in listed or "\0" in listed or listed.startswith("/") or ":" in listed.split("/")[0]:
-        raise CheckpointError(f"the manifest's path {listed!r} is not a relative path", "Export the tiers again")
+    if (
+        not listed
+        or "\\" in listed
+        or "\0" in listed
+        or listed.startswith("/")
+        or ":" in listed.split("/")[0]
+    ):
+        raise CheckpointError(
+            f"the manifest's path {listed!r} is not a relative path", "Export the tiers again"
+        )
     parts = list(start)
     for part in listed.split("/"):
         if part == "..":
@@ -126,7 +141,9 @@ def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a regular file, in hex. Raises CheckpointError."""
     if not is_file(path):
-        raise CheckpointError(f"there is no file {path}", "Download it again, or export the tiers again")
+        raise CheckpointError(
+            f"there is no file {path}", "Download it again, or export the tiers again"
+        )
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -134,7 +151,9 @@ def file_sha256(path: Path) -> str:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
 
 
-def encode_manifest(base_width: int, tiers: Iterable[TierFiles], common: list[str], sha256: dict[str, str]) -> bytes:
+def encode_manifest(
+    base_width: int, tiers: Iterable[TierFiles], common: list[str], sha256: dict[str, str]
+) -> bytes:
     """The JSON bytes of a version 1 manifest."""
     manifest = Manifest(1, list(tiers), common, dict(sorted(sha256.items())), base_width)
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2)

@@ -68,7 +68,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tens
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
     mask = None  # the last token sees all
     if length > 1:
-        mask = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)  # [T, S]
+        # [T, S]
+        mask = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
 
 
@@ -149,7 +150,9 @@ class LanguageModel(nn.Module, ABC):
     # added. FSDP2 sums in this order, and the order decides the bits.
     def through(self, layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """What a layer makes of its inputs, computed twice where that is asked for."""
-        inputs = tuple(given.view_as(given) if isinstance(given, Tensor) else given for given in inputs)
+        inputs = tuple(
+            given.view_as(given) if isinstance(given, Tensor) else given for given in inputs
+        )
         return again(layer, *inputs) if self.recompute else layer(*inputs)
 
 

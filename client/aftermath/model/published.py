@@ -68,10 +68,15 @@ def form_of(hf_config: Mapping[str, Any]) -> Form:
 def _block(said: object) -> tuple[int, int] | None:
     if not said:
         return None
-    if isinstance(said, dict) and said.get("quant_method") == "fp8" and said.get("fmt", "e4m3") == "e4m3":
+    if (
+        isinstance(said, dict)
+        and said.get("quant_method") == "fp8"
+        and said.get("fmt", "e4m3") == "e4m3"
+    ):
         match said.get("weight_block_size"):
             case [int(rows), int(columns)] if all(
-                1 <= edge <= _LARGEST_BLOCK and not isinstance(edge, bool) for edge in (rows, columns)
+                1 <= edge <= _LARGEST_BLOCK and not isinstance(edge, bool)
+                for edge in (rows, columns)
             ):
                 return rows, columns
     raise ModelConfigError(
@@ -85,7 +90,11 @@ def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     further = hf_config.get("num_nextn_predict_layers")
     if further is None:
         return ()
-    if not isinstance(further, int) or isinstance(further, bool) or not 0 <= further <= _MOST_FURTHER:
+    if (
+        not isinstance(further, int)
+        or isinstance(further, bool)
+        or not 0 <= further <= _MOST_FURTHER
+    ):
         raise ModelConfigError(
             f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER}, not {shown(further)}",
             "Take the file as published",

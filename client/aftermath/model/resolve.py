@@ -51,7 +51,10 @@ def local_directory(checkpoint: Checkpoint) -> Path:
     """Return the directory of a Local checkpoint. Raises CheckpointError if it is invalid."""
     try:
         return Path(checkpoint.repo).expanduser().absolute()
-    except (RuntimeError, ValueError):  # ~NAME of a user that this machine does not know, or a name that nobody has
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # ~NAME of a user that this machine does not know, or a name that nobody has
         raise CheckpointError(f"there is no checkpoint at {checkpoint.repo}") from None
 
 
@@ -74,18 +77,24 @@ def outline_directory(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> P
         return here
     from aftermath.model import hub
 
-    return hub.download_outline(checkpoint.repo, checkpoint.revision, token=access.hub_token(checkpoint.repo))
+    return hub.download_outline(
+        checkpoint.repo, checkpoint.revision, token=access.hub_token(checkpoint.repo)
+    )
 
 
 def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, access: RunAccess) -> Path:
     """Where its config.json is, fetched if need be."""
     here = _local(checkpoint, access)
-    if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or is_file(here / "config.json")):
+    if here is not None and (
+        checkpoint.kind is CheckpointKind.LOCAL or is_file(here / "config.json")
+    ):
         return here / "config.json"
     from aftermath.model import hub
 
     token = access.hub_token(checkpoint.repo)
-    return hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token)
+    return hub.download_config(
+        checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token
+    )
 
 
 def _local(checkpoint: Checkpoint, access: RunAccess) -> Path | None:

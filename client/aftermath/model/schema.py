@@ -78,19 +78,30 @@ def prefix(shape: Sequence[int]) -> tuple[slice, ...]:
 def checked_level(level: int, levels: int) -> int:
     """Return the level if it exists among `levels`. Raises SchemaError."""
     if not 0 <= level < levels:
-        raise SchemaError(f"level {level} is out of range", f"This run has levels 0 to {levels - 1}")
+        raise SchemaError(
+            f"level {level} is out of range", f"This run has levels 0 to {levels - 1}"
+        )
     return level
 
 
 def _segment(
-    name: str, level: int, dim: Literal[0, 1] | None, held: tuple[int, ...], below: tuple[int, ...] | None
+    name: str,
+    level: int,
+    dim: Literal[0, 1] | None,
+    held: tuple[int, ...],
+    below: tuple[int, ...] | None,
 ) -> Segment:
     if dim is None:
         return Segment(name, level, None, 0, held[0], held)
     start = 0 if below is None else below[dim]
     stop = held[dim]
     return Segment(
-        name, level, dim, start, stop, tuple(stop - start if axis == dim else n for axis, n in enumerate(held))
+        name,
+        level,
+        dim,
+        start,
+        stop,
+        tuple(stop - start if axis == dim else n for axis, n in enumerate(held)),
     )
 
 
@@ -103,7 +114,9 @@ def canonical(document: Mapping[str, Any]) -> bytes:
 
 def portable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping whose floats are the text of their shortest repr."""
-    return {key: repr(value) if isinstance(value, float) else value for key, value in values.items()}
+    return {
+        key: repr(value) if isinstance(value, float) else value for key, value in values.items()
+    }
 
 
 def decimal(text: object, label: str) -> float:
@@ -122,7 +135,9 @@ _ALIGNED = 8
 
 # safetensors' own writer orders metadata by chance. This header orders tensors by name, and the
 # file can be written one tensor at a time.
-def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+def header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> bytes:
     """Return the bytes before the tensors (U8 or F32), which follow in the order of names."""
     places: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
@@ -138,7 +153,13 @@ ELEMENT_BYTES = 4  # of the model's state, fp32
 
 # Keys of the model's config that change no tensor and no gradient, and therefore are not part of
 # the schema.
-_NOT_IN_SCHEMA = {"initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}
+_NOT_IN_SCHEMA = {
+    "initializer_range",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "max_position_embeddings",
+}
 
 
 class StateInputs(msgspec.Struct, frozen=True):
@@ -190,7 +211,9 @@ class StateSchema:
 
     @cached_property
     def _by_level(self) -> tuple[tuple[Segment, ...], ...]:
-        return tuple(tuple(s for s in self.segments if s.level == level) for level in range(self.levels))
+        return tuple(
+            tuple(s for s in self.segments if s.level == level) for level in range(self.levels)
+        )
 
 
 def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
@@ -206,7 +229,11 @@ def state_of_inputs(given: StateInputs) -> StateSchema:
     """The state schema that a document's inputs give. Raises as `state_schema` does."""
     made = config_type(given.model)
     fields = [(key, field) for key, field in made.model_fields.items() if field.annotation is float]
-    reals = [key for key, _ in fields if key not in _NOT_IN_SCHEMA and (key in given.model or key not in made.LATER)]
+    reals = [
+        key
+        for key, _ in fields
+        if key not in _NOT_IN_SCHEMA and (key in given.model or key not in made.LATER)
+    ]
     said = given.model | {key: decimal(given.model.get(key), key) for key in reals}
     return _cut(made.checked(said), len(given.widths))
 
@@ -230,4 +257,12 @@ def _cut(config: ModelConfig, tiers: int) -> StateSchema:
     return StateSchema(config, tiers, cut(config, tiers))
 
 
-__all__ = ["ELEMENT_BYTES", "SchemaError", "Segment", "StateInputs", "StateSchema", "state_of_inputs", "state_schema"]
+__all__ = [
+    "ELEMENT_BYTES",
+    "SchemaError",
+    "Segment",
+    "StateInputs",
+    "StateSchema",
+    "state_of_inputs",
+    "state_schema",
+]

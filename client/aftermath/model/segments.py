@@ -32,7 +32,9 @@ def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
     tensor = tensor.detach()
     if segment.dim is not None:
         if tensor.ndim <= segment.dim or tensor.shape[segment.dim] < segment.stop:
-            raise SegmentError(f"this replica does not hold level {segment.level} of {segment.name}")
+            raise SegmentError(
+                f"this replica does not hold level {segment.level} of {segment.name}"
+            )
         tensor = tensor.narrow(segment.dim, segment.start, segment.stop - segment.start)
     if tuple(tensor.shape) != segment.shape or tensor.dtype != torch.float32:
         raise SegmentError(
@@ -43,7 +45,9 @@ def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
 
 def level_hash(params: Mapping[str, Tensor], schema: StateSchema, level: int) -> bytes:
     """The 32-byte hash of a level, as the chain holds it: the root of its segments' digests."""
-    return level_root(schema, level, [segment_digest(params, segment) for segment in schema.of_level(level)])
+    return level_root(
+        schema, level, [segment_digest(params, segment) for segment in schema.of_level(level)]
+    )
 
 
 # A level hash is a root over the BLAKE3 digests of its segments, so replicas of all tiers that hold
@@ -73,7 +77,9 @@ def segment_bytes(params: Mapping[str, Tensor], segment: Segment) -> bytes:
     return b"".join(_parts(view(params, segment)))
 
 
-def write_segment(params: Mapping[str, Tensor], segment: Segment, data: bytes | bytearray | memoryview) -> None:
+def write_segment(
+    params: Mapping[str, Tensor], segment: Segment, data: bytes | bytearray | memoryview
+) -> None:
     """Replace a segment's values in place. Raises SegmentError before any change."""
     target = view(params, segment)
     if len(data) != segment.numel * ELEMENT_BYTES:

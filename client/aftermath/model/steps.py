@@ -55,7 +55,9 @@ def is_removable(path: Path) -> bool:
 
 # Checkpoints of another run with the same name are never moved or removed. Neither are those that
 # the chain names or that wait for an upload.
-def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Collection[Path]) -> None:
+def prune(
+    directory: Path, run_id: str, step: int, keep_steps: int, needed: Collection[Path]
+) -> None:
     """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are
     `needed`.
 
@@ -64,7 +66,11 @@ def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Coll
     """
     steps = saved_steps(directory, run_id)
     left = [path for path in steps if step_of(path) > step]
-    ranked = [*_replaced(directory, file_name(run_id)), *left, *(path for path in steps if step_of(path) <= step)]
+    ranked = [
+        *_replaced(directory, file_name(run_id)),
+        *left,
+        *(path for path in steps if step_of(path) <= step),
+    ]
     for old in ranked[:-keep_steps]:
         if not among(old, needed):
             shutil.rmtree(old, ignore_errors=True)

@@ -122,7 +122,15 @@ def write_checkpoint(
     base/outputs.py).
     """
     check_directory(target, made_by)
-    _write(target, params, config, tier, companions, lambda place: _replace(place, target, made_by), dtype)
+    _write(
+        target,
+        params,
+        config,
+        tier,
+        companions,
+        lambda place: _replace(place, target, made_by),
+        dtype,
+    )
 
 
 def _write(
@@ -136,12 +144,18 @@ def _write(
 ) -> T:
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
-        raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
+        raise CheckpointError(
+            f"these tensors are not the tier {tier} replica that {target} should hold"
+        )
     pieces = config.pieces()
     apart = {piece.name: params[piece.name].detach().contiguous() for piece in pieces.values()}
-    weights = {config.stored_name(name, tier): params[name] for name in expected if name not in apart}
+    weights = {
+        config.stored_name(name, tier): params[name] for name in expected if name not in apart
+    }
     weights |= {listed: piece.of(apart[piece.name]) for listed, piece in pieces.items()}
-    need = sum(tensor.numel() * dtype.itemsize for tensor in weights.values()) + sum(map(len, companions.values()))
+    need = sum(tensor.numel() * dtype.itemsize for tensor in weights.values()) + sum(
+        map(len, companions.values())
+    )
 
     def fill(place: Path) -> None:
         _write_weights(place, weights, dtype)
@@ -171,7 +185,9 @@ def _write_weights(place: Path, weights: Mapping[str, Tensor], dtype: torch.dtyp
         ready = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
         save_file(ready, place / file, metadata={"format": "pt"})
     if parts.is_sharded:
-        (place / INDEX_FILE).write_text(_json({"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}))
+        (place / INDEX_FILE).write_text(
+            _json({"metadata": parts.metadata, "weight_map": parts.tensor_to_filename})
+        )
 
 
 def _json(document: Mapping[str, Any]) -> str:
@@ -254,13 +270,20 @@ def write_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        full = getattr(error, "errno", None) in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+        ) or "No space left" in str(error)
         if full:
             raise CheckpointError(f"the disk of {directory} is full", _FREE) from None
         if isinstance(error, OSError | SafetensorError):
             why = getattr(error, "strerror", None) or error
             large = os.strerror(errno.EFBIG) in str(why)
-            fix = "Allow larger files (ulimit -f), or name a directory whose file system does" if large else _NAME_ONE
+            fix = (
+                "Allow larger files (ulimit -f), or name a directory whose file system does"
+                if large
+                else _NAME_ONE
+            )
             raise CheckpointError(f"cannot write to {directory}: {why}", fix) from None
         raise
 

@@ -20,7 +20,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     return tokenizer_of(companions.get(TOKENIZER_FILE), str(directory / TOKENIZER_FILE), companions)
 
 
-def tokenizer_of(data: bytes | None, where: str, companions: Mapping[str, bytes] | None = None) -> Tokenizer:
+def tokenizer_of(
+    data: bytes | None, where: str, companions: Mapping[str, bytes] | None = None
+) -> Tokenizer:
     """The tokenizer in the bytes of the file at `where`, if there is one. Raises CheckpointError.
 
     `companions` are the checkpoint's other files, which say what its special tokens are.
@@ -34,7 +36,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises CheckpointError for a tokenizer with tokens that the model lacks."""
     if (count := tokenizer.vocab_size) > vocab_size:
         raise CheckpointError(
-            f"the checkpoint's tokenizer has ids up to {count - 1}, and the model's vocabulary has {vocab_size}", FIX
+            f"the checkpoint's tokenizer has ids up to {count - 1}, and the model's vocabulary has {vocab_size}",
+            FIX,
         )
 
 

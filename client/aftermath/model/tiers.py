@@ -39,7 +39,10 @@ class TierShape(BaseModel):
     @classmethod
     def of(cls, layers: Sequence[tuple[int, int, int]]) -> TierShape:
         """The first layers, with these sizes in the order of `SIZES`."""
-        return cls(layers=tuple(range(len(layers))), **dict(zip(SIZES, zip(*layers, strict=True), strict=True)))
+        return cls(
+            layers=tuple(range(len(layers))),
+            **dict(zip(SIZES, zip(*layers, strict=True), strict=True)),
+        )
 
     @model_serializer
     def document(self) -> dict[str, tuple[int, ...]]:
@@ -55,7 +58,9 @@ class TierShape(BaseModel):
     def of_layer(self, layer: int) -> tuple[int, int]:
         """(hidden units, heads) of a layer; of one of experts the units of each."""
         place = self.layers.index(layer)
-        return self.intermediate_size[place] or self.moe_intermediate_size[place], self.num_key_value_heads[place]
+        return self.intermediate_size[place] or self.moe_intermediate_size[
+            place
+        ], self.num_key_value_heads[place]
 
 
 def tier_shapes(entries: object, whole: TierShape, allowed: Sequence[str]) -> tuple[TierShape, ...]:
@@ -65,7 +70,9 @@ def tier_shapes(entries: object, whole: TierShape, allowed: Sequence[str]) -> tu
     `allowed` are the parts that the architecture can cut. Raises ModelConfigError.
     """
     if not isinstance(entries, list | tuple) or not 1 <= len(entries) < MAX_TIERS:
-        raise _wrong(KEY, f"must be a list of 1 to {MAX_TIERS - 1} entries, one for each tier after 0")
+        raise _wrong(
+            KEY, f"must be a list of 1 to {MAX_TIERS - 1} entries, one for each tier after 0"
+        )
     shapes = [whole]
     for number, entry in enumerate(entries, 1):
         shapes.append(_shape(f"{KEY}[{number - 1}]", entry, shapes[-1], allowed))
@@ -78,15 +85,20 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
     if not isinstance(entry, Mapping) or not entry:
         raise _wrong(where, f"must name what the tier keeps, one or more of {', '.join(allowed)}")
     if strange := sorted(str(key) for key in entry if key not in PARTS):
-        raise _wrong(f"{where}.{strange[0]}", f"says nothing here; an entry names {', '.join(allowed)}")
+        raise _wrong(
+            f"{where}.{strange[0]}", f"says nothing here; an entry names {', '.join(allowed)}"
+        )
     if other := next((part for part in PARTS if part in entry and part not in allowed), None):
         raise ModelConfigError(
-            f"config.json: {where} cuts {other}, which this model's tiers cannot", f"Name only {', '.join(allowed)}"
+            f"config.json: {where} cuts {other}, which this model's tiers cannot",
+            f"Name only {', '.join(allowed)}",
         )
     layers = _layers(f"{where}.layers", entry.get("layers", before.layers), before)
     places = [before.layers.index(layer) for layer in layers]
     sizes = {
-        part: _sizes(f"{where}.{part}", entry.get(part), [getattr(before, part)[place] for place in places])
+        part: _sizes(
+            f"{where}.{part}", entry.get(part), [getattr(before, part)[place] for place in places]
+        )
         for part in SIZES
     }
     shape = TierShape(layers=layers, **sizes)
@@ -96,7 +108,11 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
 
 
 def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
-    if not isinstance(said, list | tuple) or not said or not all(_is_number(layer) for layer in said):
+    if (
+        not isinstance(said, list | tuple)
+        or not said
+        or not all(_is_number(layer) for layer in said)
+    ):
         raise _wrong(where, "must be a list of the numbers of layers")
     layers = tuple(said)
     if any(one >= other for one, other in itertools.pairwise(layers)):
@@ -116,7 +132,9 @@ def _sizes(where: str, said: object, most: Sequence[int]) -> tuple[int, ...]:
     listed = said if isinstance(said, list | tuple) else [said] * len(having)
     sizes = [size for size in listed if _is_number(size)]
     if len(listed) != len(having) or len(sizes) != len(having):
-        which = "one for each layer that is kept" + (" and has it" if len(having) < len(most) else "")
+        which = "one for each layer that is kept" + (
+            " and has it" if len(having) < len(most) else ""
+        )
         raise _wrong(where, f"must be a whole number, or a list of {len(having)}, {which}")
     for size, limit in zip(sizes, having, strict=True):
         if not 1 <= size <= limit:
@@ -130,7 +148,9 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 
 def _wrong(where: str, why: str) -> ModelConfigError:
-    return ModelConfigError(f"config.json: {where} {why}", "docs/models.md#tiers shows entries of every kind")
+    return ModelConfigError(
+        f"config.json: {where} {why}", "docs/models.md#tiers shows entries of every kind"
+    )
 
 
 __all__ = ["KEY", "PARTS", "TierShape", "tier_shapes"]

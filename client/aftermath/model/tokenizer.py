@@ -37,7 +37,9 @@ class Tokenizer:
     process ends with it.
     """
 
-    def __init__(self, data: bytes, where: str, companions: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self, data: bytes, where: str, companions: Mapping[str, bytes] | None = None
+    ) -> None:
         self._where = where
         self._companions = companions or {}
         self._turn = threading.Lock()
@@ -79,7 +81,9 @@ class Tokenizer:
         """Return the tokens of a text; `special` adds the tokenizer's own around it."""
         failed = "cannot split a text into tokens"
         found = self._ask(json.dumps({"text": text, "special": special}).encode(), failed)
-        if type(found) is not list or not all(type(one) is int and 0 <= one <= _LARGEST_ID for one in found):
+        if type(found) is not list or not all(
+            type(one) is int and 0 <= one <= _LARGEST_ID for one in found
+        ):
             raise self._unusable(failed, "it gives something else")
         return found
 

@@ -47,7 +47,9 @@ def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
         raise CheckpointError(f"cannot read {path}: there is no such file", _NAME_ONE)
     data = read_limited(path, MAX_TOKENIZER_BYTES)
     if data.startswith(b"version https://git-lfs"):
-        raise CheckpointError(f"{path} is a git-lfs pointer, not the file itself", "Run git lfs pull")
+        raise CheckpointError(
+            f"{path} is a git-lfs pointer, not the file itself", "Run git lfs pull"
+        )
     if path.suffix == ".model":
         convert = f"AutoTokenizer.from_pretrained('{path.parent}').save_pretrained('{path.parent}')"
         raise CheckpointError(
@@ -62,7 +64,9 @@ def same_tokens(one: bytes, other: bytes) -> bool:
     """Return whether two files have equal models and added tokens; broken ones are equal."""
     try:
         documents = [json_value(data, MAX_TOKENIZER_BYTES) for data in (one, other)]
-        first, second = ((document["model"], document.get("added_tokens")) for document in documents)
+        first, second = (
+            (document["model"], document.get("added_tokens")) for document in documents
+        )
     except (Malformed, TypeError, KeyError, AttributeError):
         return True
     return bool(first == second)

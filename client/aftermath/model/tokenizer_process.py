@@ -46,7 +46,11 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
 def answer(tokenizer: Tokenizer, asked: dict[str, Any]) -> object:
     """Return ids of a text, text of ids, id of a token or token of an id. Raises ValueError."""
     if "text" in asked:
-        return _told(lambda: tokenizer.encode(asked["text"], add_special_tokens=asked.get("special", True)).ids)
+        return _told(
+            lambda: (
+                tokenizer.encode(asked["text"], add_special_tokens=asked.get("special", True)).ids
+            )
+        )
     if "token" in asked:
         return _told(lambda: tokenizer.token_to_id(asked["token"]))
     if "id" in asked:

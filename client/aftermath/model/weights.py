@@ -67,7 +67,8 @@ def read_scales(
                     found[name] = part[:].to(torch.float32, copy=True)
                     if bool((found[name] < 0).any()):
                         raise CheckpointError(
-                            f"{path}: {listed} has a scale below 0", "Copy or download the checkpoint again"
+                            f"{path}: {listed} has a scale below 0",
+                            "Copy or download the checkpoint again",
                         )
         except (SafetensorError, OSError) as error:
             raise damaged(path, error) from None
@@ -87,7 +88,11 @@ def scaled(weights: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
 
 def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
     """How many blocks a matrix has; what is none has no scales."""
-    return tuple(-(-size // edge) for size, edge in zip(shape, block, strict=True)) if len(shape) == 2 else ()
+    return (
+        tuple(-(-size // edge) for size, edge in zip(shape, block, strict=True))
+        if len(shape) == 2
+        else ()
+    )
 
 
 log = logging.getLogger(__name__)
@@ -102,7 +107,9 @@ def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
     return lambda name: without.tensor(name) is not None or name.startswith(form.foreign)
 
 
-def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: False) -> tuple[Path, ...]:
+def weight_files(
+    directory: Path, without: Callable[[str], bool] = lambda name: False
+) -> tuple[Path, ...]:
     """The safetensors files of a checkpoint directory: the whole one, or those its index names, or
     all there are.
 
@@ -115,18 +122,23 @@ def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: 
         return (whole,)
     if is_file(index):
         names = read_index(index, without)
-        strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        strange = [
+            name for name in names if Path(name).name != name or not name.endswith(".safetensors")
+        ]
         if strange:
             raise CheckpointError(f"{index} names a file outside its directory: {strange[0]!r}")
         files = tuple(directory / name for name in names)
         absent = [path.name for path in files if not is_file(path)]
         if absent:
-            raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again")
+            raise CheckpointError(
+                f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again"
+            )
     else:
         files = tuple(sorted(path for path in directory.glob("*.safetensors") if is_file(path)))
     if not files:
         raise CheckpointError(
-            f"{directory} holds no .safetensors file", "Name a checkpoint with safetensors weights; no others are read"
+            f"{directory} holds no .safetensors file",
+            "Name a checkpoint with safetensors weights; no others are read",
         )
     return files
 
@@ -160,7 +172,11 @@ def read_weights(
     for path in files:
         check_readable(path)
     scales = read_scales(files, shapes, form.block) if form.block else {}
-    parts = _Parts(form, scales, FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names))
+    parts = _Parts(
+        form,
+        scales,
+        FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names),
+    )
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
@@ -169,7 +185,9 @@ def read_weights(
                         if tensor in found:
                             raise CheckpointError(f"{path}: {listed} is also in another shard")
                         found.add(tensor)
-                        piece.of(apart[piece.name]).copy_(parts.read(file, listed, piece.shape, piece.shape, path))
+                        piece.of(apart[piece.name]).copy_(
+                            parts.read(file, listed, piece.shape, piece.shape, path)
+                        )
                         continue
                     name = names[tensor]
                     if name in params or name in passed:
@@ -188,13 +206,23 @@ def read_weights(
         )
     lacking = {piece.name for listed, piece in pieces.items() if listed not in found}
     if double := sorted(params.keys() & {pieces[listed].name for listed in found}):
-        raise CheckpointError(f"{files[0].parent} holds {double[0]} whole and in pieces", "Keep one of the two")
+        raise CheckpointError(
+            f"{files[0].parent} holds {double[0]} whole and in pieces", "Keep one of the two"
+        )
     params |= {name: tensor for name, tensor in apart.items() if name not in lacking}
     missing = sorted((needed & wanted.keys()) - params.keys())
     if missing:
-        hint = "Set tie_word_embeddings in config.json if the output head is tied" if output in missing else ""
-        raise CheckpointError(f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint)
-    if output not in needed and not torch.equal(params.pop(output, params[embedding]), params[embedding]):
+        hint = (
+            "Set tie_word_embeddings in config.json if the output head is tied"
+            if output in missing
+            else ""
+        )
+        raise CheckpointError(
+            f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint
+        )
+    if output not in needed and not torch.equal(
+        params.pop(output, params[embedding]), params[embedding]
+    ):
         raise CheckpointError(
             f"{files[0].parent}: {output} differs from the embedding, and config.json says tie_word_embeddings",
             "Set tie_word_embeddings to false if the head counts; remove it from the file if it is left over",
@@ -239,7 +267,9 @@ class _Parts:
                 )
         return known
 
-    def read(self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> Tensor:
+    def read(
+        self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path
+    ) -> Tensor:
         """Return the first part [wanted] of a tensor [there] in fp32. Raises CheckpointError."""
         part = file.get_slice(name)
         shape = tuple(part.get_shape())
@@ -257,12 +287,16 @@ class _Parts:
                 "Take weights and config.json from the same checkpoint",
             )
         if kind != FP8_KIND and scales is not None:
-            raise CheckpointError(f"{path}: {name} is {kind} and has scales of fp8", "Download the checkpoint again")
+            raise CheckpointError(
+                f"{path}: {name} is {kind} and has scales of fp8", "Download the checkpoint again"
+            )
         tensor: Tensor = (
             part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
         )  # the slice is a view of the mapped file
         if scales is not None and self._form.block is not None:
             scaled(tensor, scales, self._form.block)
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path}: {name} holds a value that is not finite", "Use another checkpoint")
+            raise CheckpointError(
+                f"{path}: {name} holds a value that is not finite", "Use another checkpoint"
+            )
         return tensor

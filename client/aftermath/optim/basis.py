@@ -20,7 +20,9 @@ from aftermath.optim.blocks import MAX_EDGE
 # a column of the integers sums to about 2^27 at most. `integer_basis` checks that bound exactly,
 # and `optim.exact` relies on it.
 COLUMN_SUM_BITS = 27
-_BITS = 160  # fraction bits of the working precision, in Python's integers: libm's cosines differ between platforms
+# fraction bits of the working precision, in Python's integers: libm's cosines differ between
+# platforms
+_BITS = 160
 
 
 class UnsupportedEdge(AftermathError):
@@ -52,7 +54,10 @@ def integer_basis(edge: int) -> tuple[tuple[int, ...], ...]:
     wave = isqrt((2 << 2 * _BITS) // edge)
     shift = 2 * _BITS - scale_bits(edge)
     rows = tuple(
-        tuple(_rounded((wave if i else flat) * _folded(quarter, (2 * x + 1) * i, edge), shift) for x in range(edge))
+        tuple(
+            _rounded((wave if i else flat) * _folded(quarter, (2 * x + 1) * i, edge), shift)
+            for x in range(edge)
+        )
         for i in range(edge)
     )
     if max(sum(abs(row[x]) for row in rows) for x in range(edge)) > 1 << COLUMN_SUM_BITS:

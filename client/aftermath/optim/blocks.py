@@ -40,7 +40,9 @@ class Blocks:
     @cached_property
     def grid(self) -> tuple[int, ...]:
         """Return the blocks along each dimension. Blocks are numbered row-major over this grid."""
-        return tuple(-(-size // edge) for size, edge in zip(self.segment.shape, self.edges, strict=True))
+        return tuple(
+            -(-size // edge) for size, edge in zip(self.segment.shape, self.edges, strict=True)
+        )
 
     @cached_property
     def count(self) -> int:
@@ -54,7 +56,12 @@ class Blocks:
 
 
 def cut(
-    segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: int, balances: Balances = nothing_balances
+    segments: Iterable[Segment],
+    *,
+    chunk: int,
+    topk: int,
+    topk_embeddings: int,
+    balances: Balances = nothing_balances,
 ) -> tuple[Blocks, ...]:
     """Return the blocks of every segment, in order.
 
@@ -64,7 +71,8 @@ def cut(
     # keep more of them (docs/models.md). Balance vectors (`optim.balance`) have blocks of one
     # number.
     return tuple(
-        _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk) for s in segments
+        _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk)
+        for s in segments
     )
 
 
@@ -78,7 +86,9 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
             "leaves no stack of matrices to change in place",
             "Cut it along its first one, or not at all",
         )
-    edges = tuple(1 if axis < stacked else _edge(size, chunk) for axis, size in enumerate(segment.shape))
+    edges = tuple(
+        1 if axis < stacked else _edge(size, chunk) for axis, size in enumerate(segment.shape)
+    )
     size = math.prod(edges)
     if size > MAX_BLOCK:
         raise SchemaError(

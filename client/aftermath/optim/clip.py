@@ -96,4 +96,5 @@ def _all_within(tensors: list[Tensor], largest: float) -> bool:
     """Return whether all numbers are within `largest`. One query for all tensors of a GPU."""
     if not tensors or any(tensor.device.type != "cuda" for tensor in tensors):
         return False
-    return bool(torch.stack(torch._foreach_norm(tensors, math.inf)).amax() <= largest)  # NaN if one number is
+    # NaN if one number is
+    return bool(torch.stack(torch._foreach_norm(tensors, math.inf)).amax() <= largest)

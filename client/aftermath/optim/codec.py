@@ -1,8 +1,9 @@
 """The bytes of one level of a result, and the votes in them.
 
-All numbers are little-endian, and every size follows from the result format. A payload holds, for all blocks in
-canonical order (segments, then blocks row-major): index codes, exponents, signs, sizes, digits. Each of these strings
-ends with zeros up to a whole byte. Equal votes have equal bytes; other bytes raise BadPayload.
+All numbers are little-endian, and every size follows from the result format. A payload holds, for
+all blocks in canonical order (segments, then blocks row-major): index codes, exponents, signs,
+sizes, digits. Each of these strings ends with zeros up to a whole byte. Equal votes have equal
+bytes; other bytes raise BadPayload.
 """
 
 # A block has `topk` entries for its indices in ascending order; unused entries come last.
@@ -43,14 +44,20 @@ _INFINITY = 0x7F800000
 
 
 class BadPayload(AftermathError):
-    """A peer's result is not a valid encoding of this run's result format; the result must not be used."""
+    """A peer's result is not a valid encoding of this run's result format; the result must not be
+    used.
+    """
 
 
-# --- encoding ----------------------------------------------------------------------------------------------------
+# --- encoding
+#  ----------------------------------------------------------------------------------------------------
 
 
-def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
-    """Encode a level from one index and one value per entry, [results.entries(level)] in canonical order.
+def encode_level(
+    results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]
+) -> bytes:
+    """Encode a level from one index and one value per entry, [results.entries(level)] in canonical
+    order.
 
     Raises ValueError for values that are not on the format's lattice.
     """
@@ -61,17 +68,22 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
     return encode_groups(results, level, list(zip(index_rows, value_rows, strict=True)))
 
 
-def encode_groups(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
+def encode_groups(
+    results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]
+) -> bytes:
     """Encode a level from indices and fp32 values, [blocks, topk] per group, on any device.
 
-    Only the payload leaves the device. Raises ValueError for values that are not on the format's lattice.
+    Only the payload leaves the device. Raises ValueError for values that are not on the format's
+    lattice.
     """
     if results.whole(level):
         return _encode_whole(results, level, chosen)
     layout = level_layout(results, level)
     groups = layout.groups
     codes = [
-        rows.new_empty(group.blocks, 0, dtype=torch.uint8) if group.digits else encode_indices(rows, group.block)
+        rows.new_empty(group.blocks, 0, dtype=torch.uint8)
+        if group.digits
+        else encode_indices(rows, group.block)
         for group, (rows, _) in zip(groups, chosen, strict=True)
     ]
     strings = [pack_bits(layout.canonical(codes))]
@@ -84,10 +96,15 @@ def encode_groups(results: ResultFormat, level: int, chosen: Sequence[tuple[Tens
         strings.append(exponents)
     else:
         votes = [own.sign().to(torch.int8) for own in values]
-    apart = [own[:, : 0 if group.digits else group.topk] for group, own in zip(groups, votes, strict=True)]
+    apart = [
+        own[:, : 0 if group.digits else group.topk]
+        for group, own in zip(groups, votes, strict=True)
+    ]
     strings.append(pack_bits(layout.canonical([own < 0 for own in apart]).to(torch.uint8)))
     if results.values is Values.TWO_BIT:
-        strings.append(pack_bits(layout.canonical([own.abs() == 3 for own in apart]).to(torch.uint8)))
+        strings.append(
+            pack_bits(layout.canonical([own.abs() == 3 for own in apart]).to(torch.uint8))
+        )
     if any(group.digits for group in groups):
         rows = [
             _at_indices(indices, own, group.block) if group.digits else own[:, :0]
@@ -97,7 +114,9 @@ def encode_groups(results: ResultFormat, level: int, chosen: Sequence[tuple[Tens
     return packed.downloaded(torch.cat(strings))
 
 
-def _encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
+def _encode_whole(
+    results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]
+) -> bytes:
     """Encode a level of which every number is kept (`results.whole`)."""
     layout = level_layout(results, level)
     device = chosen[0][0].device
@@ -111,10 +130,14 @@ def _encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tens
     ]
     if device.type == "cpu":
         return exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(rows).numpy(), bits)
-    return packed.downloaded(torch.cat([exponents, packed.packed_digits(layout.canonical(rows), bits)]))
+    return packed.downloaded(
+        torch.cat([exponents, packed.packed_digits(layout.canonical(rows), bits)])
+    )
 
 
-def _lattice_votes(values: Sequence[Tensor], bits: int, layout: LevelLayout) -> tuple[list[Tensor], Tensor]:
+def _lattice_votes(
+    values: Sequence[Tensor], bits: int, layout: LevelLayout
+) -> tuple[list[Tensor], Tensor]:
     """Return votes int8 [blocks, topk] per group, and all blocks' exponents, uint8 [bytes]."""
     votes = []
     codes = []
@@ -131,15 +154,21 @@ def _at_indices(indices: Tensor, votes: Tensor, size: int) -> Tensor:
     return votes.new_zeros(len(votes), size + 1).scatter_(1, beyond, votes)[:, :size]
 
 
-# --- decoding ----------------------------------------------------------------------------------------------------
+# --- decoding
+#  ----------------------------------------------------------------------------------------------------
 
 
 def decode_level(
-    data: bytes | bytearray | memoryview, results: ResultFormat, level: int, device: torch.device | None = None
+    data: bytes | bytearray | memoryview,
+    results: ResultFormat,
+    level: int,
+    device: torch.device | None = None,
 ) -> Votes:
-    """Decode a peer's payload of one level. Raises BadPayload with the first fault, SchemaError for a bad level.
+    """Decode a peer's payload of one level. Raises BadPayload with the first fault, SchemaError for
+    a bad level.
 
-    With a GPU as `device` the payload is decoded there and its votes stay there, packed if every number has a digit.
+    With a GPU as `device` the payload is decoded there and its votes stay there, packed if every
+    number has a digit.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
@@ -170,7 +199,11 @@ def _whole_on(
     """
     bits = results.values.bits
     unpack = partial(_whole_of, results=results, layout=layout, level=level)
-    return packed.checked(data, level, layout, bits, unpack, device) if packed.usable(device, bits) else None
+    return (
+        packed.checked(data, level, layout, bits, unpack, device)
+        if packed.usable(device, bits)
+        else None
+    )
 
 
 def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: int) -> WholeVotes:
@@ -181,7 +214,11 @@ def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: in
 
 
 def _whole(
-    exponents: NDArray[np.uint8], written: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
+    exponents: NDArray[np.uint8],
+    written: NDArray[np.uint8],
+    results: ResultFormat,
+    layout: LevelLayout,
+    level: int,
 ) -> WholeVotes:
     """Return the votes of a result that has an exponent per block and a digit for every number."""
     numbers, wrong = digits.from_bytes(written, layout.numbers, results.values.bits)
@@ -208,7 +245,9 @@ class _Checks:
     def raise_first(self) -> None:
         """Raise BadPayload for the first fault that the payload has."""
         for failed, (_, sentence) in zip(
-            torch.stack([wrong.any() for wrong, _ in self._checks]).tolist(), self._checks, strict=True
+            torch.stack([wrong.any() for wrong, _ in self._checks]).tolist(),
+            self._checks,
+            strict=True,
         ):
             if failed:
                 raise BadPayload(sentence())
@@ -217,7 +256,9 @@ class _Checks:
 class _Decoding:
     """One payload of the right size, uint8 on the device where its votes will be."""
 
-    def __init__(self, payload: Tensor, results: ResultFormat, layout: LevelLayout, level: int) -> None:
+    def __init__(
+        self, payload: Tensor, results: ResultFormat, layout: LevelLayout, level: int
+    ) -> None:
         self._payload = payload
         self._results = results
         self._layout = layout
@@ -236,7 +277,9 @@ class _Decoding:
         for number, (group, own) in enumerate(zip(layout.groups, digit_rows, strict=True)):
             voted = own != 0
             if group.digits:
-                places = torch.arange(group.block, dtype=torch.int32, device=own.device).expand(len(own), -1)
+                places = torch.arange(group.block, dtype=torch.int32, device=own.device).expand(
+                    len(own), -1
+                )
                 members = voted.sum(1, keepdim=True, dtype=torch.int32)
                 entries = torch.arange(group.topk, dtype=torch.int32, device=own.device)
                 used = entries < members
@@ -254,12 +297,18 @@ class _Decoding:
                 count = whole_bytes(EXPONENT_BITS * layout.blocks)
                 has_votes = [rows[:, :1] for rows in used_rows]
                 per_block = _shifts(rest[:count], has_votes, layout, self._level, self._checks)
-                wide = [own.expand(-1, group.topk) for own, group in zip(per_block, layout.groups, strict=True)]
+                wide = [
+                    own.expand(-1, group.topk)
+                    for own, group in zip(per_block, layout.groups, strict=True)
+                ]
                 shifts = layout.canonical(wide)
                 rest = rest[count:]
             apart = self._signs(rest, used_rows)
             found = layout.canonical(
-                [own if group.digits else read for group, own, read in zip(layout.groups, votes, apart, strict=True)]
+                [
+                    own if group.digits else read
+                    for group, own, read in zip(layout.groups, votes, apart, strict=True)
+                ]
             )
         self._checks.raise_first()
         positions = layout.canonical(
@@ -268,12 +317,16 @@ class _Decoding:
                 for group, rows in zip(layout.groups, index_rows, strict=True)
             ]
         )
-        return Votes(self._level, positions[used], found[used], None if shifts is None else shifts[used])
+        return Votes(
+            self._level, positions[used], found[used], None if shifts is None else shifts[used]
+        )
 
     def _indices(self, octets: Tensor) -> list[Tensor]:
         """Return indices int32 [blocks, topk] per group, [blocks, 0] where blocks are digits."""
         layout = self._layout
-        widths = [0 if group.digits else bits_of(group.block, group.topk) for group in layout.groups]
+        widths = [
+            0 if group.digits else bits_of(group.block, group.topk) for group in layout.groups
+        ]
         rows = layout.grouped(self._string(octets, self._canonical_size(widths), "place"), widths)
         found = []
         for number, (group, own) in enumerate(zip(layout.groups, rows, strict=True)):
@@ -316,7 +369,9 @@ class _Decoding:
         return [own * (1 + 2 * size.to(torch.int8)) for own, size in zip(votes, sizes, strict=True)]
 
     def _plane(self, octets: Tensor, used: Sequence[Tensor], what: str) -> list[Tensor]:
-        """Return one bit per entry, uint8 [blocks, topk] per group, [blocks, 0] where blocks are digits."""
+        """Return one bit per entry, uint8 [blocks, topk] per group, [blocks, 0] where blocks are
+        digits.
+        """
         layout = self._layout
         widths = [0 if group.digits else group.topk for group in layout.groups]
         rows = layout.grouped(self._string(octets, self._canonical_size(widths), what), widths)
@@ -325,7 +380,9 @@ class _Decoding:
             for group, own, voted in zip(layout.groups, rows, used, strict=True)
         ]
         flags = layout.canonical(stray)
-        self._checks.refuse(flags, lambda: f"{self._entry(_first(flags))}: the {what} of an unused entry is set")
+        self._checks.refuse(
+            flags, lambda: f"{self._entry(_first(flags))}: the {what} of an unused entry is set"
+        )
         return rows
 
     def _floats(self, octets: Tensor, used: Tensor) -> Tensor:
@@ -337,7 +394,11 @@ class _Decoding:
 
         def sentence() -> str:
             entry = _first(wrong)
-            fault = "a value that is zero, too small or not finite" if used[entry] else "an unused entry with a value"
+            fault = (
+                "a value that is zero, too small or not finite"
+                if used[entry]
+                else "an unused entry with a value"
+            )
             return f"{self._entry(entry)}: {fault}"
 
         self._checks.refuse(wrong, sentence)
@@ -346,11 +407,15 @@ class _Decoding:
     def _string(self, octets: Tensor, count: int, what: str) -> Tensor:
         """Return the `count` bits of a string; the bits after them must be zeros."""
         bits = unpack_bits(octets)
-        self._checks.refuse(bits[count:] != 0, lambda: f"level {self._level}: a bit after the last {what} is set")
+        self._checks.refuse(
+            bits[count:] != 0, lambda: f"level {self._level}: a bit after the last {what} is set"
+        )
         return bits[:count]
 
     def _canonical_size(self, widths: Sequence[int]) -> int:
-        return sum(group.blocks * width for group, width in zip(self._layout.groups, widths, strict=True))
+        return sum(
+            group.blocks * width for group, width in zip(self._layout.groups, widths, strict=True)
+        )
 
     def _refuse_rows(self, group: int, wrong: Tensor) -> None:
         own = self._layout.groups[group]
@@ -366,7 +431,9 @@ class _Decoding:
         return f"level {self._level}, {self._layout.segment_of(entry).name}, entry {entry}"
 
 
-def _shifts(octets: Tensor, voted: Sequence[Tensor], layout: LevelLayout, level: int, checks: _Checks) -> list[Tensor]:
+def _shifts(
+    octets: Tensor, voted: Sequence[Tensor], layout: LevelLayout, level: int, checks: _Checks
+) -> list[Tensor]:
     """Return how far each block's votes are shifted, uint8 [blocks, 1] per group.
 
     `voted` says which blocks have votes, bool [blocks, 1] per group.
@@ -383,7 +450,11 @@ def _shifts(octets: Tensor, voted: Sequence[Tensor], layout: LevelLayout, level:
 
     def sentence() -> str:
         block = _first(wrong)
-        fault = f"an exponent that is not from {LEAST} to {MOST}" if has_votes[block] else "an exponent without votes"
+        fault = (
+            f"an exponent that is not from {LEAST} to {MOST}"
+            if has_votes[block]
+            else "an exponent without votes"
+        )
         for part in layout.parts:
             if block < part.blocks.count:
                 break

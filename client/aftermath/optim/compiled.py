@@ -77,7 +77,8 @@ def encode(
             blocks, *entries = (numbers[first : first + count] for numbers in whole)
             place = (*memory, part.blocks.grid[-1])
             tasks += [
-                partial(kernel, blocks, *cut, *place, *how, *entries, *lattice) for cut in _cuts(count, group.block)
+                partial(kernel, blocks, *cut, *place, *how, *entries, *lattice)
+                for cut in _cuts(count, group.block)
             ]
     return list(kept), tasks
 
@@ -124,7 +125,9 @@ class Counted:
             return vote.multiples(), None
         return vote.values.contiguous(), None if vote.shifts is None else vote.shifts.contiguous()
 
-    def mean(self, params: Mapping[str, Tensor], most: int, divisors: Sequence[float], rate: float) -> Iterator[Task]:
+    def mean(
+        self, params: Mapping[str, Tensor], most: int, divisors: Sequence[float], rate: float
+    ) -> Iterator[Task]:
         """Yield the tasks that change a level's parameters like `optim.mean`."""
         from aftermath.kernels import aggregate
 
@@ -135,7 +138,11 @@ class Counted:
             yield partial(kernel, *place, *counted, most, by, rate)
 
     def sign(
-        self, params: Mapping[str, Tensor], keep: Callable[[Part], float], rate: float, mean_bits: int
+        self,
+        params: Mapping[str, Tensor],
+        keep: Callable[[Part], float],
+        rate: float,
+        mean_bits: int,
     ) -> Iterator[Task]:
         """Yield the tasks that change a level's parameters like `optim.sign`.
 
@@ -159,7 +166,18 @@ class Counted:
                 low = group.base + first * group.block
                 block = int(self._first_block[part.group]) + first
                 for cut in _cuts(count, group.block):
-                    yield part, (*memory, group.height, group.width, part.blocks.grid[-1], *cut, low, block)
+                    yield (
+                        part,
+                        (
+                            *memory,
+                            group.height,
+                            group.width,
+                            part.blocks.grid[-1],
+                            *cut,
+                            low,
+                            block,
+                        ),
+                    )
 
 
 def _bases(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -168,7 +186,9 @@ def _bases(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.flo
     return np.ascontiguousarray(tall.T), wide
 
 
-def _matrices(tensor: Tensor, part: Part) -> Iterator[tuple[int, int, tuple[NDArray[np.float32], int, int, int]]]:
+def _matrices(
+    tensor: Tensor, part: Part
+) -> Iterator[tuple[int, int, tuple[NDArray[np.float32], int, int, int]]]:
     """Yield each matrix of a segment: its first block, its number of blocks, and its memory.
 
     The memory is the flat array, the stride from row to row, the rows and the columns.

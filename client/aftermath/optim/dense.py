@@ -78,6 +78,8 @@ def _blocks(part: Part, layout: LevelLayout, positions: Tensor, values: Tensor) 
     group = layout.groups[part.group]
     blocks = torch.zeros(part.blocks.count, group.height, group.width)
     start = group.base + part.first * group.block
-    first, last = torch.searchsorted(positions, torch.tensor([start, start + blocks.numel()])).tolist()
+    first, last = torch.searchsorted(
+        positions, torch.tensor([start, start + blocks.numel()])
+    ).tolist()
     blocks.view(-1)[positions[first:last] - start] = values[first:last]
     return blocks

@@ -57,7 +57,10 @@ class Distro:
         for label, number in counts.items():
             within_u16(f"compression_{label}", number, _SET)
         decay = at_least_zero("compression_decay", self.decay, _SET, most=1)
-        numbers = {"decay": decay, "weight_decay": at_least_zero("weight_decay", self.weight_decay, _SET)}
+        numbers = {
+            "decay": decay,
+            "weight_decay": at_least_zero("weight_decay", self.weight_decay, _SET),
+        }
         clip = at_least_zero("clip_grad_norm", self.clip or 0.0, _SET) or None
         for name, value in (numbers | {"clip": clip}).items():
             object.__setattr__(self, name, value)
@@ -73,7 +76,9 @@ class Distro:
             topk_embeddings=self.topk_embeddings,
             balances=state.config.balances,
         )
-        return ResultFormat(blocks, state.levels, Transform.DCT, Values.SIGN if self.quantize_1bit else Values.FLOAT)
+        return ResultFormat(
+            blocks, state.levels, Transform.DCT, Values.SIGN if self.quantize_1bit else Values.FLOAT
+        )
 
     def document(self) -> dict[str, Any]:
         """Return all settings as JSON values, without floats."""

@@ -147,7 +147,8 @@ class Engine:
 
     def tree(self) -> Tree:
         """Return the Merkle tree over the state's blocks, once a share was trained."""
-        return Tree([*self._step.digests(), *self._result.digests()])  # in the order of tensor names
+        # in the order of tensor names
+        return Tree([*self._step.digests(), *self._result.digests()])
 
     def block(self, place: BlockSpan) -> bytes:
         """Return the current bytes of a block of the state."""
@@ -212,6 +213,9 @@ def _parts(
 
     def ahead(lr: float) -> None:
         sent = feedback.sent()
-        apply.apply({level: [decode_level(data, results, level, device)] for level, data in sent.items()}, lr)
+        apply.apply(
+            {level: [decode_level(data, results, level, device)] for level, data in sent.items()},
+            lr,
+        )
 
     return InnerSteps(params, settings, ahead, balances, inner), feedback, apply

@@ -56,7 +56,9 @@ _FRACTION_BITS = 52  # of float64
 _EXPONENT_BIAS = 1023  # of float64
 
 
-def signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device) -> list[Tensor]:
+def signs(
+    votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device
+) -> list[Tensor]:
     """Return the signs of all peers' aggregate: int8 [blocks, h, w] on `device`, per segment.
 
     Segments are in canonical order. Raises ValueError for votes of another level, of mixed kinds,
@@ -66,25 +68,38 @@ def signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: tor
     return [part.of(groups[part.group]) for part in level_layout(results, level).parts]
 
 
-def group_signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device) -> list[Tensor]:
+def group_signs(
+    votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device
+) -> list[Tensor]:
     """Return the signs of all peers' aggregate, by group."""
     check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
     if votes and results.values is Values.SIGN and counts(worker, [layout]):
         counted = OnGpu(votes, layout, worker)
-        return [_group_signs_on_gpu(counted, number, group, worker) for number, group in enumerate(layout.groups)]
+        return [
+            _group_signs_on_gpu(counted, number, group, worker)
+            for number, group in enumerate(layout.groups)
+        ]
     positions, means = _means(votes, layout, worker)
     return [_group_signs(group, positions, means).to(device) for group in layout.groups]
 
 
-def _means(votes: Sequence[Votes], layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
+def _means(
+    votes: Sequence[Votes], layout: LevelLayout, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return positions (ascending, distinct) with votes, and their means m, both int64."""
     if not votes:
-        return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
+        return torch.empty(0, dtype=torch.int64, device=device), torch.empty(
+            0, dtype=torch.int64, device=device
+        )
     given = torch.cat([vote.positions for vote in votes]).to(device)
     values = torch.cat([vote.values for vote in votes]).to(device)
-    integers = _fixed_point(given, values, layout) if values.is_floating_point() else values.long() << MEAN_BITS
+    integers = (
+        _fixed_point(given, values, layout)
+        if values.is_floating_point()
+        else values.long() << MEAN_BITS
+    )
     positions, sums, counts = tally(given, integers)
     magnitude = (2 * sums.abs() + counts) // (2 * counts)
     return positions, magnitude * sums.sign()
@@ -102,21 +117,29 @@ def _fixed_point(positions: Tensor, values: Tensor, layout: LevelLayout) -> Tens
         first += group.blocks
     largest = torch.full((first,), -_EXPONENT_BIAS, dtype=torch.int64, device=positions.device)
     largest.scatter_reduce_(0, blocks, exponents, "amax")
-    power = ((MEAN_BITS - 1 - largest[blocks] + _EXPONENT_BIAS) << _FRACTION_BITS).view(torch.float64)
+    power = ((MEAN_BITS - 1 - largest[blocks] + _EXPONENT_BIAS) << _FRACTION_BITS).view(
+        torch.float64
+    )
     return (values.double() * power).round().long()
 
 
 def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
     """Return the signs int8 [blocks, h, w] of one group's blocks."""
-    out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=positions.device)
+    out = torch.empty(
+        group.blocks, group.height, group.width, dtype=torch.int8, device=positions.device
+    )
     device = positions.device
     step = max(1, _BATCH.get(device.type, _BATCH["cpu"]) // group.block)
-    scratch = torch.empty(min(step, group.blocks) * group.block, dtype=torch.float64, device=positions.device)
+    scratch = torch.empty(
+        min(step, group.blocks) * group.block, dtype=torch.float64, device=positions.device
+    )
     for first, low, high in _batches(group, positions, step):
         part = out[first : first + step]
         coefficients = scratch[: part.numel()].zero_()
         if low < high:
-            coefficients[positions[low:high] - (group.base + first * group.block)] = means[low:high].double()
+            coefficients[positions[low:high] - (group.base + first * group.block)] = means[
+                low:high
+            ].double()
         part.copy_(_inverse(coefficients.view(part.shape)).sign_())
     return out
 
@@ -125,7 +148,9 @@ def _group_signs_on_gpu(counted: OnGpu, number: int, group: Group, device: torch
     """Return the signs of one group's blocks from votes that kernels counted."""
     out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=device)
     step = max(1, _BATCH.get(device.type, _BATCH["cpu"]) // group.block)
-    scratch = torch.empty(min(step, group.blocks), group.height, group.width, dtype=torch.float64, device=device)
+    scratch = torch.empty(
+        min(step, group.blocks), group.height, group.width, dtype=torch.float64, device=device
+    )
     for first in range(0, group.blocks, step):
         part = out[first : first + step]
         means = scratch[: len(part)]
@@ -145,7 +170,9 @@ def _batches(group: Group, positions: Tensor, step: int) -> Iterator[tuple[int, 
 def _inverse(means: Tensor) -> Tensor:
     """Return the integers Y [n, h, w] (as float64) of the means [n, h, w]."""
     count, height, width = means.shape
-    rows = (means.view(-1, width) @ basis(width, torch.float64, means.device)).view(count, height, width)
+    rows = (means.view(-1, width) @ basis(width, torch.float64, means.device)).view(
+        count, height, width
+    )
     if height == 1:
         return rows
     rows.mul_(2.0**-COLUMN_SUM_BITS).round_()

@@ -28,7 +28,15 @@ from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.parts import Measured, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.remembered import check_state, state_sizes
-from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest, subtract
+from aftermath.optim.transform import (
+    ZERO_BELOW,
+    cells,
+    forward,
+    inverse,
+    padding,
+    strongest,
+    subtract,
+)
 
 _BATCH = {"cpu": 1 << 18, "cuda": 1 << 25}
 """Coefficients per transform: what fits a core's cache, or keeps a GPU busy."""
@@ -56,7 +64,9 @@ class ErrorFeedback:
         self._balances = balances
         self._transformed = results.transform is Transform.DCT
         self._compiled = compiled.usable(params)
-        self._flat = all(flat.works(device) for device in {tensor.device for tensor in params.values()})
+        self._flat = all(
+            flat.works(device) for device in {tensor.device for tensor in params.values()}
+        )
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -68,7 +78,9 @@ class ErrorFeedback:
         for level in (level for level in range(tier, results.levels) if results.of_level(level)):
             layout = self._layouts[level] = level_layout(results, level)
             device = view(params, layout.parts[0].segment).device
-            self._residuals[level] = [torch.zeros(g.blocks, g.height, g.width, device=device) for g in layout.groups]
+            self._residuals[level] = [
+                torch.zeros(g.blocks, g.height, g.width, device=device) for g in layout.groups
+            ]
 
     def residual(self) -> Iterator[tuple[Part, Tensor]]:
         """Yield the residual plus the previous result, per segment: blocks [n, h, w]."""
@@ -145,7 +157,9 @@ class ErrorFeedback:
         """Do the work of `choose` with all blocks of a level in one launch."""
         self._take_back()
         for level, layout in self._layouts.items():
-            table = flat.Table(layout, flat.tensors_of(layout, made.tensors), self._residuals[level])
+            table = flat.Table(
+                layout, flat.tensors_of(layout, made.tensors), self._residuals[level]
+            )
             flat.add(table, self._decay_factor, made.factor)
         for level in self._layouts:
             self._choose(level)
@@ -183,9 +197,15 @@ class ErrorFeedback:
         layout = self._layouts[level]
         kept = []
         for group, residual in zip(layout.groups, self._residuals[level], strict=True):
-            chosen = [self._chosen(batch, group.topk) for batch in residual.split(_at_once(residual))]
+            chosen = [
+                self._chosen(batch, group.topk) for batch in residual.split(_at_once(residual))
+            ]
             indices, values = zip(*chosen, strict=True)
-            kept.append((indices[0], values[0]) if len(chosen) == 1 else (torch.cat(indices), torch.cat(values)))
+            kept.append(
+                (indices[0], values[0])
+                if len(chosen) == 1
+                else (torch.cat(indices), torch.cat(values))
+            )
         self._previous[level] = kept
 
     def entries(self, level: int) -> Entries:
@@ -194,7 +214,10 @@ class ErrorFeedback:
 
     def sent(self) -> dict[int, bytes]:
         """Return the last result per held level; empty before the first."""
-        return {level: encode_groups(self._format, level, chosen) for level, chosen in self._previous.items()}
+        return {
+            level: encode_groups(self._format, level, chosen)
+            for level, chosen in self._previous.items()
+        }
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Return indices and values, [n, topk], to send of blocks [n, h, w]."""
@@ -223,7 +246,9 @@ class ErrorFeedback:
         """Return the energy of the residual with the previous result, and the part that it
         carried.
         """
-        parts = [part for part in self._layouts[level].parts if not self._balances(part.segment.name)]
+        parts = [
+            part for part in self._layouts[level].parts if not self._balances(part.segment.name)
+        ]
         whole = carried = 0.0
         for group in sorted({part.group for part in parts}):
             residual = self._residuals[level][group]
@@ -241,7 +266,9 @@ class ErrorFeedback:
 
     def reset(self) -> None:
         """Forget past rounds: set the residual and the previous result to zero."""
-        for residual in (residual for residuals in self._residuals.values() for residual in residuals):
+        for residual in (
+            residual for residuals in self._residuals.values() for residual in residuals
+        ):
             residual.zero_()
         self._previous = {}
 
@@ -283,15 +310,23 @@ class ErrorFeedback:
             if sent:
                 device = residuals[0].device
                 groups = range(len(residuals))
-                kept = ((state[f"indices.{level}.{g}"], state[f"values.{level}.{g}"]) for g in groups)
-                self._previous[level] = [(i.to(device, copy=True), v.to(device, copy=True)) for i, v in kept]
+                kept = (
+                    (state[f"indices.{level}.{g}"], state[f"values.{level}.{g}"]) for g in groups
+                )
+                self._previous[level] = [
+                    (i.to(device, copy=True), v.to(device, copy=True)) for i, v in kept
+                ]
 
 
-def check_made(made: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]) -> None:
+def check_made(
+    made: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]
+) -> None:
     """Raise NonFiniteGradient for a tensor that is not finite, SegmentError for a missing or
     misshapen one.
     """
-    refuse_beyond({name: tensor for name, tensor in made.tensors.items() if name in names}, LARGEST_RESIDUAL)
+    refuse_beyond(
+        {name: tensor for name, tensor in made.tensors.items() if name in names}, LARGEST_RESIDUAL
+    )
     for layout in layouts.values():
         for part in layout.parts:
             view(made.tensors, part.segment)
@@ -306,7 +341,11 @@ def entries_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[
 
 
 def measured(
-    layout: LevelLayout, made: PseudoGradient, whole: float, carried: float, balances: Balances = nothing_balances
+    layout: LevelLayout,
+    made: PseudoGradient,
+    whole: float,
+    carried: float,
+    balances: Balances = nothing_balances,
 ) -> Measured:
     """Return the metrics of a level's result from these energies."""
     parts = (part for part in layout.parts if not balances(part.segment.name))
@@ -327,7 +366,9 @@ def take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed:
         batch.sub_(inverse(sent) if transformed else sent)
 
 
-def follow(directions: Iterable[tuple[Part, Tensor]], params: Mapping[str, Tensor], rate: float) -> None:
+def follow(
+    directions: Iterable[tuple[Part, Tensor]], params: Mapping[str, Tensor], rate: float
+) -> None:
     """Change parameters by -rate * signs. `directions` yields blocks [n, h, w] per segment."""
     for part, signs in directions:
         subtract(view(params, part.segment), signs.mul_(rate), part.blocks)

@@ -162,27 +162,43 @@ def _moves_alike(device: torch.device) -> bool:
     decay = 0.95
     factor = 1.0
     rate = 0.3
-    rows = [torch.randn(group.blocks, group.height, group.width, generator=draws) for group in layout.groups]
+    rows = [
+        torch.randn(group.blocks, group.height, group.width, generator=draws)
+        for group in layout.groups
+    ]
     tensors = [torch.randn(part.segment.shape, generator=draws) for part in layout.parts]
     there = [own.to(device, copy=True) for own in rows]
     moved = [own.to(device, copy=True) for own in tensors]
     for own, other in zip(rows, there, strict=True):
-        indices, values = strongest(torch.randn(len(own), own[0].numel(), generator=draws).round_(), 60)
+        indices, values = strongest(
+            torch.randn(len(own), own[0].numel(), generator=draws).round_(), 60
+        )
         take(other, indices.to(device), values.to(device))
-        own.flatten(1).sub_(torch.zeros(len(own), UNUSED + 1).scatter_(1, indices, values)[:, : own[0].numel()])
+        own.flatten(1).sub_(
+            torch.zeros(len(own), UNUSED + 1).scatter_(1, indices, values)[:, : own[0].numel()]
+        )
     table = Table(layout, moved, there)
     add(table, decay, factor)
     go_ahead(table, rate)
-    positions = [torch.randperm(layout.numbers, generator=draws)[: layout.numbers // 2] for _ in range(3)]
-    worths = [torch.randint(0, 4, own.shape, generator=draws, dtype=torch.int8) * 2 - 3 for own in positions]
-    shifts = [torch.randint(0, 44, own.shape, generator=draws, dtype=torch.uint8) for own in positions]
+    positions = [
+        torch.randperm(layout.numbers, generator=draws)[: layout.numbers // 2] for _ in range(3)
+    ]
+    worths = [
+        torch.randint(0, 4, own.shape, generator=draws, dtype=torch.int8) * 2 - 3
+        for own in positions
+    ]
+    shifts = [
+        torch.randint(0, 44, own.shape, generator=draws, dtype=torch.uint8) for own in positions
+    ]
     cast = list(zip(positions, worths, shifts, strict=True))
     cpu = torch.device("cpu")
     most = 1 << 41
     votes = [Votes(0, *(tensor.to(device) for tensor in own)) for own in cast]
     sums, counts = added_up([Votes(0, *own) for own in cast], layout.numbers, most, cpu)
     divisors = [0.0, 1.0, 2.0**0.5, 3.0**0.5]
-    subtract_means(Table(layout, moved), *added_up(votes, layout.numbers, most, device), 3, divisors, _SMALL)
+    subtract_means(
+        Table(layout, moved), *added_up(votes, layout.numbers, most, device), 3, divisors, _SMALL
+    )
     by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[counts.long()]
     steps = (sums.double() / by * _SMALL).float()
     for own in rows:
@@ -197,10 +213,14 @@ def _moves_alike(device: torch.device) -> bool:
             number.sub_(place)
         group = layout.groups[part.group]
         first = group.base + part.first * group.block
-        for number, place in cells(tensor, steps[first : first + own.numel()].view(own.shape), part.blocks):
+        for number, place in cells(
+            tensor, steps[first : first + own.numel()].view(own.shape), part.blocks
+        ):
             number.sub_(place)
     pairs = zip([*rows, *tensors], [*there, *moved], strict=True)
-    return all(torch.equal(own.view(torch.int32), other.cpu().view(torch.int32)) for own, other in pairs)
+    return all(
+        torch.equal(own.view(torch.int32), other.cpu().view(torch.int32)) for own, other in pairs
+    )
 
 
 def tensors_of(layout: LevelLayout, named: Mapping[str, Tensor]) -> list[Tensor]:

@@ -1,10 +1,13 @@
-"""The format of a result: which coefficients of which blocks it may hold, what their values are, and its exact size.
+"""The format of a result: which coefficients of which blocks it may hold, what their values are,
+and its exact size.
 
-`optim.codec` has the order of the bytes. Index codes (`optim.index_coding`) and digits (`optim.digits`) have a fixed
-size, so the schema alone gives the size of a result, which is known before the first byte is requested.
+`optim.codec` has the order of the bytes. Index codes (`optim.index_coding`) and digits
+(`optim.digits`) have a fixed size, so the schema alone gives the size of a result, which is known
+before the first byte is requested.
 """
 
-# A block that keeps most of its numbers takes fewer bits as digits, which are indices and values in one.
+# A block that keeps most of its numbers takes fewer bits as digits, which are indices and values in
+# one.
 
 from __future__ import annotations
 
@@ -106,12 +109,18 @@ class ResultFormat:
         entries = sum(blocks.entries for blocks in self._apart(level))
         if self.values is Values.FLOAT:
             return entries * FLOAT_BYTES
-        exponents = EXPONENT_BITS * sum(b.count for b in self.of_level(level)) if self.values.lattice_bits else 0
+        exponents = (
+            EXPONENT_BITS * sum(b.count for b in self.of_level(level))
+            if self.values.lattice_bits
+            else 0
+        )
         return whole_bytes(exponents) + self.values.bits * whole_bytes(entries)
 
     def digit_bytes(self, level: int) -> int:
         """Return the bytes of a level's digits."""
-        count = sum(b.count * b.size for b in self.of_level(level) if self.as_digits(b.size, b.topk))
+        count = sum(
+            b.count * b.size for b in self.of_level(level) if self.as_digits(b.size, b.topk)
+        )
         return digits.size_of(count, self.values.bits) if count else 0
 
     def payload_bytes(self, level: int) -> int:
@@ -120,16 +129,26 @@ class ResultFormat:
 
     def result_bytes(self, tier: int = 0) -> int:
         """Return the exact bytes of a tier-k member's result in a round, over all its levels."""
-        return sum(self.payload_bytes(level) for level in range(checked_level(tier, self.levels), self.levels))
+        return sum(
+            self.payload_bytes(level)
+            for level in range(checked_level(tier, self.levels), self.levels)
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the format as JSON values. Segments are named by their order."""
-        kept = [{name: value for name, value in asdict(b).items() if name != "segment"} for b in self.blocks]
+        kept = [
+            {name: value for name, value in asdict(b).items() if name != "segment"}
+            for b in self.blocks
+        ]
         return {"blocks": kept, "transform": self.transform.value, "values": self.values.value}
 
     def _apart(self, level: int) -> list[Blocks]:
         """Return the blocks without digits."""
-        return [blocks for blocks in self.of_level(level) if not self.as_digits(blocks.size, blocks.topk)]
+        return [
+            blocks
+            for blocks in self.of_level(level)
+            if not self.as_digits(blocks.size, blocks.topk)
+        ]
 
     @cached_property
     def _whole(self) -> tuple[bool, ...]:
@@ -141,9 +160,13 @@ class ResultFormat:
     @cached_property
     def _payload_bytes(self) -> tuple[int, ...]:
         return tuple(
-            self.place_bytes(level) + self.value_bytes(level) + self.digit_bytes(level) for level in range(self.levels)
+            self.place_bytes(level) + self.value_bytes(level) + self.digit_bytes(level)
+            for level in range(self.levels)
         )
 
     @cached_property
     def _by_level(self) -> tuple[tuple[Blocks, ...], ...]:
-        return tuple(tuple(b for b in self.blocks if b.segment.level == level) for level in range(self.levels))
+        return tuple(
+            tuple(b for b in self.blocks if b.segment.level == level)
+            for level in range(self.levels)
+        )

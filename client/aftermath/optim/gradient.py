@@ -49,7 +49,9 @@ class GradientStep:
         grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
         if self._clip is not None:
             clip_gradients(learnt(grads, self._balances), self._clip)
-        errors = {name: load_error(counts) for name, counts in grads.items() if self._balances(name)}
+        errors = {
+            name: load_error(counts) for name, counts in grads.items() if self._balances(name)
+        }
         return PseudoGradient(grads | errors, to_fp32(lr), loss)
 
     @contextmanager
@@ -59,7 +61,9 @@ class GradientStep:
         """
         rate = to_fp32(lr)
         place = _place(self._params)
-        saved = {name: tensor.detach().to(place, copy=True) for name, tensor in self._params.items()}
+        saved = {
+            name: tensor.detach().to(place, copy=True) for name, tensor in self._params.items()
+        }
         try:
             with torch.no_grad():
                 self._go_ahead(self._params, rate)

@@ -24,7 +24,8 @@ from aftermath.optim.votes import Votes
 from aftermath.rules.limits import RUN_ID_BYTES
 
 FORMAT_VERSION = "2"
-MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)  # the schema stands in it as a text, with its quotes escaped
+# the schema stands in it as a text, with its quotes escaped
+MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)
 MAX_PAYLOAD_BYTES = 256 << 20  # of all levels; decoding takes some 64 times as much memory
 _LARGEST_RATE = 1e6
 _AGAIN = "Copy it again from the directory that a member wrote it to"
@@ -69,7 +70,10 @@ class GradientFile:
     def to_bytes(self) -> bytes:
         """Return the file's bytes."""
         document = self.schema.to_json()
-        facts = asdict(self.about) | {"learning_rate": repr(self.about.learning_rate), "format": FORMAT_VERSION}
+        facts = asdict(self.about) | {
+            "learning_rate": repr(self.about.learning_rate),
+            "format": FORMAT_VERSION,
+        }
         facts |= {"schema": document.decode(), "schema_hash": self.schema.hash().hex()}
         payloads = {_tensor(level): payload for level, payload in self.payloads.items()}
         shapes = {name: ("U8", (len(payload),)) for name, payload in payloads.items()}
@@ -79,7 +83,10 @@ class GradientFile:
     def votes(self) -> dict[int, Votes]:
         """Return the votes by level. Raises BadPayload if a payload does not fit the schema."""
         results = self.schema.results
-        return {level: decode_level(payload, results, level) for level, payload in sorted(self.payloads.items())}
+        return {
+            level: decode_level(payload, results, level)
+            for level, payload in sorted(self.payloads.items())
+        }
 
 
 def read_gradient_file(path: Path) -> GradientFile:
@@ -91,7 +98,9 @@ def read_gradient_file(path: Path) -> GradientFile:
     except BadGradientFile:
         raise
     except OSError as error:
-        raise BadGradientFile(f"cannot read {path}: {error.strerror or error}", "Name a file that is there") from None
+        raise BadGradientFile(
+            f"cannot read {path}: {error.strerror or error}", "Name a file that is there"
+        ) from None
     except (SafetensorError, AftermathError) as error:
         said = error.message if isinstance(error, AftermathError) else error
         raise BadGradientFile(f"{path} is no result of a member: {said}", _AGAIN) from None
@@ -111,7 +120,9 @@ def _check_size(path: Path) -> None:
 def _parsed(file: Any) -> GradientFile:
     facts: dict[str, str] = file.metadata() or {}
     if (version := facts.get("format")) != FORMAT_VERSION:
-        raise AftermathError(f"its format is {_shown(version)}, and this client reads {FORMAT_VERSION}")
+        raise AftermathError(
+            f"its format is {_shown(version)}, and this client reads {FORMAT_VERSION}"
+        )
     schema = Schema.from_json(facts.get("schema", "").encode())
     if facts.get("schema_hash") != schema.hash().hex():
         raise AftermathError("its schema is not the one whose hash it names")
@@ -125,7 +136,9 @@ def _parsed(file: Any) -> GradientFile:
         learning_rate=_rate(facts),
     )
     if about.tier >= schema.state.tiers:
-        raise AftermathError(f"its member is of tier {about.tier}, and the run has {schema.state.tiers}")
+        raise AftermathError(
+            f"its member is of tier {about.tier}, and the run has {schema.state.tiers}"
+        )
     return GradientFile(schema, about, _payloads(file, schema, about.tier))
 
 
@@ -140,7 +153,9 @@ def _payloads(file: Any, schema: Schema, tier: int) -> dict[int, bytes]:
         part = file.get_slice(name)
         size = schema.results.payload_bytes(levels[name])
         if part.get_dtype() != "U8" or part.get_shape() != [size]:
-            raise AftermathError(f"{name} is {part.get_dtype()} {part.get_shape()[:4]}, not {size} bytes")
+            raise AftermathError(
+                f"{name} is {part.get_dtype()} {part.get_shape()[:4]}, not {size} bytes"
+            )
     return {levels[name]: file.get_tensor(name).tobytes() for name in names}
 
 

@@ -21,11 +21,17 @@ def encode_indices(indices: Tensor, size: int) -> Tensor:
     """Encode sets, integers [blocks, most], as bits uint8 [blocks, bits_of].
 
     The indices of a set ascend, and UNUSED fills the rest. An index is low + 2^l high. The code has
-    the l low bits of every entry (0 for unused entries), then a bitmap in which the index in entry s
-    sets bit high + s. With l = 0 the bitmap has one bit per index. Sources: Elias 1974, Fano 1971.
+    the l low bits of every entry (0 for unused entries), then a bitmap in which the index in entry
+    s sets bit high + s. With l = 0 the bitmap has one bit per index. Sources: Elias 1974, Fano
+    1971.
     """
     most = indices.shape[1]
-    return torch.cat([_encoded(rows, size) for rows in indices.split(_rows_at_once(indices, bits_of(size, most)))])
+    return torch.cat(
+        [
+            _encoded(rows, size)
+            for rows in indices.split(_rows_at_once(indices, bits_of(size, most)))
+        ]
+    )
 
 
 def decode_indices(bits: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
@@ -35,12 +41,17 @@ def decode_indices(bits: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
     """
     if not len(bits):
         return bits.new_empty(0, most, dtype=torch.int32), bits.new_empty(0, dtype=torch.bool)
-    decoded = [_decoded(rows, size, most) for rows in bits.split(_rows_at_once(bits, bits.shape[1]))]
-    return torch.cat([indices for indices, _ in decoded]), torch.cat([wrong for _, wrong in decoded])
+    decoded = [
+        _decoded(rows, size, most) for rows in bits.split(_rows_at_once(bits, bits.shape[1]))
+    ]
+    return torch.cat([indices for indices, _ in decoded]), torch.cat(
+        [wrong for _, wrong in decoded]
+    )
 
 
 def compact(values: Tensor, used: Tensor, most: int) -> Tensor:
-    """Move the used values of each row to its front: [blocks, n] to [blocks, most], 0 after the last.
+    """Move the used values of each row to its front: [blocks, n] to [blocks, most], 0 after the
+    last.
 
     Values after the first `most` used ones of a row are dropped.
     """
@@ -61,7 +72,11 @@ def _encoded(indices: Tensor, size: int) -> Tensor:
     low = low_bits_of(size, most)
     used = indices != UNUSED
     known = torch.where(used, indices, 0).int()
-    low_bits = torch.stack([known >> place & 1 for place in range(low)], 2) if low else known.new_empty(blocks, most, 0)
+    low_bits = (
+        torch.stack([known >> place & 1 for place in range(low)], 2)
+        if low
+        else known.new_empty(blocks, most, 0)
+    )
     bitmap_bits = bits_of(size, most) - most * low
     bit = known >> low
     if low:

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.balance import Balances, balance, learnt, nothing_balances
-from aftermath.optim.clip import LARGEST_RESIDUAL, NonFiniteGradient, clip_gradients, clip_unread, finite, refuse_beyond
+from aftermath.optim.clip import (
+    LARGEST_RESIDUAL,
+    NonFiniteGradient,
+    clip_gradients,
+    clip_unread,
+    finite,
+    refuse_beyond,
+)
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
 from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan
@@ -56,7 +63,9 @@ class InnerSteps:
             start = self._copies() if travelling else shared
             loss = self._train(sequences, backward, lr)
             with torch.no_grad():
-                moved = {name: start[name] - tensor.detach() for name, tensor in self._params.items()}
+                moved = {
+                    name: start[name] - tensor.detach() for name, tensor in self._params.items()
+                }
             refuse_beyond(moved, LARGEST_RESIDUAL)
         except BaseException:
             self._inner.undo()
@@ -122,7 +131,9 @@ class InnerSteps:
             tensor.grad = None
 
     def _gradients(self) -> dict[str, Tensor]:
-        return {name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None}
+        return {
+            name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None
+        }
 
     def remembered(self) -> dict[str, Tensor]:
         """Return the moments without copies. They stay with the replica over all

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.eager import AdamW
-from aftermath.optim.moments import bytes_of, may_fuse, moment_kinds, moments, put_back, take_moments
+from aftermath.optim.moments import (
+    bytes_of,
+    may_fuse,
+    moment_kinds,
+    moments,
+    put_back,
+    take_moments,
+)
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import Remembering
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
@@ -90,7 +97,10 @@ class InnerOptimizer:
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each moment."""
-        return {name: bytes_of(kind) for name, kind in moment_kinds(self._optimizer, self._params).items()}
+        return {
+            name: bytes_of(kind)
+            for name, kind in moment_kinds(self._optimizer, self._params).items()
+        }
 
     def digests(self) -> list[bytes]:
         """Return the digest of each block of the moments."""
@@ -114,9 +124,20 @@ class InnerOptimizer:
 def inner_optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch.optim.Optimizer:
     """Return the optimizer of these parameters (at least one). Each step sets its rate."""
     if settings.inner_optimizer == "muon":
-        return Muon(params, 0.0, MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON))
+        return Muon(
+            params,
+            0.0,
+            MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON),
+        )
     own = list(params.values())
-    return AdamW(own, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=may_fuse(own))
+    return AdamW(
+        own,
+        lr=0.0,
+        betas=BETAS,
+        eps=EPSILON,
+        weight_decay=settings.weight_decay,
+        fused=may_fuse(own),
+    )
 
 
 def step_at(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -56,7 +56,8 @@ def quantise(values: Tensor, bits: int) -> Tensor:
     magnitudes = values.abs()
     used = magnitudes > 0
     fraction = fraction_bits(values.shape[1])
-    highest = torch.frexp(magnitudes.amax(1, keepdim=True)).exponent - 1  # floor of log2, [blocks, 1]
+    # floor of log2, [blocks, 1]
+    highest = torch.frexp(magnitudes.amax(1, keepdim=True)).exponent - 1
     scaled = (magnitudes * _power(fraction - highest)).floor_()
     count = used.sum(1, keepdim=True)
     total = _sum(scaled)

@@ -94,7 +94,10 @@ class LevelLayout:
 
     def grouped(self, flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """Invert `canonical`, with `widths` numbers per block of each group."""
-        found = [flat.new_empty(group.blocks, width) for group, width in zip(self.groups, widths, strict=True)]
+        found = [
+            flat.new_empty(group.blocks, width)
+            for group, width in zip(self.groups, widths, strict=True)
+        ]
         if not any(widths):
             return found
         sizes = [part.blocks.count * widths[part.group] for part in self.parts]
@@ -131,7 +134,9 @@ def level_layout(results: ResultFormat, level: int) -> LevelLayout:
     groups = []
     base = 0
     for (height, width, topk), count in counts.items():
-        groups.append(Group(height, width, topk, count, base, results.as_digits(height * width, topk)))
+        groups.append(
+            Group(height, width, topk, count, base, results.as_digits(height * width, topk))
+        )
         base += count * height * width
     order = list(counts)
     parts = tuple(Part(blocks, order.index(key), first) for blocks, key, first in places)

@@ -52,12 +52,16 @@ Change = Callable[[], None]
 class MeanApply:
     """Changes a replica's fp32 `params`, of tier `tier`, in place."""
 
-    def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
+    def __init__(
+        self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo
+    ) -> None:
         self._params = params
         self._settings = settings
         self._bits = results.values.lattice_bits
         self._compiled = not settings.orthogonal_lr and usable(params)
-        self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
+        self._layouts = {
+            level: level_layout(results, level) for level in range(tier, results.levels)
+        }
         self._device = view(params, self._layouts[tier].parts[0].segment).device
 
     @torch.no_grad()
@@ -80,7 +84,9 @@ class MeanApply:
             return self._change_flat(results, most)
         if not self._settings.orthogonal_lr and self._on_gpu(results):
             return self._change_on_gpu(results, most)
-        decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items()}
+        decided = {
+            level: changes(votes, level, self._settings, most) for level, votes in results.items()
+        }
 
         def change() -> None:
             for level, found in decided.items():
@@ -96,7 +102,9 @@ class MeanApply:
             tasks: list[Task] = []
             for level, votes in results.items():
                 divisors = _divisors(self._settings.divisor, len(votes))
-                tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
+                tasks += counted[level].mean(
+                    self._params, most, divisors, self._settings.outer_lr * SMALLEST
+                )
             run_parallel(tasks)
 
         return change
@@ -107,7 +115,9 @@ class MeanApply:
         by = self._settings.divisor
         on_device = {level: own for level, votes in results.items() if (own := self._packed(votes))}
         decided = {
-            level: whole.means(votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device)
+            level: whole.means(
+                votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device
+            )
             for level, votes in results.items()
             if level not in on_device
         }
@@ -118,13 +128,19 @@ class MeanApply:
                 packed.count(votes, table, self._bits, most, _divisors(by, len(votes)), rate)
             for level, groups in decided.items():
                 for part in self._layouts[level].parts:
-                    self._move(view(self._params, part.segment), part, part.of(groups[part.group]), lr)
+                    self._move(
+                        view(self._params, part.segment), part, part.of(groups[part.group]), lr
+                    )
 
         return change
 
     def _packed(self, votes: Sequence[WholeVotes]) -> list[PackedVotes]:
         """Return the votes if all of them are packed on the model's device, else none."""
-        found = [vote for vote in votes if isinstance(vote, PackedVotes) and vote.payload.device == self._device]
+        found = [
+            vote
+            for vote in votes
+            if isinstance(vote, PackedVotes) and vote.payload.device == self._device
+        ]
         return found if len(found) == len(votes) else []
 
     def _table(self, layout: LevelLayout) -> Table:
@@ -152,14 +168,19 @@ class MeanApply:
         """Return whether the model's device decoded the votes, and has room for sums of every
         number.
         """
-        read_here = all(vote.positions.device == self._device for votes in results.values() for vote in votes)
+        read_here = all(
+            vote.positions.device == self._device for votes in results.values() for vote in votes
+        )
         if self._device.type != "cuda" or not read_here or not flat.works(self._device):
             return False
         size = max((self._layouts[level].numbers for level in results), default=0) * _SUM_BYTES
         return size * _PART_OF_A_GPU <= torch.cuda.get_device_properties(self._device).total_memory
 
     def _change_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
-        counted = {level: OnGpu(votes, self._layouts[level], self._device) for level, votes in results.items()}
+        counted = {
+            level: OnGpu(votes, self._layouts[level], self._device)
+            for level, votes in results.items()
+        }
 
         def change() -> None:
             for level, votes in results.items():
@@ -186,7 +207,9 @@ def most_of(settings: SparseLoCo, lr: float) -> int:
     return int(min(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST, LARGEST))
 
 
-def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int) -> tuple[Tensor, Tensor]:
+def changes(
+    votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int
+) -> tuple[Tensor, Tensor]:
     """Return what to subtract for a level's votes of at least one peer: positions int64, steps
     fp32.
 
@@ -195,11 +218,15 @@ def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int)
     """
     check_votes(votes, level, torch.int64)
     positions, sums, counts = tally_multiples(votes, most)
-    divisors = torch.tensor(_divisors(settings.divisor, len(votes)), dtype=torch.float64).to(sums.device)
+    divisors = torch.tensor(_divisors(settings.divisor, len(votes)), dtype=torch.float64).to(
+        sums.device
+    )
     steps = torch.empty(len(sums), device=sums.device)
     for first in range(0, len(sums), _AT_ONCE):
         own = slice(first, first + _AT_ONCE)
-        steps[own] = sums[own].double() / divisors[counts[own].long()] * (settings.outer_lr * SMALLEST)
+        steps[own] = (
+            sums[own].double() / divisors[counts[own].long()] * (settings.outer_lr * SMALLEST)
+        )
     return positions, steps
 
 

@@ -34,20 +34,26 @@ def moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> d
     """Return the optimizer's tensors and counts as `what/parameter`; empty before the first
     step.
     """
-    return moments_in({name: optimizer.state.get(parameter, {}) for name, parameter in params.items()})
+    return moments_in(
+        {name: optimizer.state.get(parameter, {}) for name, parameter in params.items()}
+    )
 
 
 def moments_in(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
     """Return the moments in an optimizer's states by parameter, named like `moments`."""
     return {
-        f"{key}/{name}": torch.as_tensor(value).detach() for name, own in states.items() for key, value in own.items()
+        f"{key}/{name}": torch.as_tensor(value).detach()
+        for name, own in states.items()
+        for key, value in own.items()
     }
 
 
 def moment_kinds(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Kind]:
     """Return the shape and dtype of each moment after the first step."""
     return {
-        f"{key}/{name}": ((), _COUNTS[key]) if key in _COUNTS else (tuple(parameter.shape), torch.float32)
+        f"{key}/{name}": ((), _COUNTS[key])
+        if key in _COUNTS
+        else (tuple(parameter.shape), torch.float32)
         for name, parameter in params.items()
         for key in _keys(optimizer, parameter)
     }
@@ -62,10 +68,16 @@ def bytes_of(kind: Kind) -> int:
 def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None:
     """Raise BadState unless `kept` has all moments of such an optimizer, or none."""
     if kept and kept.keys() != kinds.keys():
-        raise BadState(f"an optimizer's state lacks or has too much of {sorted(kept.keys() ^ kinds.keys())[0]}")
+        raise BadState(
+            f"an optimizer's state lacks or has too much of {sorted(kept.keys() ^ kinds.keys())[0]}"
+        )
     for path, tensor in kept.items():
-        if (tuple(tensor.shape), tensor.dtype) != kinds[path] or not bool(torch.isfinite(tensor).all()):
-            raise BadState(f"{path} of an optimizer's state is not of this optimizer, or holds what cannot be there")
+        if (tuple(tensor.shape), tensor.dtype) != kinds[path] or not bool(
+            torch.isfinite(tensor).all()
+        ):
+            raise BadState(
+                f"{path} of an optimizer's state is not of this optimizer, or holds what cannot be there"
+            )
 
 
 def states_of(kept: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -> States:
@@ -88,13 +100,17 @@ def states_of(kept: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -
     return found
 
 
-def take_moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+def take_moments(
+    optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]
+) -> None:
     """Restore what `moments` returned. Raises BadState, and changes nothing, if it does not fit."""
     check_moments(moment_kinds(optimizer, params), kept)
     put_back(optimizer, params, kept)
 
 
-def put_back(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+def put_back(
+    optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]
+) -> None:
     """Restore moments of this very optimizer, in which parameters without a gradient have none."""
     found = states_of(kept, {name: parameter.device for name, parameter in params.items()})
     optimizer.state.clear()
@@ -105,5 +121,7 @@ def put_back(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kep
 def _keys(optimizer: torch.optim.Optimizer, tensor: Tensor) -> set[str]:
     if not isinstance(optimizer, Muon):
         return _ADAMW
-    matrices = (own for group in optimizer.param_groups if group["orthogonal"] for own in group["params"])
+    matrices = (
+        own for group in optimizer.param_groups if group["orthogonal"] for own in group["params"]
+    )
     return _MATRIX if any(own is tensor for own in matrices) else _REST

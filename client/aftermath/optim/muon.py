@@ -37,7 +37,9 @@ def _turns_in_bf16(device: torch.device) -> bool:
     try:
         turned = polar_express(given.to(device), precision=torch.bfloat16).cpu()
     except RuntimeError as error:  # a GPU without bf16
-        logger.warning("Muon's steps on %s are made one by one: %s", device, str(error).splitlines()[0])
+        logger.warning(
+            "Muon's steps on %s are made one by one: %s", device, str(error).splitlines()[0]
+        )
         return False
     return bool((turned - polar_express(given)).abs().max() < _NEAR)
 
@@ -79,14 +81,21 @@ class Muon(torch.optim.Optimizer):
 
     add_param_group = eager.add_param_group
 
-    def __init__(self, params: Mapping[str, Tensor], lr: float, settings: MuonSettings | None = None) -> None:
+    def __init__(
+        self, params: Mapping[str, Tensor], lr: float, settings: MuonSettings | None = None
+    ) -> None:
         """Raise ValueError if there is nothing to learn."""
         chosen = hidden_matrices(params)
         self.settings = settings or MuonSettings()
         matrices = [params[name] for name in chosen]
         rest = [params[name] for name in sorted(params.keys() - set(chosen))]
-        groups: Iterable[dict[str, Any]] = [{"params": matrices, "orthogonal": True}, {"params": rest}]
-        super().__init__([group for group in groups if group["params"]], {"lr": lr, "orthogonal": False})
+        groups: Iterable[dict[str, Any]] = [
+            {"params": matrices, "orthogonal": True},
+            {"params": rest},
+        ]
+        super().__init__(
+            [group for group in groups if group["params"]], {"lr": lr, "orthogonal": False}
+        )
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -103,7 +112,9 @@ class Muon(torch.optim.Optimizer):
             own = [(tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None]
             if own and at_once(own[0][0].device):
                 together = self._orthogonal_together if group["orthogonal"] else self._adam_together
-                together([tensor for tensor, _ in own], [gradient for _, gradient in own], group["lr"])
+                together(
+                    [tensor for tensor, _ in own], [gradient for _, gradient in own], group["lr"]
+                )
                 continue
             change = self._orthogonal if group["orthogonal"] else self._adam
             for tensor, gradient in own:
@@ -143,7 +154,9 @@ class Muon(torch.optim.Optimizer):
         tensor.mul_(1 - rate * settings.weight_decay)
         tensor.addcdiv_(first, spread, value=-rate / (1 - beta1 ** state["count"]))
 
-    def _orthogonal_together(self, tensors: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+    def _orthogonal_together(
+        self, tensors: list[Tensor], gradients: list[Tensor], lr: float
+    ) -> None:
         """Step many tensors in few launches, with bf16 products: inner steps need not be exact."""
         settings = self.settings
         for tensor in tensors:
@@ -151,7 +164,11 @@ class Muon(torch.optim.Optimizer):
                 self.state[tensor]["momentum"] = torch.zeros_like(tensor)
         momenta = [self.state[tensor]["momentum"] for tensor in tensors]
         torch._foreach_lerp_(momenta, gradients, 1 - settings.momentum)
-        directions = torch._foreach_lerp(gradients, momenta, settings.momentum) if settings.nesterov else momenta
+        directions = (
+            torch._foreach_lerp(gradients, momenta, settings.momentum)
+            if settings.nesterov
+            else momenta
+        )
         if settings.weight_decay:
             torch._foreach_mul_(tensors, 1 - lr * settings.weight_decay)
         alike: defaultdict[torch.Size, list[int]] = defaultdict(list)
@@ -163,9 +180,14 @@ class Muon(torch.optim.Optimizer):
             for some in (numbers[first : first + step] for first in range(0, len(numbers), step)):
                 given = torch.stack([directions[number] for number in some])
                 turned = polar_express(
-                    given, steps=settings.steps, smallest=settings.smallest, precision=torch.bfloat16
+                    given,
+                    steps=settings.steps,
+                    smallest=settings.smallest,
+                    precision=torch.bfloat16,
                 )
-                torch._foreach_add_([tensors[number] for number in some], list(turned.unbind()), alpha=-rate)
+                torch._foreach_add_(
+                    [tensors[number] for number in some], list(turned.unbind()), alpha=-rate
+                )
 
     def _adam_together(self, tensors: list[Tensor], gradients: list[Tensor], lr: float) -> None:
         """Make AdamW steps of many tensors in few launches."""
@@ -173,7 +195,9 @@ class Muon(torch.optim.Optimizer):
         states = [self.state[tensor] for tensor in tensors]
         for tensor, state in zip(tensors, states, strict=True):
             if not state:
-                state.update(count=0, first=torch.zeros_like(tensor), second=torch.zeros_like(tensor))
+                state.update(
+                    count=0, first=torch.zeros_like(tensor), second=torch.zeros_like(tensor)
+                )
             state["count"] += 1
         rate = lr * settings.rest_rate
         beta1, beta2 = settings.betas
@@ -187,4 +211,6 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(spread, settings.epsilon)
         if settings.weight_decay:
             torch._foreach_mul_(tensors, 1 - rate * settings.weight_decay)
-        torch._foreach_addcdiv_(tensors, first, spread, [-rate / (1 - beta1 ** state["count"]) for state in states])
+        torch._foreach_addcdiv_(
+            tensors, first, spread, [-rate / (1 - beta1 ** state["count"]) for state in states]
+        )

@@ -81,7 +81,11 @@ def _chooses_alike(device: torch.device, *, block: int, topk: int, bits: int) ->
 
 def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
     """Do kernels count votes of such levels there?"""
-    few = all(group.topk * _FEW <= group.block or group.block < _LANES for own in layouts for group in own.groups)
+    few = all(
+        group.topk * _FEW <= group.block or group.block < _LANES
+        for own in layouts
+        for group in own.groups
+    )
     return few and works_on(device) and _counting(device)
 
 
@@ -102,10 +106,15 @@ def _counts_alike(device: torch.device) -> bool:
     lattice = []
     signs = []
     for member in range(members):
-        kept = [number * group.block + torch.randperm(group.block, generator=draws)[:70] for number in range(3)]
+        kept = [
+            number * group.block + torch.randperm(group.block, generator=draws)[:70]
+            for number in range(3)
+        ]
         positions = torch.cat(kept[: 3 - (member == 0)])
         values = torch.randint(0, 4, positions.shape, generator=draws, dtype=torch.int8) * 2 - 3
-        shifts = torch.randint(0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8)
+        shifts = torch.randint(
+            0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8
+        )
         lattice.append(Votes(0, positions, values, shifts))
         signs.append(Votes(0, positions, values.sign()))
     tensor = torch.randn(21, 150, generator=draws)
@@ -117,9 +126,13 @@ def _counts_alike(device: torch.device) -> bool:
     given = torch.cat([vote.positions for vote in lattice])
     count = torch.bincount(given, minlength=size)
     sums = torch.zeros(size, dtype=torch.int64)
-    total = sums.index_add(0, given, torch.cat([vote.multiples().clamp_(-most, most) for vote in lattice]))
+    total = sums.index_add(
+        0, given, torch.cat([vote.multiples().clamp_(-most, most) for vote in lattice])
+    )
     step = (total.double() / torch.tensor(divisors, dtype=torch.float64)[count] * rate).float()
-    plain = sums.index_add(0, given, torch.cat([vote.values.long() << _PROOF_BITS for vote in signs]))
+    plain = sums.index_add(
+        0, given, torch.cat([vote.values.long() << _PROOF_BITS for vote in signs])
+    )
     mean = (2 * plain.abs() + count) // (2 * count.clamp(min=1)) * plain.sign()
     same = torch.equal(found.cpu(), tensor - step.view(24, 150)[:21])
     return same and torch.equal(coefficients.cpu().flatten(), mean.double())
@@ -136,9 +149,22 @@ def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple
     indices = torch.full((blocks, topk), UNUSED, dtype=torch.int64, device=coefficients.device)
     values = torch.zeros(blocks, topk, device=coefficients.device)
     least = int(torch.tensor(smallest).view(torch.int32))
-    how: dict[str, Any] = {"TOPK": topk, "LANES": _power(size), "BITS": bits, "FRACTION": fraction_bits(topk)}
+    how: dict[str, Any] = {
+        "TOPK": topk,
+        "LANES": _power(size),
+        "BITS": bits,
+        "FRACTION": fraction_bits(topk),
+    }
     triton_blocks.choose[(blocks,)](
-        coefficients.contiguous(), indices, values, size, least, **how, LEAST=LEAST, MOST=MOST, **triton_blocks.EXACT
+        coefficients.contiguous(),
+        indices,
+        values,
+        size,
+        least,
+        **how,
+        LEAST=LEAST,
+        MOST=MOST,
+        **triton_blocks.EXACT,
     )
     return indices, values
 
@@ -152,7 +178,9 @@ class OnGpu:
         self._members = len(votes)
         self._device = device
         groups = layout.groups
-        bases = [group.base + group.block * torch.arange(group.blocks, device=device) for group in groups]
+        bases = [
+            group.base + group.block * torch.arange(group.blocks, device=device) for group in groups
+        ]
         end = groups[-1].base + groups[-1].block * groups[-1].blocks
         starts = torch.cat([*bases, torch.tensor([end], device=device)])
         self._blocks = len(starts) - 1
@@ -177,7 +205,9 @@ class OnGpu:
         self._edges = torch.stack(edges)
         self._shifts = torch.cat(shifts) if shifts else None
 
-    def mean(self, tensor: Tensor, part: Part, most: int, divisors: Sequence[float], rate: float) -> None:
+    def mean(
+        self, tensor: Tensor, part: Part, most: int, divisors: Sequence[float], rate: float
+    ) -> None:
         """Change a segment's tensor like `optim.mean`."""
         from aftermath.kernels import triton_blocks
 
@@ -188,8 +218,27 @@ class OnGpu:
         across = part.blocks.grid[-1]
         each = part.blocks.count // len(stack)
         triton_blocks.mean[(part.blocks.count, _tiles(group.block))](
-            *(stack, *stack.stride(), rows, columns, across, each, self._first(part), group.height, group.width),
-            *(self._places, self._values, self._shifts, self._edges, self._members, self._blocks, most, by),
+            *(
+                stack,
+                *stack.stride(),
+                rows,
+                columns,
+                across,
+                each,
+                self._first(part),
+                group.height,
+                group.width,
+            ),
+            *(
+                self._places,
+                self._values,
+                self._shifts,
+                self._edges,
+                self._members,
+                self._blocks,
+                most,
+                by,
+            ),
             LANES=_LANES,
             STEPS=self._steps,
             **triton_blocks.EXACT,

@@ -19,14 +19,19 @@ SMALLEST = 1e-3
 # norm) and a number of steps, they are the best there are. Each keeps every singular value within
 # the interval of the next one; the margin covers rounding.
 MARGIN = 1.01
-_CUSHION = 0.02407327424182761  # singular values below this part of the largest are raised without being centred
+# singular values below this part of the largest are raised without being centred
+_CUSHION = 0.02407327424182761
 _NEARLY_ONE = 1e-4  # intervals narrower than a tenth of this make the exchange's system singular
 
 Polynomial = tuple[float, float, float]
 
 
 def polar_express(
-    matrices: Tensor, *, steps: int = STEPS, smallest: float = SMALLEST, precision: torch.dtype | None = None
+    matrices: Tensor,
+    *,
+    steps: int = STEPS,
+    smallest: float = SMALLEST,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     """Return nearly U V^T of every matrix [..., rows, columns] = U S V^T.
 
@@ -37,7 +42,8 @@ def polar_express(
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = matrices.mT if tall else matrices  # [..., short, long]
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
-    x = x / largest.masked_fill(largest == 0, 1)  # squares of fp32 numbers beyond 1e19 or 1e-19 leave its range
+    # squares of fp32 numbers beyond 1e19 or 1e-19 leave its range
+    x = x / largest.masked_fill(largest == 0, 1)
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) * MARGIN).clamp_min(1)
     if precision is not None:
         x = _in_products(x.to(precision), polynomials(steps, smallest)).to(matrices.dtype)
@@ -64,7 +70,9 @@ def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
     Raises ValueError unless steps >= 1 and 0 < smallest < 1.
     """
     if steps < 1 or not 0 < smallest < 1:
-        raise ValueError(f"a polar factor needs a step and a bound between 0 and 1, not {steps} and {smallest}")
+        raise ValueError(
+            f"a polar factor needs a step and a bound between 0 and 1, not {steps} and {smallest}"
+        )
     found: list[Polynomial] = []
     low = smallest
     high = 1.0
@@ -75,7 +83,9 @@ def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
         a, b, c = (2 / (at_low + at_high) * coefficient for coefficient in best)
         low = _value((a, b, c), low)
         high = 2 - low
-        if step < steps - 1:  # a singular value that rounding pushed beyond the end stays in the next interval
+        if (
+            step < steps - 1
+        ):  # a singular value that rounding pushed beyond the end stays in the next interval
             a, b, c = a / MARGIN, b / MARGIN**3, c / MARGIN**5
         found.append((a, b, c))
     return tuple(found)

@@ -33,7 +33,9 @@ class OuterMuon(MeanApply):
     # No momentum: the inner optimizers have theirs, and joiners need no state of the apply. Each
     # level's part of a matrix is orthogonalised alone, since a member of a small tier does not hold
     # the others.
-    def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
+    def __init__(
+        self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo
+    ) -> None:
         super().__init__(results, tier, params, settings)
         self._rate = settings.orthogonal_lr
         self._hidden = frozenset(hidden_matrices(params))
@@ -71,7 +73,9 @@ class OuterMuon(MeanApply):
     def _wait(self, tensor: Tensor, mean: Tensor) -> None:
         """Queue a segment and its mean until `_turn`."""
         rows, columns = mean.shape[-2:]
-        for matrix, own_mean in zip(tensor.view(-1, rows, columns), mean.view(-1, rows, columns), strict=True):
+        for matrix, own_mean in zip(
+            tensor.view(-1, rows, columns), mean.view(-1, rows, columns), strict=True
+        ):
             turned = own_mean.mT if rows > columns else own_mean
             self._waiting[min(rows, columns), max(rows, columns)].append((matrix, turned))
 
@@ -91,5 +95,6 @@ class OuterMuon(MeanApply):
         factors = exact_polar(torch.stack([mean for _, mean in own]))
         for (tensor, _), factor in zip(own, factors, strict=True):
             rows, columns = tensor.shape
-            rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))  # math.pow would depend on the C library
+            # math.pow would depend on the C library
+            rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))
             tensor.sub_((factor.mT if rows > columns else factor).mul(rate).to(tensor.device))

@@ -83,7 +83,12 @@ def checked(
 
 
 def count(
-    votes: Sequence[PackedVotes], table: flat.Table, value_bits: int, most: int, divisors: Sequence[float], rate: float
+    votes: Sequence[PackedVotes],
+    table: flat.Table,
+    value_bits: int,
+    most: int,
+    divisors: Sequence[float],
+    rate: float,
 ) -> None:
     """Change the table's tensors by the mean of all votes like `whole.means`, or store the mean
     there.
@@ -93,7 +98,9 @@ def count(
     """
     from aftermath.kernels import triton_levels
 
-    addresses = torch.tensor([vote.payload.data_ptr() for vote in votes], dtype=torch.int64).to(table.device)
+    addresses = torch.tensor([vote.payload.data_ptr() for vote in votes], dtype=torch.int64).to(
+        table.device
+    )
     by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
     with flat.on_device(table.device):
         triton_levels.mean[(table.blocks, table.tiles)](
@@ -136,15 +143,27 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
     device = chosen[0][0].device
     padded = _room(layout.numbers, value_bits, device)
     exponents = chosen[0][0].new_empty(layout.blocks, dtype=torch.uint8)
-    for (indices, values), group, (starts, numbers) in zip(chosen, layout.groups, _orders(layout, device), strict=True):
+    for (indices, values), group, (starts, numbers) in zip(
+        chosen, layout.groups, _orders(layout, device), strict=True
+    ):
         with flat.on_device(device):
             triton_levels.codes[(group.blocks, -(-group.block // flat.LANES))](
-                *(indices.contiguous(), values.contiguous(), starts, numbers, padded, exponents, group.block),
+                *(
+                    indices.contiguous(),
+                    values.contiguous(),
+                    starts,
+                    numbers,
+                    padded,
+                    exponents,
+                    group.block,
+                ),
                 LANES=flat.LANES,
                 LEAST=LEAST,
                 **triton_blocks.EXACT,
             )
-    return downloaded(torch.cat([packed_exponents(exponents), _packed_codes(padded, layout.numbers, value_bits)]))
+    return downloaded(
+        torch.cat([packed_exponents(exponents), _packed_codes(padded, layout.numbers, value_bits)])
+    )
 
 
 def packed_digits(found: Tensor, value_bits: int) -> Tensor:
@@ -176,9 +195,11 @@ def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
 
 
 def unpacked_digits(octets: Tensor, count: int, value_bits: int) -> tuple[Tensor, Tensor]:
-    """Return `count` digits int8 of uint8 bytes, and which digits of all those in the bytes are wrong, bool.
+    """Return `count` digits int8 of uint8 bytes, and which digits of all those in the bytes are
+    wrong, bool.
 
-    A digit is wrong if no digits have its packed number, or if it is not 0 and comes after the last one.
+    A digit is wrong if no digits have its packed number, or if it is not 0 and comes after the last
+    one.
     """
     together, width = digits.PACKED[value_bits]
     numbers = octets.long()
@@ -205,7 +226,10 @@ def _digit_table(value_bits: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=64)
 def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Return, by group, each block's first digit and its canonical number, int64 [blocks]."""
-    found = [tuple(torch.empty(group.blocks, dtype=torch.int64) for _ in range(2)) for group in layout.groups]
+    found = [
+        tuple(torch.empty(group.blocks, dtype=torch.int64) for _ in range(2))
+        for group in layout.groups
+    ]
     digit = block = 0
     for part in layout.parts:
         count = part.blocks.count
@@ -223,7 +247,9 @@ def packed_exponents(codes: Tensor) -> Tensor:
     return pack_bits(bits.flatten())
 
 
-def _ends_with_zeros(data: bytes | bytearray | memoryview, blocks: int, count: int, value_bits: int) -> bool:
+def _ends_with_zeros(
+    data: bytes | bytearray | memoryview, blocks: int, count: int, value_bits: int
+) -> bool:
     """Return whether only zeros follow the last exponent and the last digit."""
     at = digits_at(blocks)
     used = EXPONENT_BITS * blocks % 8
@@ -252,7 +278,9 @@ def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=8)
 def _counting(device: torch.device, value_bits: int) -> bool:
     return on_gpu.proven(
-        device, lambda place: _counts_alike(place, value_bits), "count packed digits otherwise than torch"
+        device,
+        lambda place: _counts_alike(place, value_bits),
+        "count packed digits otherwise than torch",
     )
 
 
@@ -271,15 +299,29 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
     data = b""
     for _ in range(members):
         digit = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
-        own = [torch.from_numpy(draws.choice(digit, (group.blocks, group.block))) for group in layout.groups]
+        own = [
+            torch.from_numpy(draws.choice(digit, (group.blocks, group.block)))
+            for group in layout.groups
+        ]
         own[0][0] = 0
-        moved = [torch.from_numpy(draws.integers(0, MOST - LEAST + 1, (g.blocks, 1), np.uint8)) for g in layout.groups]
+        moved = [
+            torch.from_numpy(draws.integers(0, MOST - LEAST + 1, (g.blocks, 1), np.uint8))
+            for g in layout.groups
+        ]
         moved[0][0] = 0
         votes.append(WholeVotes(0, own, moved, layout))
-        codes = [torch.where((of != 0).any(1, keepdim=True), by + 1, 0) for of, by in zip(own, moved, strict=True)]
+        codes = [
+            torch.where((of != 0).any(1, keepdim=True), by + 1, 0)
+            for of, by in zip(own, moved, strict=True)
+        ]
         exponents = packed_exponents(layout.canonical(codes).to(torch.uint8))
-        data = exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(own).numpy(), value_bits)
-        sent = [_entries(of * 2.0 ** (by.double() + LEAST), device) for of, by in zip(own, moved, strict=True)]
+        data = exponents.numpy().tobytes() + digits.to_bytes(
+            layout.canonical(own).numpy(), value_bits
+        )
+        sent = [
+            _entries(of * 2.0 ** (by.double() + LEAST), device)
+            for of, by in zip(own, moved, strict=True)
+        ]
         if encoded(layout, sent, value_bits) != data:
             return False
         vote = checked(data, 0, layout, value_bits, _never, device)
@@ -287,14 +329,29 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
             return False
         packed.append(vote)
     steps = means(votes, layout, most, divisors, rate, torch.device("cpu"))
-    tensors = [torch.randn(part.segment.shape, generator=torch.Generator().manual_seed(1)) for part in layout.parts]
+    tensors = [
+        torch.randn(part.segment.shape, generator=torch.Generator().manual_seed(1))
+        for part in layout.parts
+    ]
     there = [tensor.to(device, copy=True) for tensor in tensors]
-    count(packed, flat.Table(layout, there, stores=[False, True, False]), value_bits, most, divisors, rate)
+    count(
+        packed,
+        flat.Table(layout, there, stores=[False, True, False]),
+        value_bits,
+        most,
+        divisors,
+        rate,
+    )
     for number, (part, tensor) in enumerate(zip(layout.parts, tensors, strict=True)):
         for place, step in cells(tensor, part.of(steps[part.group]), part.blocks):
             place.copy_(step) if number == 1 else place.sub_(step)
-    same = all(torch.equal(a.view(torch.int32), b.cpu().view(torch.int32)) for a, b in zip(tensors, there, strict=True))
-    return same and all(checked(bad, 0, layout, value_bits, _never, device) is None for bad in _spoilt(data, layout))
+    same = all(
+        torch.equal(a.view(torch.int32), b.cpu().view(torch.int32))
+        for a, b in zip(tensors, there, strict=True)
+    )
+    return same and all(
+        checked(bad, 0, layout, value_bits, _never, device) is None for bad in _spoilt(data, layout)
+    )
 
 
 def _entries(values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:

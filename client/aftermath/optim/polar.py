@@ -51,8 +51,10 @@ POLYNOMIALS = (
 _LIMIT = float(1 << 24)  # upper bound of squared row and column lengths
 _LENGTH = 4095  # of the longest row or column, at most 2^12 after fp32's rounding
 _UNITS = 2000  # unit of X from the second step on: singular values below 2.02
-_SQUARES = (4000, 1000, 1000, 1000)  # unit of B by step: singular values below 1 at first, then below 4.1
-_FACTORS = (490, 1000, 1000, 1000)  # unit of P by step: singular values below 8.2 at first, then below 4
+# unit of B by step: singular values below 1 at first, then below 4.1
+_SQUARES = (4000, 1000, 1000, 1000)
+# unit of P by step: singular values below 8.2 at first, then below 4
+_FACTORS = (490, 1000, 1000, 1000)
 _NORM_BITS = 11  # bits of numbers whose squares are summed for a norm
 
 
@@ -81,7 +83,9 @@ def _polar(matrices: Tensor) -> Tensor:
     last = len(POLYNOMIALS) - 1
     back: Tensor | float
     within = torch.ones(len(x), dtype=torch.bool, device=x.device)
-    for step, ((a, b, c), squares, factors) in enumerate(zip(POLYNOMIALS, _SQUARES, _FACTORS, strict=True)):
+    for step, ((a, b, c), squares, factors) in enumerate(
+        zip(POLYNOMIALS, _SQUARES, _FACTORS, strict=True)
+    ):
         square = x @ x.mT  # [n, short, short]
         within &= _longest(square.diagonal(dim1=1, dim2=2)) < _LIMIT
         if step == 0:
@@ -93,31 +97,46 @@ def _polar(matrices: Tensor) -> Tensor:
             back = _fp32(1 / factors if step < last else 1 / (factors * _UNITS))
         fourth = square.add_(_offsets(square, f"B{step}", same=True)).round_() @ square.mT
         within &= _longest(fourth.diagonal(dim1=1, dim2=2)) < _LIMIT
-        factor = fourth.mul_(_fp32(c * factors / squares**2)).add_(square.mul_(_fp32(b * factors / squares)))
+        factor = fourth.mul_(_fp32(c * factors / squares**2)).add_(
+            square.mul_(_fp32(b * factors / squares))
+        )
         factor.add_(_offsets(factor, f"P{step}", same=True)).round_()
         factor.diagonal(dim1=1, dim2=2).add_(round(a * factors))
-        within &= (_longest(factor.square().sum(2)) < _LIMIT) & (_longest(x.square().sum(1)) < _LIMIT)
+        within &= (_longest(factor.square().sum(2)) < _LIMIT) & (
+            _longest(x.square().sum(1)) < _LIMIT
+        )
         new = (factor @ x).mul_(back)
         if step < last:
             new.add_(_offsets(new, f"X{step}", same=False)).round_()
         x = (
             new
             if bool(within.all())
-            else torch.where(within[:, None, None], new, x if step < last else x * _fp32(1 / _UNITS))
+            else torch.where(
+                within[:, None, None], new, x if step < last else x * _fp32(1 / _UNITS)
+            )
         )
     return x.add_(0.0)  # makes every zero +0: a sum of -0 may start from 0 or from its first part
 
 
 def _scaled(matrices: Tensor) -> Tensor:
     """Return integers [n, short, long] with rows and columns almost as long as the bounds allow."""
-    exponents = [_NORM_BITS - math.frexp(largest)[1] for largest in matrices.abs().amax((1, 2)).tolist()]
+    exponents = [
+        _NORM_BITS - math.frexp(largest)[1] for largest in matrices.abs().amax((1, 2)).tolist()
+    ]
     x = matrices  # multiplied in two parts: fp32 may lack the power of two
-    for powers in ([exponent // 2 for exponent in exponents], [exponent - exponent // 2 for exponent in exponents]):
+    for powers in (
+        [exponent // 2 for exponent in exponents],
+        [exponent - exponent // 2 for exponent in exponents],
+    ):
         x = x * _each((2.0**power for power in powers), x)
     squares = _squares(x.round())
-    longest = torch.maximum(_longest(squares.sum(2, dtype=torch.int64)), _longest(squares.sum(1, dtype=torch.int64)))
+    longest = torch.maximum(
+        _longest(squares.sum(2, dtype=torch.int64)), _longest(squares.sum(1, dtype=torch.int64))
+    )
     length = _first_length(x.shape[2])
-    return x.mul_(_each((length / (math.isqrt(square) + 1) for square in longest.tolist()), x)).round_()
+    return x.mul_(
+        _each((length / (math.isqrt(square) + 1) for square in longest.tolist()), x)
+    ).round_()
 
 
 def _offsets(like: Tensor, name: str, *, same: bool) -> Tensor:
@@ -136,7 +155,9 @@ def _offsets(like: Tensor, name: str, *, same: bool) -> Tensor:
 def _drawn(name: str, count: int) -> Tensor:
     """Return integers of 24 bits, int64 [count], derived from a name."""
     drawn = hashlib.shake_128(f"aftermath polar {name}".encode()).digest(3 * count)
-    return torch.tensor([int.from_bytes(drawn[at : at + 3], "little") for at in range(0, 3 * count, 3)])
+    return torch.tensor(
+        [int.from_bytes(drawn[at : at + 3], "little") for at in range(0, 3 * count, 3)]
+    )
 
 
 def _first_length(columns: int) -> float:

@@ -102,7 +102,9 @@ def told_of(tensor: Tensor, start: int, size: int) -> bytes:
     stop = start + tensor.nbytes
     first, last = _whole(start, stop, size)
     digests = _digests([(tensor, first - start, last - start)])
-    return b"".join([_bytes(tensor, 0, first - start), *digests, _bytes(tensor, last - start, stop - start)])
+    return b"".join(
+        [_bytes(tensor, 0, first - start), *digests, _bytes(tensor, last - start, stop - start)]
+    )
 
 
 def told_size(start: int, stop: int, size: int) -> int:
@@ -160,5 +162,10 @@ def _bytes(tensor: Tensor, start: int, stop: int) -> memoryview:
     """Return bytes of a tensor of integers, little-endian and row-major. Contiguous host memory is
     not copied.
     """
-    flat = tensor.detach().reshape(-1)[start // tensor.itemsize : stop // tensor.itemsize].cpu().numpy()
+    flat = (
+        tensor.detach()
+        .reshape(-1)[start // tensor.itemsize : stop // tensor.itemsize]
+        .cpu()
+        .numpy()
+    )
     return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8).data

@@ -83,7 +83,8 @@ def _case(settings: Settings) -> tuple[ResultFormat, LevelLayout, _Params]:
     schema = build_schema(_MODEL, 1, settings)
     random = np.random.default_rng(7)
     whole = {
-        name: torch.from_numpy(random.normal(size=tuple(shape)).astype(np.float32)) for name, shape in _shapes().items()
+        name: torch.from_numpy(random.normal(size=tuple(shape)).astype(np.float32))
+        for name, shape in _shapes().items()
     }
     return schema.results, level_layout(schema.results, 0), whole
 
@@ -106,7 +107,9 @@ def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
     expected: _Sent | None = None
     for number in range(_ROUNDS):
         made = {name: tensor.roll(number) for name, tensor in params.items()}
-        chosen, tasks = compiled.encode(layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits)
+        chosen, tasks = compiled.encode(
+            layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits
+        )
         run_parallel(tasks)
         for index, residual in enumerate(ours):
             if expected is not None:
@@ -129,7 +132,9 @@ def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _chooses(settings: Settings) -> bool:
-    return all(torch.allclose(kernel, own, rtol=1e-4, atol=1e-4) for kernel, own in _rounds(settings))
+    return all(
+        torch.allclose(kernel, own, rtol=1e-4, atol=1e-4) for kernel, own in _rounds(settings)
+    )
 
 
 def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
@@ -137,7 +142,10 @@ def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
     random = np.random.default_rng(8)
     made = []
     for _ in range(_MEMBERS):
-        whole = [torch.from_numpy(random.normal(size=(g.blocks, g.block)).astype(np.float32)) for g in layout.groups]
+        whole = [
+            torch.from_numpy(random.normal(size=(g.blocks, g.block)).astype(np.float32))
+            for g in layout.groups
+        ]
         best = [strongest(numbers, g.topk) for numbers, g in zip(whole, layout.groups, strict=True)]
         if bits := results.values.lattice_bits:
             best = [(indices, quantise(values, bits)) for indices, values in best]
@@ -151,7 +159,9 @@ def _signs() -> bool:
     votes = _votes(results, layout)
     expected = _copies(params)
     run_parallel(compiled.Counted(votes, layout).sign(params, lambda part: _KEEP, _RATE, MEAN_BITS))
-    for part, direction in zip(layout.parts, signs(votes, results, 0, torch.device("cpu")), strict=True):
+    for part, direction in zip(
+        layout.parts, signs(votes, results, 0, torch.device("cpu")), strict=True
+    ):
         tensor = view(expected, part.segment).mul_(_KEEP)
         subtract(tensor, direction.float().mul_(_RATE), part.blocks)
     return _equal(params, expected)
@@ -163,7 +173,9 @@ def _means() -> bool:
     expected = _copies(params)
     most = 1 << 41
     by = [float(count) for count in range(_MEMBERS + 1)]  # the divisor is the number of keepers
-    run_parallel(compiled.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST))
+    run_parallel(
+        compiled.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST)
+    )
     for part, blocks in placed(layout, *changes(votes, 0, _SPARSE, most), torch.device("cpu")):
         subtract(view(expected, part.segment), blocks, part.blocks)
     return _equal(params, expected)
@@ -174,4 +186,6 @@ def _copies(params: _Params) -> _Params:
 
 
 def _equal(one: _Params, other: _Params) -> bool:
-    return all(torch.equal(one[name].view(torch.int32), other[name].view(torch.int32)) for name in one)
+    return all(
+        torch.equal(one[name].view(torch.int32), other[name].view(torch.int32)) for name in one
+    )

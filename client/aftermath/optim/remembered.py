@@ -39,27 +39,42 @@ def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor],
     kinds = ("residual", "indices", "values") if sent else ("residual",)
     names = {f"{kind}.{level}.{group}" for kind in kinds for level, group in places}
     if state.keys() != names:
-        raise BadState(f"an optimizer's state lacks or has too much of {sorted(state.keys() ^ names)[0]}")
+        raise BadState(
+            f"an optimizer's state lacks or has too much of {sorted(state.keys() ^ names)[0]}"
+        )
     for level, group in places:
         of = layouts[level].groups[group]
         _check(state, f"residual.{level}.{group}", (of.blocks, of.height, of.width))
         for kind in kinds[1:]:
-            _check(state, f"{kind}.{level}.{group}", (of.blocks, of.topk), of.block if kind == "indices" else None)
+            _check(
+                state,
+                f"{kind}.{level}.{group}",
+                (of.blocks, of.topk),
+                of.block if kind == "indices" else None,
+            )
         if sent:
             where = f"{level}.{group}"
             _check_sent(where, state[f"indices.{where}"], state[f"values.{where}"], bits)
     return sent
 
 
-def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None) -> None:
+def _check(
+    state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None
+) -> None:
     """Raise BadState unless this tensor has finite fp32 numbers, or places within a `block`."""
     tensor = state[name]
     dtype = torch.float32 if block is None else torch.int64
     if tensor.shape != shape or tensor.dtype != dtype:
-        raise BadState(f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}")
+        raise BadState(
+            f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}"
+        )
     if not tensor.is_contiguous():
         raise BadState(f"{name} of an optimizer's state does not lie in memory in one piece")
-    fits = torch.isfinite(tensor) if block is None else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
+    fits = (
+        torch.isfinite(tensor)
+        if block is None
+        else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
+    )
     if not bool(fits.all()):
         raise BadState(f"{name} of an optimizer's state holds a number that cannot be there")
 
@@ -69,7 +84,10 @@ def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
     each.
     """
     used = indices != UNUSED
-    if bool((indices[:, 1:] < indices[:, :-1]).any() | ((indices[:, 1:] == indices[:, :-1]) & used[:, 1:]).any()):
+    if bool(
+        (indices[:, 1:] < indices[:, :-1]).any()
+        | ((indices[:, 1:] == indices[:, :-1]) & used[:, 1:]).any()
+    ):
         raise BadState(f"indices.{where} of an optimizer's state do not ascend")
     if bool((used != (values != 0)).any()):
         raise BadState(f"values.{where} of an optimizer's state are not those of its indices")

@@ -15,7 +15,14 @@ from typing import Any
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
-from aftermath.model.schema import SchemaError, StateInputs, StateSchema, canonical, state_of_inputs, state_schema
+from aftermath.model.schema import (
+    SchemaError,
+    StateInputs,
+    StateSchema,
+    canonical,
+    state_of_inputs,
+    state_schema,
+)
 from aftermath.optim.distro import Distro, DistroInputs
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
@@ -53,7 +60,9 @@ class Schema:
     def to_json(self) -> bytes:
         """Return the canonical document whose SHA-256 is on chain."""
         optimizer = {**self.optimizer.document(), "results": self.results.document()}
-        return canonical({"version": SCHEMA_VERSION, "state": self.state.document(), "optimizer": optimizer})
+        return canonical(
+            {"version": SCHEMA_VERSION, "state": self.state.document(), "optimizer": optimizer}
+        )
 
     @cached_property
     def _hash(self) -> bytes:

@@ -40,7 +40,9 @@ class SignApply:
         self._weight_decay = weight_decay
         self._compiled = usable(params)
         self._balances = balances
-        self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
+        self._layouts = {
+            level: level_layout(results, level) for level in range(tier, results.levels)
+        }
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
@@ -51,7 +53,9 @@ class SignApply:
         rate = to_fp32(lr)
         keep = to_fp32(1.0 - lr * self._weight_decay)
         if self._compiled and self._format.values is Values.SIGN:
-            self._apply_compiled({level: votes for level, votes in results.items() if votes}, rate, keep)
+            self._apply_compiled(
+                {level: votes for level, votes in results.items() if votes}, rate, keep
+            )
             return
         directions = {
             level: group_signs(votes, self._format, level, self._device(level))
@@ -71,19 +75,25 @@ class SignApply:
         """Change a level's parameters by -rate * signs, int8 [blocks, h, w] by group."""
         tensors = flat.tensors_of(layout, self._params)
         if flat.works(tensors[0].device):
-            flat.go_ahead(flat.Table(layout, tensors, [signs.float() for signs in directions]), rate)
+            flat.go_ahead(
+                flat.Table(layout, tensors, [signs.float() for signs in directions]), rate
+            )
             return
         for part, tensor in zip(layout.parts, tensors, strict=True):
             subtract(tensor, part.of(directions[part.group]).float().mul_(rate), part.blocks)
 
-    def _apply_compiled(self, results: Mapping[int, Sequence[Votes]], rate: float, keep: float) -> None:
+    def _apply_compiled(
+        self, results: Mapping[int, Sequence[Votes]], rate: float, keep: float
+    ) -> None:
         for level, votes in results.items():
             check_votes(votes, level, torch.int8)
         counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
         run_parallel(
             task
             for each in counted.values()
-            for task in each.sign(self._params, lambda part: self._kept(part, keep), rate, MEAN_BITS)
+            for task in each.sign(
+                self._params, lambda part: self._kept(part, keep), rate, MEAN_BITS
+            )
         )
         for level in self._layouts.keys() - results.keys():
             for part in self._layouts[level].parts:

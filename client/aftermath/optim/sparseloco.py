@@ -88,9 +88,13 @@ class SparseLoCo:
 
     def __post_init__(self) -> None:
         if not 1 <= self.inner_steps <= MAX_INNER_STEPS:
-            raise SchemaError(f"inner_steps must be from 1 to {MAX_INNER_STEPS}, not {self.inner_steps}", _SET)
+            raise SchemaError(
+                f"inner_steps must be from 1 to {MAX_INNER_STEPS}, not {self.inner_steps}", _SET
+            )
         if self.inner_optimizer not in (words := get_args(InnerOptimizerName)):
-            raise SchemaError(f"inner_optimizer must be {' or '.join(words)}, not {self.inner_optimizer!r}", _SET)
+            raise SchemaError(
+                f"inner_optimizer must be {' or '.join(words)}, not {self.inner_optimizer!r}", _SET
+            )
         if self.bits not in (1, 2):
             raise SchemaError(f"bits must be 1 or 2, not {self.bits}", _SET)
         if self.divisor not in (words := get_args(DivisorName)):
@@ -101,7 +105,9 @@ class SparseLoCo:
         if not outer:
             raise SchemaError("outer_lr must be above 0", _SET)
         numbers = {"decay": at_least_zero("decay", self.decay, _SET, most=1), "outer_lr": outer}
-        numbers["orthogonal_lr"] = at_least_zero("orthogonal_lr", self.orthogonal_lr, _SET, most=MAX_OUTER_RATE)
+        numbers["orthogonal_lr"] = at_least_zero(
+            "orthogonal_lr", self.orthogonal_lr, _SET, most=MAX_OUTER_RATE
+        )
         numbers["weight_decay"] = at_least_zero("weight_decay", self.weight_decay, _SET)
         clip = at_least_zero("clip", self.clip or 0.0, _SET) or None
         for name, value in (numbers | {"clip": clip}).items():

@@ -43,7 +43,9 @@ def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, 
     return found, sums[found], counts[found]
 
 
-def added_up(votes: Sequence[Votes], span: int, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def added_up(
+    votes: Sequence[Votes], span: int, most: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return, by position below `span`, the sum of lattice votes (int64) and their number
     (int16).
     """
@@ -64,7 +66,9 @@ def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     span = int(positions.max()) + 1 if len(positions) else 0
     if len(positions) * _DENSE > span:
         counts = torch.bincount(positions, minlength=span)
-        sums = torch.zeros(span, dtype=torch.int64, device=positions.device).index_add_(0, positions, integers)
+        sums = torch.zeros(span, dtype=torch.int64, device=positions.device).index_add_(
+            0, positions, integers
+        )
         found = counts.nonzero().flatten()
         if len(found) == span:
             return found, sums, counts

@@ -32,7 +32,11 @@ def inverse(coefficients: Tensor) -> Tensor:
     count, height, width = coefficients.shape
     rows = coefficients.reshape(-1, width) @ basis(width, coefficients.dtype, coefficients.device)
     out = rows.view(count, height, width)
-    return out if height == 1 else torch.matmul(basis(height, coefficients.dtype, coefficients.device).T, out)
+    return (
+        out
+        if height == 1
+        else torch.matmul(basis(height, coefficients.dtype, coefficients.device).T, out)
+    )
 
 
 def matrices(tensor: Tensor) -> Tensor:
@@ -53,7 +57,9 @@ def cells(tensor: Tensor, blocks: Tensor, cut: Blocks) -> Iterator[tuple[Tensor,
         for left, columns, wide in _runs(stack.shape[2], width):
             first_row = top * height
             first_column = left * width
-            part = stack[:, first_row : first_row + rows * tall, first_column : first_column + columns * wide]
+            part = stack[
+                :, first_row : first_row + rows * tall, first_column : first_column + columns * wide
+            ]
             own = by_place[:, top : top + rows, left : left + columns, :tall, :wide]
             yield part.view(-1, rows, tall, columns, wide).transpose(2, 3), own
 
@@ -91,7 +97,9 @@ def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:
         yield whole, 1, rest
 
 
-def strongest(coefficients: Tensor, topk: int, smallest: float = ZERO_BELOW) -> tuple[Tensor, Tensor]:
+def strongest(
+    coefficients: Tensor, topk: int, smallest: float = ZERO_BELOW
+) -> tuple[Tensor, Tensor]:
     """Return the `topk` largest coefficients by magnitude per row of fp32 [n, block].
 
     Indices int64 and values are [n, topk]; indices ascend. Values below `smallest` count as zero,
@@ -114,7 +122,9 @@ def strongest(coefficients: Tensor, topk: int, smallest: float = ZERO_BELOW) -> 
 
 def _all_but_zeros(coefficients: Tensor, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
     """Handle rows that are kept whole: hardly any has a zero, and the others need no sorting."""
-    indices = torch.arange(coefficients.shape[1], device=coefficients.device).repeat(len(coefficients), 1)
+    indices = torch.arange(coefficients.shape[1], device=coefficients.device).repeat(
+        len(coefficients), 1
+    )
     values = coefficients.clone()
     zero = magnitudes == 0
     if len(rows := zero.any(1).nonzero().flatten()):

@@ -22,7 +22,8 @@ class Votes:
     """One peer's votes on one level: distinct coefficients in ascending wire order."""
 
     level: int
-    positions: Tensor  # int64 [n], positions of `optim.layout`; all tensors are on the decoding device
+    # int64 [n], positions of `optim.layout`; all tensors are on the decoding device
+    positions: Tensor
     values: Tensor
     """Values. Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and nonzero. Lattice: nonzero
     multiples of its smallest value, int64 [n], or int8 [n] shifted left by `shifts`.
@@ -49,7 +50,9 @@ class WholeVotes(Votes):
     """Left shifts by group: uint8 [blocks, 1], in multiples of the smallest value."""
     _layout: LevelLayout
 
-    def __init__(self, level: int, digits: Sequence[Tensor], moved: Sequence[Tensor], layout: LevelLayout) -> None:
+    def __init__(
+        self, level: int, digits: Sequence[Tensor], moved: Sequence[Tensor], layout: LevelLayout
+    ) -> None:
         vars(self).update(level=level, digits=tuple(digits), moved=tuple(moved), _layout=layout)
 
     @property
@@ -61,7 +64,9 @@ class WholeVotes(Votes):
     def positions(self) -> Tensor:
         """Return the positions of numbers with a vote, computed at first use."""
         places = [
-            torch.arange(group.base, group.base + group.blocks * group.block).view(group.blocks, group.block)
+            torch.arange(group.base, group.base + group.blocks * group.block).view(
+                group.blocks, group.block
+            )
             for group in self._layout.groups
         ]
         return self._voted(places)
@@ -74,7 +79,9 @@ class WholeVotes(Votes):
     @cached_property
     def shifts(self) -> Tensor:
         """Return the left shift of each vote, uint8."""
-        return self._voted([own.expand_as(of) for own, of in zip(self.moved, self.digits, strict=True)])
+        return self._voted(
+            [own.expand_as(of) for own, of in zip(self.moved, self.digits, strict=True)]
+        )
 
     def _voted(self, per_group: Sequence[Tensor]) -> Tensor:
         """Select the numbers with a vote from per-group tensors, in wire order."""

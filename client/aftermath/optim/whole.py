@@ -23,7 +23,10 @@ CPU.
 
 def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]]:
     """Return the levels of which all votes have a digit for every number."""
-    found = {level: [vote for vote in votes if isinstance(vote, WholeVotes)] for level, votes in results.items()}
+    found = {
+        level: [vote for vote in votes if isinstance(vote, WholeVotes)]
+        for level, votes in results.items()
+    }
     return {level: own for level, own in found.items() if len(own) == len(results[level])}
 
 
@@ -41,7 +44,8 @@ def means(
     smallest lattice value's.
     """
     place = device if device.type in _AT_ONCE else torch.device("cpu")
-    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=place)  # numbers without votes stay 0
+    # numbers without votes stay 0
+    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=place)
     alike = len(set(divisors[1:])) == 1
     found = []
     for number, group in enumerate(layout.groups):

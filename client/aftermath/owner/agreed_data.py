@@ -1,9 +1,10 @@
 """What all members of a run must find at its data location, as far as its owner can see it.
 
-Decided: the hash of the files is put on chain with their place wherever it can be had: the file's own `data_hash`, else
-that of the data as this machine reads it. An owner need not hold the data, and other clients may read what this one
-does not; then the run goes without, which is said. Local files that no member can train on are refused, unless the
-config has a `data_hash`: then members may have other files.
+Decided: the hash of the files is put on chain with their place wherever it can be had: the file's
+own `data_hash`, else that of the data as this machine reads it. An owner need not hold the data,
+and other clients may read what this one does not; then the run goes without, which is said. Local
+files that no member can train on are refused, unless the config has a `data_hash`: then members may
+have other files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def source_of(config: RunConfig, vocab_size: int) -> Source:
     llm = config.llm
     labels = llm.data_type == "Finetuning"
     try:
-        return open_source(location_of(llm.data_location), llm.max_seq_len, vocab_size, labels=labels)
+        return open_source(
+            location_of(llm.data_location), llm.max_seq_len, vocab_size, labels=labels
+        )
     except DataError as error:
         local = llm.data_location.Local
         if local is None or os.path.exists(os.path.expanduser(local.path)):
@@ -40,7 +43,8 @@ def source_of(config: RunConfig, vocab_size: int) -> Source:
 
 
 def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str]:
-    """Return the config with the hash of its data, and a warning about the data (empty if there is none).
+    """Return the config with the hash of its data, and a warning about the data (empty if there is
+    none).
 
     Raises Mistaken if no member can train on the data with the config's settings.
     """
@@ -52,7 +56,10 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
             mistake = Mistake(("model", "LLM", "data_location"), error.message, error.code)
             raise config.refused([mistake], error.fix) from error
         said = ". ".join(filter(None, (error.message, error.fix)))
-        return config, f"a member on this machine could not train{'' if given else f', {_WITHOUT}'}: {said}"
+        return (
+            config,
+            f"a member on this machine could not train{'' if given else f', {_WITHOUT}'}: {said}",
+        )
     if not records and not given:
         return config, ""
     found = records_hash(records).hex()
@@ -66,11 +73,16 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
     try:
         return config.with_data_hash(found), trouble
     except ConfigError:
-        return config, "the folder of the data leaves no room for its hash: nobody finds out that a member has others"
+        return (
+            config,
+            "the folder of the data leaves no room for its hash: nobody finds out that a member has others",
+        )
 
 
 def warning_about_tokenizer(config: RunConfig) -> str:
-    """Return why the model would be trained on tokens of another tokenizer, empty if it would not or nobody knows."""
+    """Return why the model would be trained on tokens of another tokenizer, empty if it would not
+    or nobody knows.
+    """
     data = config.llm.data_location.Local
     model = config.llm.checkpoint.Local
     if data is None or model is None:

@@ -49,10 +49,14 @@ class Change:
     switch_to_hub: bool
     client_version: str | None
 
-    def instructions(self, ix: CoordinatorInstructions, run: Run, model: Model) -> list[Instruction]:
-        """One instruction per part, so that they can be spread over transactions; the order is the program's checks'.
+    def instructions(
+        self, ix: CoordinatorInstructions, run: Run, model: Model
+    ) -> list[Instruction]:
+        """One instruction per part, so that they can be spread over transactions; the order is the
+        program's checks'.
 
-        Raises CannotChange for a run that cannot be changed now, or would forget what it has trained.
+        Raises CannotChange for a run that cannot be changed now, or would forget what it has
+        trained.
         """
         self._refuse_unless_halted(run)
         if self.config and self.shape and not self.switch_to_hub:
@@ -62,8 +66,16 @@ class Change:
         if self.config and self.shape:
             on_chain = self.config.to_chain()
             if held := self.kept_checkpoint(model):
-                on_chain["model"]["checkpoint"] = {"kind": int(held.kind), "repo": held.repo, "revision": held.revision}
-            parts += [{"config": on_chain["config"]}, {"model": on_chain["model"]}, {"schema": self.shape.to_chain()}]
+                on_chain["model"]["checkpoint"] = {
+                    "kind": int(held.kind),
+                    "repo": held.repo,
+                    "revision": held.revision,
+                }
+            parts += [
+                {"config": on_chain["config"]},
+                {"model": on_chain["model"]},
+                {"schema": self.shape.to_chain()},
+            ]
             spec = self.config.llm.spec.encode()
             if spec_hash(spec) != model.spec_hash:
                 written = ix.write_spec(run.run_id, spec)
@@ -79,13 +91,19 @@ class Change:
         return steps
 
     def kept_checkpoint(self, model: Model) -> Checkpoint | None:
-        """The checkpoint that members have named since and the run keeps, if the file says another one.
+        """The checkpoint that members have named since and the run keeps, if the file says another
+        one.
 
-        A file says where a run begins. What it has trained is in the checkpoints that its members name.
+        A file says where a run begins. What it has trained is in the checkpoints that its members
+        name.
         """
         if self.config is None or self.switch_to_hub or not steps_before(model.checkpoint_step):
             return None
-        return model.checkpoint if checkpoint_of(self.config.llm.checkpoint) != model.checkpoint else None
+        return (
+            model.checkpoint
+            if checkpoint_of(self.config.llm.checkpoint) != model.checkpoint
+            else None
+        )
 
     def _refuse_unless_halted(self, run: Run) -> None:
         if not run.halted:
@@ -96,17 +114,24 @@ class Change:
             )
 
     def texts(self, model: Model) -> dict[str, Any] | None:
-        """The texts and figures shown to people: those given, else the new model's own, else the present ones."""
+        """The texts and figures shown to people: those given, else the new model's own, else the
+        present ones.
+        """
         if not self.metadata and self.shape is None:
             return None
         held = model.metadata
         figures = {"num_parameters": held.num_parameters, "vocab_size": held.vocab_size}
         if self.shape:
-            figures = {"num_parameters": self.shape.num_parameters, "vocab_size": self.shape.vocab_size}
+            figures = {
+                "num_parameters": self.shape.num_parameters,
+                "vocab_size": self.shape.vocab_size,
+            }
         return {"name": held.name, "description": held.description} | figures | dict(self.metadata)
 
     def progress(self, run: Run) -> dict[str, int]:
-        """The progress at the start of the asked step: the data the steps before it used are not used again."""
+        """The progress at the start of the asked step: the data the steps before it used are not
+        used again.
+        """
         assert self.restart_from_step is not None
         rules = Config(**self.config.to_chain()["config"]) if self.config else run.config
         if 0 < rules.total_steps < self.restart_from_step:
@@ -121,13 +146,17 @@ class Change:
                 data_index += (self.restart_from_step - step) * rules.global_batch_size_end
                 break
             data_index += batch_size(rules, data_index)
-        if self.restart_from_step <= run.step:  # batches may have been smaller than they are now: leave nothing out
+        if (
+            self.restart_from_step <= run.step
+        ):  # batches may have been smaller than they are now: leave nothing out
             data_index = min(data_index, run.data_index)
         return {"epoch": run.epoch, "step": self.restart_from_step, "data_index": data_index}
 
 
 def _refuse_to_forget(shape: Shape, run: Run, model: Model) -> None:
-    """Raises CannotChange if the file takes away the model that members hold, and no checkpoint is as new."""
+    """Raises CannotChange if the file takes away the model that members hold, and no checkpoint is
+    as new.
+    """
     kept, reached = steps_before(model.checkpoint_step), run.trained_steps
     peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
     if peers and kept < reached:

@@ -1,9 +1,10 @@
 """What a change of a run's configuration changes: each key with its old and its new value.
 
-Decided: the run is compared with what it would be, both in the form of `json-dump-run`, whose paths the keys are. So no
-key is forgotten, and of the optimizer's numbers those of its kind count. What the program draws from a change by itself
-(a new checkpoint has no hashes yet) is not told. Everything is new to a run that has no config yet; there the keys are
-told apart that a file may leave out and that are as if it had, whether it did or not.
+Decided: the run is compared with what it would be, both in the form of `json-dump-run`, whose paths
+the keys are. So no key is forgotten, and of the optimizer's numbers those of its kind count. What
+the program draws from a change by itself (a new checkpoint has no hashes yet) is not told.
+Everything is new to a run that has no config yet; there the keys are told apart that a file may
+leave out and that are as if it had, whether it did or not.
 """
 
 from __future__ import annotations
@@ -36,12 +37,20 @@ class Difference:
 def differences(change: Change, run: Run, model: Model) -> list[Difference]:
     """What the change makes another than it is; nothing if all of it is so already."""
     old = dict(_flat({"run": plain(run), "model": plain(model)}))
-    new = dict(_flat({"run": plain(_run(change, run, model)), "model": plain(_model(change, model))}))
-    return [Difference(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
+    new = dict(
+        _flat({"run": plain(_run(change, run, model)), "model": plain(_model(change, model))})
+    )
+    return [
+        Difference(key, old.get(key), new.get(key))
+        for key in old | new
+        if old.get(key) != new.get(key)
+    ]
 
 
 def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
-    """The keys that have their defaults after the change that gives a run its first config; None for any other."""
+    """The keys that have their defaults after the change that gives a run its first config; None
+    for any other.
+    """
     if change.config is None or model.configured:
         return None
     names: set[str] = set()
@@ -53,7 +62,9 @@ def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
     )
     as_usual["model.tiers"] = config.llm.matformer.tiers  # which the change has from its shape
     return frozenset(
-        key for key, value in as_wished.items() if key.split(".")[-1] in names and as_usual.get(key) == value
+        key
+        for key, value in as_wished.items()
+        if key.split(".")[-1] in names and as_usual.get(key) == value
     )
 
 
@@ -76,9 +87,15 @@ def _run(change: Change, run: Run, model: Model) -> Run:
         run = replace(run, config=rules_of(change.config))
     if change.restart_from_step is not None:
         at = change.progress(run)
-        run = replace(run, epoch=at["epoch"], step=at["step"], data_index=at["data_index"], backlog=0)
+        run = replace(
+            run, epoch=at["epoch"], step=at["step"], data_index=at["data_index"], backlog=0
+        )
     reshaped = change.shape is not None and change.shape.schema.hash() != model.schema_hash
-    return replace(run, model_source=ModelSource.CHECKPOINT) if change.switch_to_hub or reshaped else run
+    return (
+        replace(run, model_source=ModelSource.CHECKPOINT)
+        if change.switch_to_hub or reshaped
+        else run
+    )
 
 
 def _model(change: Change, model: Model) -> Model:
@@ -95,10 +112,16 @@ def _model(change: Change, model: Model) -> Model:
         )
     if change.config is not None and change.shape is not None:
         widths = tuple(change.shape.schema.state.widths)
-        model = replace(model, schema_hash=change.shape.schema.hash(), tier_widths=widths, tiers=len(widths))
+        model = replace(
+            model, schema_hash=change.shape.schema.hash(), tier_widths=widths, tiers=len(widths)
+        )
     if metadata := change.texts(model):
         model = replace(model, metadata=Metadata(**metadata))
-    return model if change.client_version is None else replace(model, client_version=change.client_version)
+    return (
+        model
+        if change.client_version is None
+        else replace(model, client_version=change.client_version)
+    )
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

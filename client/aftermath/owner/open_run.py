@@ -1,7 +1,8 @@
-"""What a run that everybody may join has to be; a run whose join authority names each member is free of it.
+"""What a run that everybody may join has to be; a run whose join authority names each member is
+free of it.
 
-Nobody knows the wallets that join an open run, so its rules leave them as little as possible to lie about. A run on a
-network of this machine has no strangers: the commands ask this of all others.
+Nobody knows the wallets that join an open run, so its rules leave them as little as possible to lie
+about. A run on a network of this machine has no strangers: the commands ask this of all others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
 MOST_SEATS = 64
-"""With more, the fingerprints of results are shorter than 40 bits, and two results can be made to look alike."""
+"""With more, the fingerprints of results are shorter than 40 bits, and two results can be made to
+look alike.
+"""
 
 
 class OpenRunRefused(AftermathError):
@@ -23,10 +26,13 @@ class OpenRunRefused(AftermathError):
     code = "open-run"
 
 
-def check_open_run(run_id: str, *, overlap: int, init_min_clients: int, checkpoint: Checkpoint | None) -> None:
+def check_open_run(
+    run_id: str, *, overlap: int, init_min_clients: int, checkpoint: Checkpoint | None
+) -> None:
     """Raise OpenRunRefused if a run with this config is not for everybody.
 
-    `checkpoint` is where the run begins, or None if the chain knows the hashes of what its members load.
+    `checkpoint` is where the run begins, or None if the chain knows the hashes of what its members
+    load.
     """
     named = (
         "or admit named wallets only: aftermath-solana join-authorization-delete, then for each wallet "
@@ -43,7 +49,11 @@ def check_open_run(run_id: str, *, overlap: int, init_min_clients: int, checkpoi
             "members two results can be made to look alike",
             f"Set init_min_clients to at most {MOST_SEATS}, {named}",
         )
-    if checkpoint is not None and checkpoint.kind is CheckpointKind.HUB and not _is_commit(checkpoint.revision):
+    if (
+        checkpoint is not None
+        and checkpoint.kind is CheckpointKind.HUB
+        and not _is_commit(checkpoint.revision)
+    ):
         raise OpenRunRefused(
             f"checkpoint revision {checkpoint.revision!r} of {checkpoint.repo} is not a commit hash: its repository's "
             "owner can replace the model that everybody who joins loads",
@@ -52,9 +62,11 @@ def check_open_run(run_id: str, *, overlap: int, init_min_clients: int, checkpoi
 
 
 def check_opening(run_id: str | None, members: Members | None) -> None:
-    """Raise OpenRunRefused unless an epoch of named members has ended in the run that is to be opened to everybody.
+    """Raise OpenRunRefused unless an epoch of named members has ended in the run that is to be
+    opened to everybody.
 
-    In an epoch in which nobody has shown anything, a majority of any wallets says what the model is.
+    In an epoch in which nobody has shown anything, a majority of any wallets says what the model
+    is.
     """
     if run_id is None:
         raise OpenRunRefused(

@@ -1,7 +1,7 @@
 """The run's schema, from the config file and the checkpoint it names, before anything is on chain.
 
-Decided: what the program takes and this client's members would not do, or not as the file says, is refused with
-the file's lines, all of it at once.
+Decided: what the program takes and this client's members would not do, or not as the file says, is
+refused with the file's lines, all of it at once.
 """
 
 from __future__ import annotations
@@ -59,13 +59,18 @@ class Shape:
 
     @property
     def bytes_per_round(self) -> list[int]:
-        """Return by tier the bytes of a member's result, which goes to every other member in every round."""
+        """Return by tier the bytes of a member's result, which goes to every other member in every
+        round.
+        """
         return [self.schema.results.result_bytes(tier) for tier in range(self.schema.state.tiers)]
 
     @property
     def bytes_in_words(self) -> list[str]:
         """Return the sizes as text."""
-        return [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(self.bytes_per_round)]
+        return [
+            f"{size:,} by each member of tier {tier}"
+            for tier, size in enumerate(self.bytes_per_round)
+        ]
 
     def to_chain(self) -> dict[str, object]:
         """The `schema` part of the program's `UpdateParams`."""
@@ -73,10 +78,11 @@ class Shape:
 
 
 def shape_of(config: RunConfig, document: Mapping[str, Any] | None = None) -> Shape:
-    """The schema of the run this file describes, with this config.json where its checkpoint is still to be made.
+    """The schema of the run this file describes, with this config.json where its checkpoint is
+    still to be made.
 
-    Raises Mistaken for what members would not do as the file says, and `model`'s errors when the checkpoint cannot be
-    read or its model cannot be cut into the tiers.
+    Raises Mistaken for what members would not do as the file says, and `model`'s errors when the
+    checkpoint cannot be read or its model cannot be cut into the tiers.
     """
     if mistakes := [*not_there(config)]:
         raise config.refused(mistakes)
@@ -88,18 +94,24 @@ def shape_of(config: RunConfig, document: Mapping[str, Any] | None = None) -> Sh
 
 def shape_with(config: RunConfig, document: Mapping[str, Any]) -> Shape:
     """The schema with this config.json. Raises `model`'s errors."""
-    return Shape(agreed_schema(document, config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)))
+    return Shape(
+        agreed_schema(document, config.llm.matformer.tiers, optimizer_of(config.llm.optimizer))
+    )
 
 
 def document_of(config: RunConfig) -> Mapping[str, Any]:
-    """The checkpoint's config.json. Raises Mistaken where a path of the file is wrong, else what reading raises."""
+    """The checkpoint's config.json. Raises Mistaken where a path of the file is wrong, else what
+    reading raises.
+    """
     try:
         return load_hf_config(checkpoint_of(config.llm.checkpoint))
     except CheckpointError as error:
         if config.llm.checkpoint.Local is None:
             raise
         if make := _making(config):
-            raise config.refused([Mistake((*_LLM, "checkpoint"), error.message, error.code)], make) from error
+            raise config.refused(
+                [Mistake((*_LLM, "checkpoint"), error.message, error.code)], make
+            ) from error
         said = ". ".join(filter(None, (error.message, error.fix)))
         raise config.refused([Mistake((*_LLM, "checkpoint"), said, error.code)]) from error
 
@@ -154,7 +166,10 @@ def not_done(config: RunConfig) -> Iterator[Mistake]:
             "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as its inner_optimizer",
             "optimizer-not-exchanged",
         )
-    rate, decay = highest_rate(schedule_of(config.llm.lr_schedule)), optimizer_of(optimizer).weight_decay
+    rate, decay = (
+        highest_rate(schedule_of(config.llm.lr_schedule)),
+        optimizer_of(optimizer).weight_decay,
+    )
     if kind in EXCHANGED and rate * decay > 1:
         yield Mistake(
             (*_LLM, "optimizer", OPTIMIZERS[kind].table, "weight_decay"),
@@ -174,7 +189,11 @@ def not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mist
             f"checkpoint {place['repo']} is a slice of tier {stored}, without what tier 0 holds; use the full one",
             "checkpoint-is-a-slice",
         )
-    found = next(name for name, architecture in ARCHITECTURES.items() if architecture is architecture_of(document))
+    found = next(
+        name
+        for name, architecture in ARCHITECTURES.items()
+        if architecture is architecture_of(document)
+    )
     if config.llm.architecture != found:
         yield Mistake(
             (*_LLM, "architecture"),

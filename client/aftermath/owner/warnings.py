@@ -1,6 +1,7 @@
 """What the program and this client take, and a run's owner may not have meant.
 
-Decided: each is a sentence that says what to change, and warns only; empty where there is no trouble.
+Decided: each is a sentence that says what to change, and warns only; empty where there is no
+trouble.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ WARNINGS = {
     "data-here": "a member on this machine could not train on the data",
 }
 """What is warned of, by a name for programs that stays when the sentence changes."""
-LARGE_RESULT = 32  # a step's part of a result above the model's size over this, a bit a parameter, is worth a warning
+# a step's part of a result above the model's size over this, a bit a parameter, is worth a warning
+LARGE_RESULT = 32
 HIGH_RATE = 0.1
 """The shipped configs have 0.0004 to 0.02."""
 SHORT_ROUND = 3  # seconds: commitments, results and attestations take one or two
-SMALL_RESULT = 1 << 20  # results up to this size are never reported: half a second to seven others at 110 Mb/s
+# results up to this size are never reported: half a second to seven others at 110 Mb/s
+SMALL_RESULT = 1 << 20
 
 
 def warnings_of(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
@@ -71,7 +74,9 @@ def warning_about_rounds(rules: Config) -> str:
 
 
 def warning_about_size(shape: Shape) -> str:
-    """Why results would be a burden: they are not small compared with the model, by the steps that one stands for."""
+    """Why results would be a burden: they are not small compared with the model, by the steps that
+    one stands for.
+    """
     size, model = shape.bytes_per_round[0], ELEMENT_BYTES * shape.num_parameters
     steps = shape.schema.optimizer.inner_steps
     if size <= SMALL_RESULT or size * LARGE_RESULT <= model * steps:
@@ -103,7 +108,9 @@ def warning_about_overlap(shape: Shape, rules: Config) -> str:
 
 
 def warning_about_schedule(schedule: LrSchedule, total_steps: int) -> str:
-    """Why the rates do not fit the run's steps; a twentieth more or less is no trouble, nor is one step more."""
+    """Why the rates do not fit the run's steps; a twentieth more or less is no trouble, nor is one
+    step more.
+    """
     last = last_change(schedule)
     if last - max(last // 20, 1) > total_steps:
         return (
@@ -125,11 +132,15 @@ def idle_when_reopened(schedule: LrSchedule, trained_steps: int, total_steps: in
     None if there is none, or only in the last twentieth of its new steps.
     """
     idle_at_most = max((total_steps - trained_steps) // 20, 1)
-    return _idle_from(schedule, max(trained_steps, schedule.warmup_steps), total_steps - idle_at_most)
+    return _idle_from(
+        schedule, max(trained_steps, schedule.warmup_steps), total_steps - idle_at_most
+    )
 
 
 def _idle_from(schedule: LrSchedule, done: int, last: int) -> int | None:
-    """Return the first step after `done`, up to `last`, at which the learning rate is 0; None if there is none."""
+    """Return the first step after `done`, up to `last`, at which the learning rate is 0; None if
+    there is none.
+    """
     steps = range(done + 1, last + 1)
     found = bisect_left(steps, True, key=lambda step: learning_rate(schedule, step) == 0)
     return steps[found] if found < len(steps) else None

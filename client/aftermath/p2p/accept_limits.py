@@ -106,7 +106,11 @@ class AcceptLimits:
         own = len(self._inside.get(where, ()))
         full = self._total() >= MAX_HANDSHAKES
         oldest = self._gives_way(where, own) if full else None
-        if own >= MAX_HANDSHAKES_OF_ADDRESS or (full and oldest is None) or not self._rate(where).spare():
+        if (
+            own >= MAX_HANDSHAKES_OF_ADDRESS
+            or (full and oldest is None)
+            or not self._rate(where).spare()
+        ):
             return None
         if oldest is not None:
             self.leave(oldest)
@@ -149,7 +153,11 @@ class AcceptLimits:
 def place_of(address: iroh.IncomingAddr, members: Container[bytes]) -> str:
     """Return what limits apply to: the IP address, or on a relay the key that it saw proven."""
     if isinstance(address, iroh.IncomingAddr.RELAY):
-        return str(address.endpoint_id) if bytes(address.endpoint_id.to_bytes()) in members else RELAYED
+        return (
+            str(address.endpoint_id)
+            if bytes(address.endpoint_id.to_bytes()) in members
+            else RELAYED
+        )
     if not isinstance(address, iroh.IncomingAddr.IP):
         return RELAYED
     return network_of(address.addr.rpartition(":")[0].strip("[]"))

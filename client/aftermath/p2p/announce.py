@@ -153,7 +153,8 @@ class Announcer:
         link.taken += len(data) + 4
         self._pace.received["announce"] += len(data) + 4
         in_time = await self._pace.throttle(link.quota.told, self._all)
-        # A reconnecting member repeats its last REPLAY announcements. More repeats count as a flood.
+        # A reconnecting member repeats its last REPLAY announcements. More repeats count as a
+        # flood.
         is_new = self._is_new(sender, data)
         if not is_new:
             link.repeats += 1

@@ -134,7 +134,9 @@ class PartialBlob:
                 pull.led = True
                 pull.given_from = span.position
             whole = span.position == at and end == pull.position
-            self.buffer[span.position : end] = chunk if whole else chunk[span.position - at : end - at]
+            self.buffer[span.position : end] = (
+                chunk if whole else chunk[span.position - at : end - at]
+            )
             span.position = pull.given_to = end
         return span.rest > 0
 

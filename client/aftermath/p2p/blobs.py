@@ -53,12 +53,16 @@ class BlobStore:
     def keep(self, digest: bytes, data: bytes) -> None:
         """Keep `data` whose digest is already known to be right."""
         self._data[digest] = data
-        self._blobs[digest] = Blob(len(data), lambda offset, length: data[offset : offset + length], False)
+        self._blobs[digest] = Blob(
+            len(data), lambda offset, length: data[offset : offset + length], False
+        )
 
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
         """Serve a blob that `read` produces."""
         if len(digest) != 32 or size < 1:
-            raise ValueError(f"a blob needs a 32-byte digest and a size >= 1, not {len(digest)} bytes and {size}")
+            raise ValueError(
+                f"a blob needs a 32-byte digest and a size >= 1, not {len(digest)} bytes and {size}"
+            )
         self._blobs[digest] = Blob(size, read, True)
 
     def retract(self, digest: bytes) -> None:
@@ -71,7 +75,9 @@ class BlobStore:
         data = self._data.get(digest)
         return data if data is not None and len(data) == size else None
 
-    async def serve(self, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements) -> None:
+    async def serve(
+        self, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements
+    ) -> None:
         """Answer one request for a range."""
         blob = self._blobs.get(request.digest)
         if blob is None:
@@ -95,7 +101,9 @@ class BlobStore:
             large = self._large < LARGE_PIECES
             self._large += large
             try:
-                sent = await _send_piece(blob, offset, min(PIECE if large else SMALL_PIECE, end - offset), stream)
+                sent = await _send_piece(
+                    blob, offset, min(PIECE if large else SMALL_PIECE, end - offset), stream
+                )
             finally:
                 self._large -= large
             if not sent:
@@ -115,7 +123,11 @@ async def _finish_with(stream: iroh.SendStream, reply: Reply) -> None:
 
 async def _send_piece(blob: Blob, offset: int, length: int, stream: iroh.SendStream) -> int:
     """Send `length` bytes. Return how many were sent: none if the blob could not give them."""
-    piece = await asyncio.to_thread(blob.read, offset, length) if blob.blocking else blob.read(offset, length)
+    piece = (
+        await asyncio.to_thread(blob.read, offset, length)
+        if blob.blocking
+        else blob.read(offset, length)
+    )
     if len(piece) != length:
         return 0
     async with asyncio.timeout(PIECE_S):

@@ -72,9 +72,15 @@ def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: st
     `Run.identity`).
     """
     safe = re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id)
-    digits = hashlib.sha256("\0".join((cluster, program, run_id, identity)).encode()).hexdigest()[:16]
+    digits = hashlib.sha256("\0".join((cluster, program, run_id, identity)).encode()).hexdigest()[
+        :16
+    ]
     name = f"{run_id}-{digits}" if safe else digits
-    return Path(tempfile.gettempdir()) / f"aftermath-{os.getuid() if hasattr(os, 'getuid') else 0}" / name
+    return (
+        Path(tempfile.gettempdir())
+        / f"aftermath-{os.getuid() if hasattr(os, 'getuid') else 0}"
+        / name
+    )
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,15 @@ class LocalDirectory:
             info = self.path.stat()
         except OSError as error:
             raise DiscoveryFailed(
-                f"cannot use {self.path} to find local peers: {error.strerror}", "Choose another directory"
+                f"cannot use {self.path} to find local peers: {error.strerror}",
+                "Choose another directory",
             ) from error
-        if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        if hasattr(os, "getuid") and (
+            info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        ):
             raise DiscoveryFailed(
-                f"{self.path} can be written by other users", "`chmod 700` it, or choose another directory"
+                f"{self.path} can be written by other users",
+                "`chmod 700` it, or choose another directory",
             )
 
     def write(self, whereabouts: Whereabouts) -> None:
@@ -191,7 +201,9 @@ def parse_static_peers(given: str) -> list[StaticPeer]:
     """Parse KEY@HOST:PORT, several separated by commas. Raises UsageError."""
     named = [_peer_named(one.strip()) for one in given.split(",")]
     if len(named) > MOST_NAMED:
-        raise UsageError(f"--peer names {len(named)} peers, and a run has {MOST_NAMED} others", "Name fewer")
+        raise UsageError(
+            f"--peer names {len(named)} peers, and a run has {MOST_NAMED} others", "Name fewer"
+        )
     return named
 
 

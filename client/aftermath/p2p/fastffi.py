@@ -33,7 +33,9 @@ def _write(self: _Builder, value: bytes | bytearray | memoryview) -> None:
 def _proven(builder_class: Any, buffer_class: Any) -> bool:
     """Return whether `_write` fills a real buffer exactly as the original does."""
     fields = dict(getattr(buffer_class, "_fields_", ()))
-    if set(fields) != {"capacity", "len", "data"} or fields["data"] is not ctypes.POINTER(ctypes.c_char):
+    if set(fields) != {"capacity", "len", "data"} or fields["data"] is not ctypes.POINTER(
+        ctypes.c_char
+    ):
         return False
     builder = builder_class()
     try:
@@ -64,7 +66,9 @@ def install(binding: types.ModuleType) -> bool:
     builder_class = getattr(binding, "_UniffiRustBufferBuilder", None)
     buffer_class = getattr(binding, "_UniffiRustBuffer", None)
     wanted = ("write", "_reserve", "finalize", "discard")
-    if builder_class is None or not all(callable(getattr(builder_class, name, None)) for name in wanted):
+    if builder_class is None or not all(
+        callable(getattr(builder_class, name, None)) for name in wanted
+    ):
         return False
     if builder_class.write is _write:
         return True

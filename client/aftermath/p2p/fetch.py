@@ -21,8 +21,22 @@ from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.peer_stats import PeerMeasurements
-from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable, TransportError, short
-from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, ReplyStatus, cause, frame_of, read_message
+from aftermath.p2p.transport import (
+    BlobRejected,
+    BlobUnavailable,
+    PeerUnreachable,
+    TransportError,
+    short,
+)
+from aftermath.p2p.wire import (
+    BlobRequest,
+    ProtocolViolation,
+    Reply,
+    ReplyStatus,
+    cause,
+    frame_of,
+    read_message,
+)
 
 MOST_HOLDERS = 8
 STRIKES = 3
@@ -64,7 +78,9 @@ class Fetch:
     asked one at a time, and the one whose bytes differ from the verified blob is blamed.
     """
 
-    def __init__(self, links: Links, pace: PeerMeasurements, digest: bytes, size: int, deadline_s: float) -> None:
+    def __init__(
+        self, links: Links, pace: PeerMeasurements, digest: bytes, size: int, deadline_s: float
+    ) -> None:
         self._links = links
         self._pace = pace
         self._digest = digest
@@ -105,7 +121,10 @@ class Fetch:
                 turns[asked[0]] += 1
             await self._pass(attempt, asked)
             if len(attempt.origin) == before and not alone:
-                await self._pass(attempt, [one for one in self._askable(holders, excluded=True) if one not in asked])
+                await self._pass(
+                    attempt,
+                    [one for one in self._askable(holders, excluded=True) if one not in asked],
+                )
             if attempt.complete:
                 if await self._verified(attempt):
                     return bytes(attempt.buffer)
@@ -125,7 +144,9 @@ class Fetch:
         if left:
             return self._pace.ranked(left, self._links.live(), self._size, excluded=excluded)
         if self._liars and self._liars >= set(holders):
-            raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "Get it from others")
+            raise BlobRejected(
+                f"{self._name()}: every holder lied about it{self._why()}", "Get it from others"
+            )
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")
 
     async def _pass(self, attempt: PartialBlob, asked: list[bytes]) -> None:
@@ -142,7 +163,9 @@ class Fetch:
                     running.add(begun[-1])
                 if not running:
                     return
-                done, running = await asyncio.wait(running, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                done, running = await asyncio.wait(
+                    running, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in done:
                     task.result()
                 if not done and self._need_help(attempt):
@@ -214,7 +237,9 @@ class Fetch:
             self._fault(holder, f"no progress for {self._patience(holder):.1f} s", strike=True)
         except TransportError:
             raise  # the transport is closed: nobody else could be asked either
-        except Exception as error:  # whatever is wrong with what a holder sends costs that holder, not this member
+        except (
+            Exception
+        ) as error:  # whatever is wrong with what a holder sends costs that holder, not this member
             _complaints.about("fetching from", holder, error)
             self._fault(holder, f"brought about a {type(error).__name__} of ours", strike=True)
         self._waited.pop(holder, None)
@@ -226,7 +251,9 @@ class Fetch:
         finally:
             link.give_up(pull.asked_end - pull.position)
         if pull.leads:
-            self._pace.delivered(link.peer, pull.position - pull.start, self._pace.clock() - pull.began)
+            self._pace.delivered(
+                link.peer, pull.position - pull.start, self._pace.clock() - pull.began
+            )
 
     async def _read(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         patience = self._patience(pull.holder)
@@ -253,7 +280,9 @@ class Fetch:
         if reply.status != ReplyStatus.OK:
             raise HolderFailed("refused to send it")
 
-    async def _progress(self, attempt: PartialBlob, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
+    async def _progress(
+        self, attempt: PartialBlob, link: Link, stream: iroh.RecvStream, pull: Pull
+    ) -> bool:
         """Read at least LEAST_PROGRESS bytes, so that a trickle does not count. Return False if no
         more are wanted.
         """
@@ -283,16 +312,29 @@ class Fetch:
         if len(givers) == 1:
             self._condemn(givers.pop(), "sent bytes with another BLAKE3 hash")
         else:
-            log.warning("%s from %d holders has the wrong hash; asking them one by one", self._name(), len(givers))
-            self._suspects += [(who, a, b, hash_of(attempt.buffer[a:b])) for who, a, b in attempt.origin]
+            log.warning(
+                "%s from %d holders has the wrong hash; asking them one by one",
+                self._name(),
+                len(givers),
+            )
+            self._suspects += [
+                (who, a, b, hash_of(attempt.buffer[a:b])) for who, a, b in attempt.origin
+            ]
         return False
 
     def _condemn(self, holder: bytes, lie: str) -> None:
         """Stop asking a holder that lied. Further lies add nothing."""
         if holder in self._liars:
             return
-        news = not self._pace.is_blamed(holder)  # else a peer could fill our log with the lies it tells
-        log.log(logging.WARNING if news else logging.DEBUG, "%s: peer %s %s", self._name(), short(holder), lie)
+        # else a peer could fill our log with the lies it tells
+        news = not self._pace.is_blamed(holder)
+        log.log(
+            logging.WARNING if news else logging.DEBUG,
+            "%s: peer %s %s",
+            self._name(),
+            short(holder),
+            lie,
+        )
         self._liars.add(holder)
         self._troubles[holder] = lie
         self._pace.events["rejected"] += 1
@@ -313,4 +355,6 @@ class Fetch:
         """Return the reason against each holder."""
         if not self._troubles:
             return ""
-        return ": " + "; ".join(f"peer {short(one)}: {what}" for one, what in sorted(self._troubles.items()))
+        return ": " + "; ".join(
+            f"peer {short(one)}: {what}" for one, what in sorted(self._troubles.items())
+        )

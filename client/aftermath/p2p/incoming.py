@@ -16,7 +16,13 @@ import iroh
 from aftermath.base.concurrency import first_of
 from aftermath.p2p.accept_limits import AcceptLimits, Handshake, place_of
 from aftermath.p2p.limits import Bans
-from aftermath.p2p.link import Link, answer_greeting, close_connection, hear_greeting, only_a_greeting
+from aftermath.p2p.link import (
+    Link,
+    answer_greeting,
+    close_connection,
+    hear_greeting,
+    only_a_greeting,
+)
 from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.peer import SHORTEST_PAUSE_S, Peer
 from aftermath.p2p.peer_stats import PeerMeasurements
@@ -66,7 +72,11 @@ class IncomingConnections:
                 known = self.door.invites(port) and not self.door.lets_in(place)
                 if not known and not self.door.looks.spare():
                     await self._turn_away(incoming.ignore)
-                elif (known or self.door.busy) and port and not await incoming.remote_addr_validated():
+                elif (
+                    (known or self.door.busy)
+                    and port
+                    and not await incoming.remote_addr_validated()
+                ):
                     await self._pace.throttle(self.door.leavings)
                     await incoming.retry()
                 elif (begun := self.door.enter(port if known else place)) is not None:
@@ -118,7 +128,9 @@ class IncomingConnections:
             close_connection(contact.greeting, Code.DUPLICATE, "another one came meanwhile")
         contact.greeting = connection
         try:
-            instance, stream = await first_of(hear_greeting(connection), only_a_greeting(connection))
+            instance, stream = await first_of(
+                hear_greeting(connection), only_a_greeting(connection)
+            )
         except ProtocolViolation:
             self._pace.events["violations"] += 1
             self._bars.offended(peer)

@@ -57,7 +57,9 @@ Discovery = Literal["local", "n0"]
 class IrohTransport:
     """`aftermath.p2p.transport.Transport` over one iroh endpoint. Made by `open_iroh`."""
 
-    def __init__(self, endpoint: iroh.Endpoint, directory: Directory | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, endpoint: iroh.Endpoint, directory: Directory | None, clock: Callable[[], float]
+    ) -> None:
         self.node_id = bytes(endpoint.id().to_bytes())
         self._endpoint = endpoint
         self._directory = directory
@@ -104,7 +106,13 @@ class IrohTransport:
         self._store.retract(digest)
 
     async def fetch(
-        self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+        self,
+        digest: bytes,
+        size: int,
+        holders: Sequence[bytes],
+        deadline_s: float,
+        *,
+        keep: bool = False,
     ) -> bytes:
         """See `Transport.fetch`. ValueError if `size` is not positive."""
         self._ensure_open()
@@ -121,7 +129,9 @@ class IrohTransport:
             self._store.keep(digest, blob)
         return blob
 
-    async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+    async def request(
+        self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float
+    ) -> bytes:
         """See `Transport.request`."""
         self._ensure_open()
         return await self._requests.call(self._links, peer, topic, body, max_reply, deadline_s)
@@ -168,7 +178,9 @@ class IrohTransport:
         found = self._directory.read(peer)
         if found is None:
             return None
-        return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses))
+        return iroh.EndpointAddr(
+            iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses)
+        )
 
     async def _refresh(self, directory: Directory) -> None:
         """Keep our directory entry present and correct. Log a problem once when it starts."""
@@ -244,7 +256,8 @@ def check_interface(address: str | None) -> None:
         ipaddress.IPv4Address(address or "0.0.0.0")
     except ValueError as error:
         raise UsageError(
-            f"--bind-p2p-interface {address!r} is no IPv4 address", "It is one of this machine's, for example 127.0.0.1"
+            f"--bind-p2p-interface {address!r} is no IPv4 address",
+            "It is one of this machine's, for example 127.0.0.1",
         ) from error
 
 
@@ -287,11 +300,14 @@ def _relay_mode(relay: str) -> iroh.RelayMode:
         return iroh.RelayMode.custom_from_urls([relay])
     except iroh.IrohError as error:
         raise UsageError(
-            f"--iroh-relay {relay} is no URL of a relay: {cause(error)}", "Name it as https://relay.example.org"
+            f"--iroh-relay {relay} is no URL of a relay: {cause(error)}",
+            "Name it as https://relay.example.org",
         ) from error
 
 
-async def bound(secret: bytes, host: str | None, port: int, relay: str, discovery: Discovery) -> iroh.Endpoint:
+async def bound(
+    secret: bytes, host: str | None, port: int, relay: str, discovery: Discovery
+) -> iroh.Endpoint:
     """Bind the endpoint. Raises BindFailed, which names the port and what to do."""
     preset = iroh.preset_n0() if discovery == "n0" else iroh.preset_minimal()
     address = f"{host or '0.0.0.0'}:{port}"

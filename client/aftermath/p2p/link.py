@@ -134,7 +134,9 @@ class Link:
         try:
             self.connection.send_datagram(b"\0")
         except iroh.IrohError:
-            log.debug("no probe to %s: datagrams are off or the connection is closing", short(self.peer))
+            log.debug(
+                "no probe to %s: datagrams are off or the connection is closing", short(self.peer)
+            )
         return True
 
     def rtt(self) -> float | None:
@@ -199,7 +201,9 @@ async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
     await stream.finish()
 
 
-async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], complaints: LogLimits) -> None:
+async def run_link(
+    link: Link, services: list[Coroutine[Any, Any, None]], complaints: LogLimits
+) -> None:
     """Run a link's services until the connection closes; a service that meets a violation closes
     it.
     """

@@ -51,7 +51,12 @@ class Links:
     """All connections of one endpoint."""
 
     def __init__(
-        self, endpoint: iroh.Endpoint, instance: bytes, locate: Locate, pace: PeerMeasurements, services: Services
+        self,
+        endpoint: iroh.Endpoint,
+        instance: bytes,
+        locate: Locate,
+        pace: PeerMeasurements,
+        services: Services,
     ) -> None:
         self._endpoint = endpoint
         self._me = bytes(endpoint.id().to_bytes())
@@ -88,7 +93,9 @@ class Links:
 
     def live(self) -> frozenset[bytes]:
         """Return the members that are connected now."""
-        return frozenset(peer for peer, contact in self._contacts.items() if contact.link is not None)
+        return frozenset(
+            peer for peer, contact in self._contacts.items() if contact.link is not None
+        )
 
     def bar(self, peer: bytes, why: str) -> None:
         """Close the connection of a peer that broke the rules, and ban it for a while."""
@@ -181,10 +188,14 @@ class Links:
         try:
             address = self._locate(peer)
             if address is None:
-                raise PeerUnreachable("its address is not known (it has not started, or uses another discovery)")
+                raise PeerUnreachable(
+                    "its address is not known (it has not started, or uses another discovery)"
+                )
             async with asyncio.timeout(DIAL_S):
                 connection = await self._endpoint.connect(address, ALPN)
-                instance = await first_of(greet(connection, self._instance), only_an_answer(connection))
+                instance = await first_of(
+                    greet(connection, self._instance), only_an_answer(connection)
+                )
         except (iroh.IrohError, ProtocolViolation, TimeoutError) as error:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
@@ -263,7 +274,9 @@ class Links:
         log.warning(
             "%s: another process takes part with this member's key, perhaps on another machine. %s: each process "
             "undoes what the other does, and two different results of one round cost the seat and the bond",
-            f"peer {short(saying[0])} says" if alone else f"peers {', '.join(map(short, saying))} say",
+            f"peer {short(saying[0])} says"
+            if alone
+            else f"peers {', '.join(map(short, saying))} say",
             "No other peer confirms it, so check whether you run this wallet elsewhere before you stop anything"
             if alone
             else "Stop one of the two",
@@ -310,7 +323,9 @@ async def watch_unread(links: Collection[Link]) -> None:
         for link in list(links):
             try:
                 if not link.asked_for():
-                    link.violated(ProtocolViolation(f"over {MOST_UNREAD >> 20} MiB that nobody asked for"))
+                    link.violated(
+                        ProtocolViolation(f"over {MOST_UNREAD >> 20} MiB that nobody asked for")
+                    )
             except Exception as error:
                 log.debug("link to %s: %s", short(link.peer), cause(error))
         held = sum(link.unread for link in links)

@@ -105,7 +105,9 @@ class PeerMeasurements:
             return
         measured = count / seconds
         pace.bandwidth = (
-            measured if pace.bandwidth is None else pace.bandwidth + SMOOTHING * (measured - pace.bandwidth)
+            measured
+            if pace.bandwidth is None
+            else pace.bandwidth + SMOOTHING * (measured - pace.bandwidth)
         )
         pace.measured_at = self.clock()
 
@@ -149,7 +151,12 @@ class PeerMeasurements:
         pace.blamed_until = self.clock() + BLAMED_S
 
     def ranked(
-        self, holders: Iterable[bytes], connected: frozenset[bytes], size: int, *, excluded: bool = False
+        self,
+        holders: Iterable[bytes],
+        connected: frozenset[bytes],
+        size: int,
+        *,
+        excluded: bool = False,
     ) -> list[bytes]:
         """Return holders in the order to ask them for `size` bytes.
 
@@ -161,9 +168,13 @@ class PeerMeasurements:
         """
         now = self.clock()
         unique = list(dict.fromkeys(holders))
-        usable = [one for one in unique if excluded or self.peer(one).excluded_until <= now] or unique
+        usable = [
+            one for one in unique if excluded or self.peer(one).excluded_until <= now
+        ] or unique
         seconds = {one: self._expected(one, size, now) for one in usable}
-        quick = NOTICEABLE_S + min((known for known in seconds.values() if known is not None), default=0.0)
+        quick = NOTICEABLE_S + min(
+            (known for known in seconds.values() if known is not None), default=0.0
+        )
 
         def order(node_id: bytes) -> tuple[bool, bool, float]:
             expected = seconds[node_id] or 0.0
@@ -203,4 +214,6 @@ def _by_kind(counter: Mapping[Kind, int]) -> dict[Kind, int]:
 
 
 def _shown(pace: PeerMeasurement, connected: bool) -> PeerStats:
-    return PeerStats(connected=connected, bandwidth=pace.bandwidth, rtt=pace.rtt, failures=pace.failures)
+    return PeerStats(
+        connected=connected, bandwidth=pace.bandwidth, rtt=pace.rtt, failures=pace.failures
+    )

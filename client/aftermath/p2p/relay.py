@@ -21,7 +21,11 @@ def relay_named(given: object) -> str:
         return text
     try:
         parts = urlsplit(text)
-        whole = parts.scheme in ("https", "http") and parts.hostname and (parts.port is None or parts.port > 0)
+        whole = (
+            parts.scheme in ("https", "http")
+            and parts.hostname
+            and (parts.port is None or parts.port > 0)
+        )
     except ValueError:  # of a port
         whole = None
     if not whole or any(letter.isspace() for letter in text):

@@ -19,7 +19,14 @@ from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.peer_stats import PeerMeasurements
-from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, RequestRefused, short
+from aftermath.p2p.transport import (
+    MAX_REQUEST,
+    Handler,
+    PeerUnreachable,
+    RequestFailed,
+    RequestRefused,
+    short,
+)
 from aftermath.p2p.wire import (
     MAX_TOPIC,
     BlobRequest,
@@ -84,7 +91,9 @@ class Requests:
     ) -> bytes:
         """Send a request and return the reply; see `Transport.request`."""
         if len(body) > MAX_REQUEST:
-            raise ValueError(f"a request body of {len(body)} bytes; at most {MAX_REQUEST}: publish a blob instead")
+            raise ValueError(
+                f"a request body of {len(body)} bytes; at most {MAX_REQUEST}: publish a blob instead"
+            )
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline_s
         link = await links.get(peer, deadline_s)
@@ -99,12 +108,18 @@ class Requests:
             ) from error
         except iroh.IrohError as error:
             self._pace.failed(peer)
-            raise PeerUnreachable(f"peer {short(peer)} went away during {topic!r}: {cause(error)}") from error
+            raise PeerUnreachable(
+                f"peer {short(peer)} went away during {topic!r}: {cause(error)}"
+            ) from error
         except ProtocolViolation as violation:
             self._pace.failed(peer)
-            raise RequestFailed(f"peer {short(peer)} answered {topic!r} with {violation}") from violation
+            raise RequestFailed(
+                f"peer {short(peer)} answered {topic!r} with {violation}"
+            ) from violation
 
-    async def _exchange(self, link: Link, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+    async def _exchange(
+        self, link: Link, topic: str, body: bytes, max_reply: int, deadline_s: float
+    ) -> bytes:
         """One call over one stream."""
         stream = await link.connection.open_bi()
         header = frame_of(CallRequest(topic, len(body), max_reply, max(0, int(deadline_s * 1000))))
@@ -117,7 +132,9 @@ class Requests:
             raise kind(f"peer {short(link.peer)} {_TROUBLE[reply.status]}: {topic!r}")
         if reply.size > max_reply:
             await stream.recv().stop(0)
-            raise RequestFailed(f"peer {short(link.peer)} would send {reply.size} bytes on {topic!r}, over {max_reply}")
+            raise RequestFailed(
+                f"peer {short(link.peer)} would send {reply.size} bytes on {topic!r}, over {max_reply}"
+            )
         data = bytes(await stream.recv().read_exact(reply.size)) if reply.size else b""
         self._pace.received["request"] += len(data)
         link.taken += len(data)
@@ -149,7 +166,9 @@ class Requests:
             async with asyncio.timeout(HEADER_S):
                 request = await read_request(stream.recv())
                 body = await _body_of(request, stream.recv())
-                with contextlib.suppress(iroh.IrohError):  # nothing follows: the peer has finished it
+                with contextlib.suppress(
+                    iroh.IrohError
+                ):  # nothing follows: the peer has finished it
                     await stream.recv().stop(int(Code.DONE))
             link.took_request(len(body))
             self._pace.received["request"] += len(body)
@@ -164,7 +183,9 @@ class Requests:
         except Exception as error:
             self._complaints.about("answering", link.peer, error)
 
-    async def _answer_call(self, peer: bytes, request: CallRequest, body: bytes, stream: iroh.SendStream) -> None:
+    async def _answer_call(
+        self, peer: bytes, request: CallRequest, body: bytes, stream: iroh.SendStream
+    ) -> None:
         """Run the handler, send its reply."""
         status, reply = await self._handled(peer, request, body)
         if reply and not self._room(peer, len(reply)):
@@ -187,7 +208,9 @@ class Requests:
         own = self._untaken[peer] + size
         return own == size or (own <= ANSWERS and self._untaken.total() + size <= ALL_ANSWERS)
 
-    async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[ReplyStatus, bytes]:
+    async def _handled(
+        self, peer: bytes, request: CallRequest, body: bytes
+    ) -> tuple[ReplyStatus, bytes]:
         """Run the topic's handler within the caller's deadline."""
         handler = self._handlers.get(request.topic)
         if handler is None:
@@ -200,8 +223,16 @@ class Requests:
         except Exception as error:
             self._complaints.about(f"answering {request.topic!r} to", peer, error)
             return ReplyStatus.FAILED, b""
-        return (ReplyStatus.OK, reply) if len(reply) <= request.max_reply else (ReplyStatus.TOO_LARGE, b"")
+        return (
+            (ReplyStatus.OK, reply)
+            if len(reply) <= request.max_reply
+            else (ReplyStatus.TOO_LARGE, b"")
+        )
 
 
 async def _body_of(request: Request, stream: iroh.RecvStream) -> bytes:
-    return bytes(await stream.read_exact(request.size)) if isinstance(request, CallRequest) and request.size else b""
+    return (
+        bytes(await stream.read_exact(request.size))
+        if isinstance(request, CallRequest) and request.size
+        else b""
+    )

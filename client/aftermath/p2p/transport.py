@@ -166,7 +166,13 @@ class Transport(Protocol):
         """Stop serving a blob; unknown digests are ignored."""
 
     async def fetch(
-        self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+        self,
+        digest: bytes,
+        size: int,
+        holders: Sequence[bytes],
+        deadline_s: float,
+        *,
+        keep: bool = False,
     ) -> bytes:
         """Get the blob of exactly `size` bytes from any of `holders`, verified against its BLAKE3
         `digest`.
@@ -176,7 +182,9 @@ class Transport(Protocol):
         delivered within `deadline_s`) or BlobRejected (all that answered lied).
         """
 
-    async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+    async def request(
+        self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float
+    ) -> bytes:
         """Ask one peer and return its reply of at most `max_reply` bytes.
 
         Raises PeerUnreachable, its subclass RequestFailed if the peer answered but not usably, or

@@ -165,7 +165,9 @@ def _problem(message: object) -> str | None:
 def check_announcement(data: bytes) -> None:
     """Raise ValueError if `data` is too long to announce."""
     if len(data) > MAX_ANNOUNCEMENT:
-        raise ValueError(f"an announcement of {len(data)} bytes; at most {MAX_ANNOUNCEMENT}: publish a blob instead")
+        raise ValueError(
+            f"an announcement of {len(data)} bytes; at most {MAX_ANNOUNCEMENT}: publish a blob instead"
+        )
 
 
 def cause(error: BaseException) -> str:
@@ -178,7 +180,9 @@ def cause(error: BaseException) -> str:
     reason = _REASON.search(text)
     if reason:
         return (
-            f"it closed the connection: {escaped(reason.group(1))}" if reason.group(1) else "it closed the connection"
+            f"it closed the connection: {escaped(reason.group(1))}"
+            if reason.group(1)
+            else "it closed the connection"
         )
     line = [part.strip() for part in text.splitlines() if part.strip()][-1]
     return re.sub(r"\s*\(/[^)]*\)", "", line)

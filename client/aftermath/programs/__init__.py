@@ -1,7 +1,7 @@
 """The compiled programs and their interfaces, shipped as package data so that users need no Rust.
 
-Owns the paths of the two shared objects and of their IDLs (spec 0.1.0), and the program ids, read from the IDLs.
-`scripts/build-programs.sh` rebuilds them; CI compares every byte.
+Owns the paths of the two shared objects and of their IDLs (spec 0.1.0), and the program ids, read
+from the IDLs. `scripts/build-programs.sh` rebuilds them; CI compares every byte.
 """
 
 from __future__ import annotations

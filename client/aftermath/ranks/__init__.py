@@ -1,4 +1,6 @@
-"""One member on several devices: a process each, which the member's own process drives by torch.distributed."""
+"""One member on several devices: a process each, which the member's own process drives by
+torch.distributed.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Whose the parameters' moments are: whole tensors, dealt out to the ranks of a member.
 
 Decided
-- A tensor's step is one rank's, since a matrix is made orthogonal as a whole. What that costs is about its numbers
-  times its shorter edge, which is beyond all that is done to other tensors. So matrices that Muon makes orthogonal are
-  dealt by this, and the rest by numbers, to even out memory.
-- The largest go first, each to the rank that has least; of equals to the first one. So all ranks come to one deal.
+- A tensor's step is one rank's, since a matrix is made orthogonal as a whole. What that costs is
+  about its numbers times its shorter edge, which is beyond all that is done to other tensors. So
+  matrices that Muon makes orthogonal are dealt by this, and the rest by numbers, to even out
+  memory.
+- The largest go first, each to the rank that has least; of equals to the first one. So all ranks
+  come to one deal.
 - AdamW's steps cost as many operations as there are numbers: all tensors are the rest.
 """
 
@@ -20,17 +22,27 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:
-    """The shapes of the parameters that an inner optimizer steps, and whether it is Muon; none where there is none."""
+    """The shapes of the parameters that an inner optimizer steps, and whether it is Muon; none
+    where there is none.
+    """
     settings, config = schema.optimizer, schema.state.config
     if settings.inner_optimizer is None:
         return {}, False
-    shapes = {name: tuple(shape) for name, shape in config.parameter_shapes(tier).items() if not config.balances(name)}
+    shapes = {
+        name: tuple(shape)
+        for name, shape in config.parameter_shapes(tier).items()
+        if not config.balances(name)
+    }
     return shapes, settings.inner_optimizer == "muon"
 
 
 def deal(shapes: Shapes, orthogonal: bool, ranks: int) -> list[list[str]]:
-    """Whose each tensor is, in the order in which a rank steps them. `orthogonal`: hidden matrices are made so."""
-    hidden = {name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)}
+    """Whose each tensor is, in the order in which a rank steps them. `orthogonal`: hidden matrices
+    are made so.
+    """
+    hidden = {
+        name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)
+    }
     dealt: list[list[str]] = [[] for _ in range(ranks)]
 
     def hand_out(names: Collection[str], weight: Callable[[str], int]) -> None:

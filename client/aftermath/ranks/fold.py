@@ -1,12 +1,13 @@
 """The sum of the ranks' gradients that does not depend on how many ranks there are.
 
-Floats added in another order give other bits. So the gradients of micro-batches are added one after the other in the
-order of the share, as a single rank adds them: every rank gets its own part of each rank's gradient (an all-to-all, as
-many bytes as a reduce-scatter) and adds to its sum of that part.
+Floats added in another order give other bits. So the gradients of micro-batches are added one after
+the other in the order of the share, as a single rank adds them: every rank gets its own part of
+each rank's gradient (an all-to-all, as many bytes as a reduce-scatter) and adds to its sum of that
+part.
 
-Decided: this takes the place of FSDP2's reduce-scatter, one for each group of parameters. What it costs in addition is
-one buffer of a group's size and one of a rank's part, and that the ranks meet after every micro-batch and not once for
-each share.
+Decided: this takes the place of FSDP2's reduce-scatter, one for each group of parameters. What it
+costs in addition is one buffer of a group's size and one of a rank's part, and that the ranks meet
+after every micro-batch and not once for each share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from aftermath.ranks.motions import Motions
 
 
 class OrderedSum:
-    """Adds up the gradients of one group of parameters; `active` ranks, the first ones, have a micro-batch."""
+    """Adds up the gradients of one group of parameters; `active` ranks, the first ones, have a
+    micro-batch.
+    """
 
     def __init__(self, motions: Motions) -> None:
         self._motions = motions
@@ -36,9 +39,16 @@ class OrderedSum:
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
     ) -> None:
-        """Put the sum so far and the ranks' parts of `input_tensor` [ranks x part] into `output_tensor` [part]."""
+        """Put the sum so far and the ranks' parts of `input_tensor` [ranks x part] into
+        `output_tensor` [part].
+        """
         del op, async_op
         parts = torch.empty_like(input_tensor)
         self._motions.exchange(parts, input_tensor, group)

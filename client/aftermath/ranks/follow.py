@@ -1,4 +1,5 @@
-"""A rank that follows the first: a process that does what it is told, and knows of no run, chain or peer.
+"""A rank that follows the first: a process that does what it is told, and knows of no run, chain or
+peer.
 
 It is started by `ranks.launch`, and ends when the process that started it does, however that ends.
 """
@@ -27,7 +28,9 @@ from aftermath.ranks.shard import Shard
 from aftermath.ranks.sharded import ShardedModel, is_short
 from aftermath.replica.exactness import set_exact
 
-_LINGER = 2.0  # seconds for the first rank to name who ended first; who fails because of another ends after that one
+# seconds for the first rank to name who ended first; who fails because of another ends after that
+# one
+_LINGER = 2.0
 
 
 def follow(ranks: Ranks) -> NoReturn:
@@ -82,7 +85,8 @@ def _end_with_the_first() -> None:
 def main() -> NoReturn:
     """The process. Its only argument is a `Join` as JSON."""
     faulthandler.enable()  # else nobody knows what a process did whose memory was found damaged
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes: the first one decides
+    # Ctrl-C in a terminal reaches all processes: the first one decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     join = msgspec.json.decode(sys.argv[1], type=Join)
     try:

@@ -1,10 +1,12 @@
 """One process among the ranks of a member: how it finds the others, and what they pass each other.
 
 Decided
-- The ranks are on one machine and meet by a file; sockets are on its loopback alone, since nothing here is signed.
-- Orders and sequences go by gloo, whatever the devices are: waiting for an order costs no GPU and never times out. The
-  death of a rank is noticed by the process that started it.
-- An order and what belongs to it is one turn of a thread of the first rank's; others may give theirs in between.
+- The ranks are on one machine and meet by a file; sockets are on its loopback alone, since nothing
+  here is signed.
+- Orders and sequences go by gloo, whatever the devices are: waiting for an order costs no GPU and
+  never times out. The death of a rank is noticed by the process that started it.
+- An order and what belongs to it is one turn of a thread of the first rank's; others may give
+  theirs in between.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ from aftermath.ranks.orders import Join, Order
 
 _PATIENCE = timedelta(days=365)
 Arrived = Callable[[], None]
-"""Waits until something that is under way arrived. Raises RuntimeError where a rank is not there any more."""
+"""Waits until something that is under way arrived. Raises RuntimeError where a rank is not there
+any more.
+"""
 
 
 class Ranks:
-    """This process's end of the group. Collective is what does not speak of one other rank, nor of what it is told."""
+    """This process's end of the group. Collective is what does not speak of one other rank, nor of
+    what it is told.
+    """
 
     def __init__(self, join: Join) -> None:
         """Meet the others; returns when all are here."""
@@ -51,7 +57,9 @@ class Ranks:
             torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         there = Path(join.store).as_uri()
-        dist.init_process_group(backend, there, rank=join.rank, world_size=self.size, timeout=_PATIENCE)
+        dist.init_process_group(
+            backend, there, rank=join.rank, world_size=self.size, timeout=_PATIENCE
+        )
         self.mesh: DeviceMesh = init_device_mesh(
             device.type, (join.data, join.tensor), mesh_dim_names=("data", "tensor")
         )
@@ -93,16 +101,24 @@ class Ranks:
         return found
 
     def post(self, tensor: Tensor, rank: int) -> Arrived:
-        """Begin to send to one other, who receives it; until it arrived, the tensor must stay as it is."""
+        """Begin to send to one other, who receives it; until it arrived, the tensor must stay as it
+        is.
+        """
         return _arrival(dist.isend(tensor.to("cpu").contiguous(), rank) if tensor.numel() else None)
 
     def expect(self, into: Tensor, rank: int) -> Arrived:
         """Begin to receive what one other sends, in its order, into a contiguous tensor on the CPU."""
         return _arrival(dist.irecv(into, rank) if into.numel() else None)
 
-    def told(self, own: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]) -> list[list[Tensor]]:
-        """What every rank tells the first one, on the CPU: its `own`, and what the others send, of these kinds."""
-        others = ([self.receive(*kind, rank) for kind in kinds(rank)] for rank in range(1, self.size))
+    def told(
+        self, own: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]
+    ) -> list[list[Tensor]]:
+        """What every rank tells the first one, on the CPU: its `own`, and what the others send, of
+        these kinds.
+        """
+        others = (
+            [self.receive(*kind, rank) for kind in kinds(rank)] for rank in range(1, self.size)
+        )
         return [[tensor.to("cpu") for tensor in own], *others]
 
     def require_holder(self, one: object) -> None:
@@ -121,4 +137,8 @@ def _arrival(work: dist.Work | None) -> Arrived:
 
 def octets(data: bytes) -> Tensor:
     """Bytes as ranks send them to each other."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )

@@ -1,13 +1,14 @@
-"""One rank's part of a member's inner optimizer: the moments of its own parameters, and their steps.
+"""One rank's part of a member's inner optimizer: the moments of its own parameters, and their
+steps.
 
 Decided
-- Moments lie on the rank's device. Parameters are the first rank's, but each pass shows a rank its own whole: weights
-  as they are handed out, and gradients as they are put together. So it keeps both there until the step, is told by what
-  gradients were clipped, and sends the parameter alone. Differences would not do, since adding one to a weight can lose
-  a bit of what the step made of it.
+- Moments lie on the rank's device. Parameters are the first rank's, but each pass shows a rank its
+  own whole: weights as they are handed out, and gradients as they are put together. So it keeps
+  both there until the step, is told by what gradients were clipped, and sends the parameter alone.
+  Differences would not do, since adding one to a weight can lose a bit of what the step made of it.
 - A tensor's step is what one rank makes of it, whichever ranks make the others.
-- What a device needs for moments, their copies and its own weights is kept free when it is measured how much fits into
-  a pass. Gradients come when what the ranks summed goes (`ranks.sharded`).
+- What a device needs for moments, their copies and its own weights is kept free when it is measured
+  how much fits into a pass. Gradients come when what the ranks summed goes (`ranks.sharded`).
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class InnerShard:
     def follow(self, order: OfMoments) -> None:
         """Do what the first rank says, and tell it what it asks for."""
         if isinstance(order, Advance):
-            stepped = (self._stepped(name, order) for name in self._own if name not in order.without)
+            stepped = (
+                self._stepped(name, order) for name in self._own if name not in order.without
+            )
             for arrived in [self._ranks.post(tensor, 0) for tensor in stepped]:
                 arrived()
             return
@@ -137,7 +140,11 @@ class InnerShard:
             case MomentDigests():
                 return [octets(b"".join(digests_of(self.moments())))]
             case MomentBlock(name, start, stop):
-                return [octets(block_of(self.moments(), BlockSpan(name, start, stop)))] if self._is_own(name) else []
+                return (
+                    [octets(block_of(self.moments(), BlockSpan(name, start, stop)))]
+                    if self._is_own(name)
+                    else []
+                )
             case CopyMoments():
                 return [tensor for _, tensor in sorted(self.moments().items())]
             case _:

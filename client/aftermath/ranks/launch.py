@@ -75,7 +75,9 @@ class Launched:
         """What the work returns or raises. Raises RankLost once a rank has ended."""
         try:
             return await first_of(work, self._watch())
-        except RuntimeError as error:  # a connection to another rank broke, perhaps before its end was seen
+        except (
+            RuntimeError
+        ) as error:  # a connection to another rank broke, perhaps before its end was seen
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_BLAME):
                     await self._watch(error)

@@ -1,11 +1,13 @@
 """The member's own process as the first of its ranks: its replica is trained by all of them.
 
 Decided
-- The shared weights are the first rank's, in the machine's memory; the exact apply is computed on its CPU.
-- A rank holds its part of the network while a share is trained, and all along its part of what was not sent yet
-  (`ranks.sharded_feedback`) and of an inner optimizer's moments (`ranks.sharded_inner`).
-- The price is that weights go to the ranks, and gradients come back, once for every gradient that is taken; and with
-  an inner optimizer weights that other ranks stepped.
+- The shared weights are the first rank's, in the machine's memory; the exact apply is computed on
+  its CPU.
+- A rank holds its part of the network while a share is trained, and all along its part of what was
+  not sent yet (`ranks.sharded_feedback`) and of an inner optimizer's moments
+  (`ranks.sharded_inner`).
+- The price is that weights go to the ranks, and gradients come back, once for every gradient that
+  is taken; and with an inner optimizer weights that other ranks stepped.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ class Lead:
     """Has shares trained by all ranks, this process's own among them."""
 
     def __init__(
-        self, ranks: Ranks, config: ModelConfig, tier: int, pass_size: PassSize, arithmetic: Arithmetic = PLAIN
+        self,
+        ranks: Ranks,
+        config: ModelConfig,
+        tier: int,
+        pass_size: PassSize,
+        arithmetic: Arithmetic = PLAIN,
     ) -> None:
         """Collective, as everything here: the others follow (`ranks.follow`)."""
         self.ranks, self._pass_size = ranks, pass_size
@@ -54,11 +61,15 @@ class Lead:
         """Parameters that are on this rank's device."""
         return self._model.held
 
-    def accumulate(self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event) -> float:
-        """Add the gradient of the mean loss over `sequences` at these weights to their `grad`; returns the loss.
+    def accumulate(
+        self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event
+    ) -> float:
+        """Add the gradient of the mean loss over `sequences` at these weights to their `grad`;
+        returns the loss.
 
-        Where a rank runs out of memory, all take smaller passes from then on, and begin the share again. Raises
-        Cancelled between micro-batches, and OutOfMemory where there are no smaller ones.
+        Where a rank runs out of memory, all take smaller passes from then on, and begin the share
+        again. Raises Cancelled between micro-batches, and OutOfMemory where there are no smaller
+        ones.
         """
         while self._pass_size.unknown:
             self._fit(params, sequences[:1])
@@ -71,8 +82,12 @@ class Lead:
                 )
         return loss
 
-    def _share(self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event) -> float | None:
-        """The same in passes of the size that there is; None, with nothing added, if a rank ran out of memory."""
+    def _share(
+        self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event
+    ) -> float | None:
+        """The same in passes of the size that there is; None, with nothing added, if a rank ran out
+        of memory.
+        """
         ranks, micro = self.ranks, self._pass_size.size
         share = self._begin(params, sequences)
         steps = range(0, -(-len(share) // micro), self._width)
@@ -88,7 +103,8 @@ class Lead:
             if is_short(losses):
                 return None
             self._add(params)
-        return float(sum(losses[:-1, :: ranks.tensor].flatten().tolist()))  # in the order of the share
+        # in the order of the share
+        return float(sum(losses[:-1, :: ranks.tensor].flatten().tolist()))
 
     def _begin(self, params: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
         """Hand out weights and share; the share."""
@@ -100,12 +116,18 @@ class Lead:
         return share
 
     def _fit(self, params: Mapping[str, Tensor], sequence: Tensor) -> None:
-        """Find how many sequences fit into a pass, by the rank with the least room for what one takes."""
+        """Find how many sequences fit into a pass, by the rank with the least room for what one
+        takes.
+        """
         share = self._begin(params, sequence)
         with self.ranks.turn:
             self.ranks.tell(Measure())
-            peaks, free = self.ranks.figures(self._model.measure(share, self.ranks.reserved)).tolist()
-        self._pass_size.settle(*min(zip(map(int, peaks), map(int, free), strict=True), key=lambda of: of[1] / of[0]))
+            peaks, free = self.ranks.figures(
+                self._model.measure(share, self.ranks.reserved)
+            ).tolist()
+        self._pass_size.settle(
+            *min(zip(map(int, peaks), map(int, free), strict=True), key=lambda of: of[1] / of[0])
+        )
 
     def _add(self, params: Mapping[str, Tensor]) -> None:
         for name, whole in self._model.gradients():

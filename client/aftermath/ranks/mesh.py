@@ -1,7 +1,8 @@
 """Which devices one member trains on, and how they share the work.
 
 Decided
-- Data parallelism takes what tensor parallelism leaves: as many ranks as devices are named, unless it is said.
+- Data parallelism takes what tensor parallelism leaves: as many ranks as devices are named, unless
+  it is said.
 - A CPU is as many devices as are asked for: that is for tests, and to try things out.
 """
 
@@ -33,7 +34,8 @@ class Mesh:
 
 
 def mesh_of(name: str, data: int, tensor: int) -> Mesh:
-    """What `--device`, `--data-parallelism` (0: what the devices give) and `--tensor-parallelism` say together.
+    """What `--device`, `--data-parallelism` (0: what the devices give) and `--tensor-parallelism`
+    say together.
 
     Raises UsageError for what cannot be meant, Unsuitable if there are no such devices here.
     """
@@ -50,12 +52,16 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
     if first.type == "cpu":
         return Mesh((first,) * ranks, data or 1, tensor)
     if first.type != "cuda":
-        raise Unsuitable(f"{first.type.upper()} is one device, not {ranks}", "Use --device cpu or cuda:0,1")
+        raise Unsuitable(
+            f"{first.type.upper()} is one device, not {ranks}", "Use --device cpu or cuda:0,1"
+        )
     if indices:
         return _meshed((first,), name, data or 1, tensor)
     here = torch.cuda.device_count()
     if ranks > here:
-        raise Unsuitable(f"{ranks} ranks need as many GPUs, and there are {here}", "Lower --data-parallelism")
+        raise Unsuitable(
+            f"{ranks} ranks need as many GPUs, and there are {here}", "Lower --data-parallelism"
+        )
     return Mesh(tuple(torch.device("cuda", index) for index in range(ranks)), data or 1, tensor)
 
 

@@ -1,14 +1,17 @@
-"""The collectives of a pass in their order: what a rank goes through that has no memory left for its pass.
+"""The collectives of a pass in their order: what a rank goes through that has no memory left for
+its pass.
 
 Decided
-- The others wait for it inside of a layer, where nothing reaches them. So it throws its pass away, which frees what it
-  held, and takes part in what is left of the collectives with nothing but buffers. All come to the end of the share,
-  and are told there (`ranks.lead`).
-- Which collectives these are, it knows from a pass that came to its end. They are those of the layers' weights and
-  gradients, so they are the same for all passes of a network, of however many sequences and tokens.
-- A pass that parted from the one that is known, or comes before any, ends the rank instead: the others must not be left
-  to wait.
-- Sums over tensor-parallel ranks are of a pass's own size and are not kept, so there it ends the rank as well.
+- The others wait for it inside of a layer, where nothing reaches them. So it throws its pass away,
+  which frees what it held, and takes part in what is left of the collectives with nothing but
+  buffers. All come to the end of the share, and are told there (`ranks.lead`).
+- Which collectives these are, it knows from a pass that came to its end. They are those of the
+  layers' weights and gradients, so they are the same for all passes of a network, of however many
+  sequences and tokens.
+- A pass that parted from the one that is known, or comes before any, ends the rank instead: the
+  others must not be left to wait.
+- Sums over tensor-parallel ranks are of a pass's own size and are not kept, so there it ends the
+  rank as well.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ class Motions:
         self._took_part(False, found, given, group)
 
     def _took_part(self, gathers: bool, found: Tensor, given: Tensor, group: Any) -> None:
-        self._now.append(_Motion(gathers, given.numel(), found.numel(), found.dtype, found.device, group))
+        self._now.append(
+            _Motion(gathers, given.numel(), found.numel(), found.dtype, found.device, group)
+        )
 
     @property
     def may_finish(self) -> bool:
@@ -72,7 +77,8 @@ class Motions:
         assert self._known is not None
         for motion in self._known[len(self._now) :]:
             given, found = (
-                torch.zeros(count, dtype=motion.dtype, device=motion.device) for count in (motion.given, motion.found)
+                torch.zeros(count, dtype=motion.dtype, device=motion.device)
+                for count in (motion.given, motion.found)
             )
             (self.gather if motion.gathers else self.exchange)(found, given, motion.group)
 
@@ -87,6 +93,8 @@ class Gathering:
         """A buffer."""
         return torch.empty(size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
         """Put all ranks' `input_tensor` into `output_tensor`."""
         return self._motions.gather(output_tensor, input_tensor, group, async_op)

@@ -57,7 +57,9 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Hold a part of the state of a tier's optimizer, of which nothing is learnt yet (`ranks.shard`)."""
+    """Hold a part of the state of a tier's optimizer, of which nothing is learnt yet
+    (`ranks.shard`).
+    """
 
     schema: bytes
     tier: int
@@ -113,7 +115,9 @@ class Mark(msgspec.Struct, frozen=True, tag=True):
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True):
-    """Make a step of every own parameter at the weights and by the gradient of the last pass, and give it back."""
+    """Make a step of every own parameter at the weights and by the gradient of the last pass, and
+    give it back.
+    """
 
     rate: float
     factors: tuple[float, ...]
@@ -154,6 +158,15 @@ class ForgetMoments(msgspec.Struct, frozen=True, tag=True):
 
 OfState = Directions | Choose | Weigh | Digests | Read | Copy | Restore | Forget
 """What is told of what was not sent."""
-OfMoments = Mark | Advance | Settle | MomentDigests | MomentBlock | CopyMoments | TakeMoments | ForgetMoments
+OfMoments = (
+    Mark
+    | Advance
+    | Settle
+    | MomentDigests
+    | MomentBlock
+    | CopyMoments
+    | TakeMoments
+    | ForgetMoments
+)
 """What is told of the inner optimizer."""
 Order = Make | Begin | Measure | Step | Gather | Hold | OfState | OfMoments

@@ -1,10 +1,13 @@
-"""How what error feedback remembers is dealt out to the ranks of a member: which blocks each of them holds.
+"""How what error feedback remembers is dealt out to the ranks of a member: which blocks each of
+them holds.
 
 Decided
-- All blocks that a tier holds, in the order of levels, segments and blocks, are cut into as many runs as there are
-  ranks, of nearly the same size. A cut goes between two rows of blocks of a segment (or experts of a stack), so that
-  what a rank holds of a tensor is a tensor too, and is cut into the same blocks.
-- So what all ranks have of a group, or of a level's entries, one rank after the other, is what one rank has.
+- All blocks that a tier holds, in the order of levels, segments and blocks, are cut into as many
+  runs as there are ranks, of nearly the same size. A cut goes between two rows of blocks of a
+  segment (or experts of a stack), so that what a rank holds of a tensor is a tensor too, and is cut
+  into the same blocks.
+- So what all ranks have of a group, or of a level's entries, one rank after the other, is what one
+  rank has.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ class Piece:
 
     def of(self, made: PseudoGradient) -> torch.Tensor:
         """The piece of a pseudo-gradient's tensors."""
-        return view(made.tensors, self.part.segment).narrow(0, self.start, self.blocks.segment.shape[0])
+        return view(made.tensors, self.part.segment).narrow(
+            0, self.start, self.blocks.segment.shape[0]
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ class Held:
             layout = self.layout(level)
             for piece, part in zip(own, layout.parts, strict=True):
                 first = piece.part.first + piece.first - part.first
-                self.rows[level, piece.part.group] = Rows(part.group, first, layout.groups[part.group].blocks)
+                self.rows[level, piece.part.group] = Rows(
+                    part.group, first, layout.groups[part.group].blocks
+                )
 
     def layout(self, level: int) -> LevelLayout:
         """Of a level, of which the rank may hold nothing."""
@@ -74,12 +81,16 @@ class Held:
 
 def dealt(results: ResultFormat, tier: int, ranks: int) -> list[Held]:
     """What each rank holds of a tier's blocks."""
-    parts = [part for level in range(tier, results.levels) for part in level_layout(results, level).parts]
+    parts = [
+        part for level in range(tier, results.levels) for part in level_layout(results, level).parts
+    ]
     whole = sum(_weight(part) * part.blocks.grid[0] for part in parts)
     pieces: list[list[Piece]] = [[] for _ in range(ranks)]
     before = 0
     for part in parts:
-        for rank, rows in groupby(range(part.blocks.grid[0]), _rank_of(before, _weight(part), whole, ranks)):
+        for rank, rows in groupby(
+            range(part.blocks.grid[0]), _rank_of(before, _weight(part), whole, ranks)
+        ):
             first, *others = rows
             pieces[rank].append(_piece(part, first, 1 + len(others)))
         before += _weight(part) * part.blocks.grid[0]
@@ -87,7 +98,9 @@ def dealt(results: ResultFormat, tier: int, ranks: int) -> list[Held]:
 
 
 def parts_of(pieces: Iterator[tuple[Piece, torch.Tensor]]) -> Iterator[tuple[Part, torch.Tensor]]:
-    """Whole segments, of what all ranks say of their pieces [blocks, ...], one rank after the other."""
+    """Whole segments, of what all ranks say of their pieces [blocks, ...], one rank after the
+    other.
+    """
     for part, own in groupby(pieces, lambda pair: pair[0].part):
         yield part, torch.cat([tensor for _, tensor in own])
 
@@ -107,6 +120,13 @@ def _piece(part: Part, first: int, rows: int) -> Piece:
     """Return `rows` rows of a segment's blocks."""
     segment, (edge, *_) = part.segment, part.blocks.edges
     start, stop = first * edge, min((first + rows) * edge, segment.shape[0])
-    name, shape = f"{segment.name}, level {segment.level}, {start} to {stop}", (stop - start, *segment.shape[1:])
-    own = Blocks(Segment(name, segment.level, None, 0, stop - start, shape), part.blocks.edges, part.blocks.topk)
+    name, shape = (
+        f"{segment.name}, level {segment.level}, {start} to {stop}",
+        (stop - start, *segment.shape[1:]),
+    )
+    own = Blocks(
+        Segment(name, segment.level, None, 0, stop - start, shape),
+        part.blocks.edges,
+        part.blocks.topk,
+    )
     return Piece(part, first * (part.blocks.count // part.blocks.grid[0]), start, own)

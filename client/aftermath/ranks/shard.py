@@ -25,7 +25,17 @@ from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
 from aftermath.ranks.group import Ranks, octets
-from aftermath.ranks.orders import Choose, Copy, Digests, Directions, Forget, OfState, Read, Restore, Weigh
+from aftermath.ranks.orders import (
+    Choose,
+    Copy,
+    Digests,
+    Directions,
+    Forget,
+    OfState,
+    Read,
+    Restore,
+    Weigh,
+)
 from aftermath.ranks.pieces import Rows, dealt
 
 
@@ -41,7 +51,9 @@ class Plan:
         """What comes to a rank."""
         match order:
             case Choose():
-                return [(piece.blocks.segment.shape, torch.float32) for piece in self.held[rank].pieces]
+                return [
+                    (piece.blocks.segment.shape, torch.float32) for piece in self.held[rank].pieces
+                ]
             case Restore(sent):
                 return list(self.state(rank, sent).values())
         return []
@@ -51,10 +63,14 @@ class Plan:
         held = self.held[rank]
         match order:
             case Directions():
-                return [((p.blocks.count, *_edges(p.blocks.edges)), torch.int8) for p in held.pieces]
+                return [
+                    ((p.blocks.count, *_edges(p.blocks.edges)), torch.int8) for p in held.pieces
+                ]
             case Choose():
                 entries = [held.results.entries(level) for level in self.levels]
-                return [((count,), kind) for count in entries for kind in (torch.int16, torch.float32)]
+                return [
+                    ((count,), kind) for count in entries for kind in (torch.int16, torch.float32)
+                ]
             case Weigh():
                 return [((len(self.levels), 2), torch.float64)]
             case Digests(sent):
@@ -118,7 +134,9 @@ class Shard:
         decay = schema.optimizer.decay
         self._sent = False
         """Whether something was sent, so that it is remembered."""
-        self._feedback = ErrorFeedback(self._held.results, tier, blank, decay, balanced.__contains__)
+        self._feedback = ErrorFeedback(
+            self._held.results, tier, blank, decay, balanced.__contains__
+        )
 
     def perform(self, order: OfState, given: Sequence[Tensor]) -> list[Tensor]:
         """Do what is said with what came; what is told, of the shapes that the plan has."""
@@ -128,7 +146,9 @@ class Shard:
                 return [signs.to(torch.int8) for _, signs in feedback.directions()]
             case Choose(factor):
                 own = zip(self._held.pieces, given, strict=True)
-                tensors = {piece.blocks.segment.name: tensor.to(self._device) for piece, tensor in own}
+                tensors = {
+                    piece.blocks.segment.name: tensor.to(self._device) for piece, tensor in own
+                }
                 feedback.choose(PseudoGradient(tensors, factor, 0.0))
                 self._sent = True
                 return [tensor for level in self.plan.levels for tensor in self._entries(level)]
@@ -139,19 +159,26 @@ class Shard:
                 ]
                 return [torch.tensor(found, dtype=torch.float64)]
             case Digests():
-                told = (told_of(tensor, *self._span(name)) for name, tensor in self._remembered().items())
+                told = (
+                    told_of(tensor, *self._span(name))
+                    for name, tensor in self._remembered().items()
+                )
                 return [octets(b"".join(told))]
             case Read(name, start, stop):
                 first, last = self.plan.overlap(self._rank, name, start, stop)
                 at = self.plan.span(self._rank, name)[0]
                 if first == last:
                     return [octets(b"")]
-                return [octets(block_of(self._remembered(), BlockSpan(name, first - at, last - at)))]
+                return [
+                    octets(block_of(self._remembered(), BlockSpan(name, first - at, last - at)))
+                ]
             case Copy():
                 return list(self._remembered().values())
             case Restore(sent):
                 names = self.plan.state(self._rank, sent)
-                feedback.restore({self._own(name): tensor for name, tensor in zip(names, given, strict=True)})
+                feedback.restore(
+                    {self._own(name): tensor for name, tensor in zip(names, given, strict=True)}
+                )
                 self._sent = sent
             case Forget():
                 feedback.reset()

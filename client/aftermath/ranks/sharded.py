@@ -1,13 +1,15 @@
 """The network of a member on several devices: what every rank does with its part of it.
 
 Decided
-- FSDP2 shards parameters and gradients over the data-parallel ranks, layer by layer; DTensor cuts layers over the
-  tensor-parallel ones. Gradients are added up by `ranks.fold`, so that their sum is that of a single rank.
-- A rank that has no micro-batch left goes through the motions with another's: all ranks take part in gathering the
-  layers. What it computes is not added.
-- One that runs out of memory stands aside until the share's end (`ranks.motions`) and makes its network again for the
-  next, since FSDP2 does not take back half of a pass.
-- What moves tensors is collective: every rank calls it in the same order. `held` and `losses` are a rank's own.
+- FSDP2 shards parameters and gradients over the data-parallel ranks, layer by layer; DTensor cuts
+  layers over the tensor-parallel ones. Gradients are added up by `ranks.fold`, so that their sum is
+  that of a single rank.
+- A rank that has no micro-batch left goes through the motions with another's: all ranks take part
+  in gathering the layers. What it computes is not added.
+- One that runs out of memory stands aside until the share's end (`ranks.motions`) and makes its
+  network again for the next, since FSDP2 does not take back half of a pass.
+- What moves tensors is collective: every rank calls it in the same order. `held` and `losses` are a
+  rank's own.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def _keep_nothing(name: str, whole: Tensor) -> None:
 class ShardedModel:
     """One rank's part of a tier's network, on a mesh of (data, tensor) ranks."""
 
-    def __init__(self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, bf16: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, bf16: bool = False
+    ) -> None:
         self._config, self._tier, self._bf16 = config, tier, bf16
         self._mesh, self._data, self._tensor = mesh, mesh["data"], mesh["tensor"]
         self._motions = Motions()
@@ -55,7 +59,10 @@ class ShardedModel:
 
     def _build(self) -> None:
         """Make the network, with no weights yet."""
-        blank = {name: torch.zeros(shape) for name, shape in self._config.parameter_shapes(self._tier).items()}
+        blank = {
+            name: torch.zeros(shape)
+            for name, shape in self._config.parameter_shapes(self._tier).items()
+        }
         self._model = self._config.build(self._tier, blank)
         del blank
         self._folds: list[OrderedSum] = []
@@ -86,7 +93,9 @@ class ShardedModel:
         return sum(_local(parameter).numel() for parameter in self._model.parameters())
 
     @torch.no_grad()
-    def begin(self, weights: Mapping[str, Tensor] | None, *, recompute: bool, keep: Keep = _keep_nothing) -> None:
+    def begin(
+        self, weights: Mapping[str, Tensor] | None, *, recompute: bool, keep: Keep = _keep_nothing
+    ) -> None:
         """Take the first rank's weights, fp32 and whole, and forget all gradients and losses.
 
         `recompute`: layers are computed twice. A caller may `keep` a weight that arrived.
@@ -108,10 +117,11 @@ class ShardedModel:
             keep(name, whole)
 
     def step(self, sequences: Tensor, micro_batch: int, first: int) -> None:
-        """Train on the micro-batches of a share from number `first` on, one for each data-parallel rank.
+        """Train on the micro-batches of a share from number `first` on, one for each data-parallel
+        rank.
 
-        `sequences` is the share, as `Replica.train` takes it. Where this rank has no memory for it, it is `short` from
-        now on.
+        `sequences` is the share, as `Replica.train` takes it. Where this rank has no memory for it,
+        it is `short` from now on.
         """
         if self.short:
             self._motions.begin()
@@ -167,13 +177,16 @@ class ShardedModel:
             self.step(sequences[:1], 1, 0)
         if self.short:
             return torch.tensor([1, 0], dtype=torch.float64)  # nothing fits
-        kept = 2 * self.held * torch.float32.itemsize  # the gradient, and the sum that is gone on with
+        # the gradient, and the sum that is gone on with
+        kept = 2 * self.held * torch.float32.itemsize
         return torch.tensor([live.peak, free - kept - reserved], dtype=torch.float64)
 
     def losses(self, steps: int) -> Tensor:
-        """What this rank's micro-batch of every step added to the share's mean loss; 0 where it had none. On the CPU.
+        """What this rank's micro-batch of every step added to the share's mean loss; 0 where it had
+        none. On the CPU.
 
-        Read once for each share: each reading waits for the device. One number more says whether it is `short`.
+        Read once for each share: each reading waits for the device. One number more says whether it
+        is `short`.
         """
         found = torch.zeros(steps + 1, dtype=torch.float64)
         if self.short:
@@ -183,7 +196,9 @@ class ShardedModel:
         return found
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and sum of every parameter's gradient, whole, and on every rank, whose own from then on it is."""
+        """Name and sum of every parameter's gradient, whole, and on every rank, whose own from then
+        on it is.
+        """
         for fold in self._folds:
             fold.forget()  # which makes room for those that a rank keeps
         for name, parameter in self._model.named_parameters():
@@ -198,16 +213,30 @@ class ShardedModel:
 
 
 def is_short(losses: Tensor) -> bool:
-    """Whether one of the ranks, which say these `losses` [n, ranks], ran out of memory in the share."""
+    """Whether one of the ranks, which say these `losses` [n, ranks], ran out of memory in the
+    share.
+    """
     return bool(losses[-1].any())
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The model's layers: the longest list of modules in it that is in no other, and is none of tables."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)]
-    lists = [found for found in lists if not any(isinstance(part, nn.Embedding) for part in found.children())]
+    """The model's layers: the longest list of modules in it that is in no other, and is none of
+    tables.
+    """
+    lists = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)
+    ]
+    lists = [
+        found
+        for found in lists
+        if not any(isinstance(part, nn.Embedding) for part in found.children())
+    ]
     inner = {part for outer in lists for part in outer.modules() if part is not outer}
-    return list(max((found for found in lists if found not in inner), key=len, default=nn.ModuleList()).children())
+    return list(
+        max(
+            (found for found in lists if found not in inner), key=len, default=nn.ModuleList()
+        ).children()
+    )
 
 
 def _local(parameter: Tensor) -> Tensor:
@@ -218,4 +247,6 @@ def _part(whole: Tensor, parameter: Tensor) -> Tensor:
     """This rank's part of a whole tensor that all ranks have."""
     if not isinstance(parameter, DTensor):
         return whole
-    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
+    return distribute_tensor(
+        whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+    ).to_local()

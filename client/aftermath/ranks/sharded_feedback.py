@@ -1,11 +1,12 @@
-"""A member's error feedback of which every rank holds a part: what `optim.feedback` gives where one holds all.
+"""A member's error feedback of which every rank holds a part: what `optim.feedback` gives where one
+holds all.
 
 Decided
-- Every rank adds the pseudo-gradient to its own part and chooses from it. Indices and values, which are few, come to
-  the first rank, and it alone makes the payload of them: so there is one, the same for all, and bit by bit the one that
-  a single rank makes.
-- Hashes of the state's blocks are made where they lie. The state itself comes to the first rank only to be kept, or
-  copied for those who check it, or a block at a time.
+- Every rank adds the pseudo-gradient to its own part and chooses from it. Indices and values, which
+  are few, come to the first rank, and it alone makes the payload of them: so there is one, the same
+  for all, and bit by bit the one that a single rank makes.
+- Hashes of the state's blocks are made where they lie. The state itself comes to the first rank
+  only to be kept, or copied for those who check it, or a block at a time.
 - A replica's state goes when the next one's comes: ranks hold one.
 """
 
@@ -28,7 +29,18 @@ from aftermath.optim.private_blocks import BlockSpan, digests_told, told_size
 from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.schema import Schema
 from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import Choose, Copy, Digests, Directions, Forget, Hold, OfState, Read, Restore, Weigh
+from aftermath.ranks.orders import (
+    Choose,
+    Copy,
+    Digests,
+    Directions,
+    Forget,
+    Hold,
+    OfState,
+    Read,
+    Restore,
+    Weigh,
+)
 from aftermath.ranks.pieces import parts_of
 from aftermath.ranks.shard import Shard
 
@@ -46,10 +58,19 @@ class ShardedFeedback:
         decay: float,
         balances: Balances,
     ) -> None:
-        """Collective, as what it does; the others follow (`ranks.follow`). `schema` has what the others are told."""
+        """Collective, as what it does; the others follow (`ranks.follow`). `schema` has what the
+        others are told.
+        """
         del decay
-        self._ranks, self._format, self._names, self._balances = ranks, results, frozenset(params), balances
-        self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
+        self._ranks, self._format, self._names, self._balances = (
+            ranks,
+            results,
+            frozenset(params),
+            balances,
+        )
+        self._layouts = {
+            level: level_layout(results, level) for level in range(tier, results.levels)
+        }
         self._sent: dict[int, bytes] = {}
         self._own = object()
         with ranks.turn:
@@ -58,26 +79,35 @@ class ShardedFeedback:
         self._shard = Shard(ranks, schema, tier)
         self._plan = self._shard.plan
 
-    def _ask(self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()) -> list[list[Tensor]]:
+    def _ask(
+        self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
+    ) -> list[list[Tensor]]:
         """What every rank tells when it is given that."""
         with self._ranks.turn:
             self._ranks.require_holder(self._own)
             return self._told(order, given)
 
-    def _told(self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()) -> list[list[Tensor]]:
+    def _told(
+        self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
+    ) -> list[list[Tensor]]:
         """The same, within this thread's turn."""
         ranks = self._ranks
         ranks.tell(order)
         for rank in range(1, ranks.size):
             for tensor in given(rank):
                 ranks.send(tensor, rank)
-        return ranks.told(self._shard.perform(order, given(0)), lambda rank: self._plan.tells(order, rank))
+        return ranks.told(
+            self._shard.perform(order, given(0)), lambda rank: self._plan.tells(order, rank)
+        )
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
         """The signs of all parts."""
         pieces = chain.from_iterable(held.pieces for held in self._plan.held)
         told = chain.from_iterable(self._ask(Directions()))
-        return ((part, signs.to(torch.float32)) for part, signs in parts_of(zip(pieces, told, strict=True)))
+        return (
+            (part, signs.to(torch.float32))
+            for part, signs in parts_of(zip(pieces, told, strict=True))
+        )
 
     def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
         """Change parameters by -rate times these signs."""
@@ -88,9 +118,14 @@ class ShardedFeedback:
         check_made(made, self._names, self._layouts)
         self._sent = {}
         held = self._plan.held
-        told = self._ask(Choose(made.factor), lambda rank: [piece.of(made) for piece in held[rank].pieces])
+        told = self._ask(
+            Choose(made.factor), lambda rank: [piece.of(made) for piece in held[rank].pieces]
+        )
         for number, level in enumerate(self._plan.levels):
-            indices, values = (np.concatenate([own[2 * number + which].numpy() for own in told]) for which in (0, 1))
+            indices, values = (
+                np.concatenate([own[2 * number + which].numpy() for own in told])
+                for which in (0, 1)
+            )
             self._sent[level] = encode_level(self._format, level, indices.view(np.uint16), values)
         return self.sent()
 
@@ -145,12 +180,16 @@ class ShardedFeedback:
         return b"".join(bytes(own.numpy()) for [own] in told)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+        """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it fits this
+        replica exactly.
+        """
         sent = check_state(self._layouts, state, self._format.values.lattice_bits)
 
         def part(rank: int) -> list[Tensor]:
             rows = ((name, self._plan.rows(rank, name)) for name in self._plan.state(rank, sent))
-            return [state[name].narrow(0, own.first, own.count) for name, own in rows if own is not None]
+            return [
+                state[name].narrow(0, own.first, own.count) for name, own in rows if own is not None
+            ]
 
         self._ask(Restore(sent), part)
         self._sent = {}

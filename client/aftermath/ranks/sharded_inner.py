@@ -1,13 +1,16 @@
-"""A member's inner optimizer whose moments every rank holds a part of: what `InnerOptimizer` does where one holds all.
+"""A member's inner optimizer whose moments every rank holds a part of: what `InnerOptimizer` does
+where one holds all.
 
 Decided
-- The ranks have what a step takes from the pass before it (`ranks.inner_shard`), so the first one tells them the rate
-  and by what it clipped gradients, which it does by one norm: a step has the bits that a single rank's has. What comes
-  back is written where it belongs, all tensors at once while the first rank steps its own: for few bytes, each
-  message of its own would cost a change of processes.
-- The state comes to the first rank only to be kept, or copied for those who check it, or a block at a time.
-- A share that failed is not undone at once, but before the next thing that is asked of moments: it may have failed
-  because a rank is not there any more, and nobody must wait for that one.
+- The ranks have what a step takes from the pass before it (`ranks.inner_shard`), so the first one
+  tells them the rate and by what it clipped gradients, which it does by one norm: a step has the
+  bits that a single rank's has. What comes back is written where it belongs, all tensors at once
+  while the first rank steps its own: for few bytes, each message of its own would cost a change of
+  processes.
+- The state comes to the first rank only to be kept, or copied for those who check it, or a block at
+  a time.
+- A share that failed is not undone at once, but before the next thing that is asked of moments: it
+  may have failed because a rank is not there any more, and nobody must wait for that one.
 """
 
 from __future__ import annotations
@@ -47,7 +50,12 @@ class ShardedInner:
     takes_gradients_as_they_are: ClassVar[bool] = False
 
     def __init__(
-        self, ranks: Ranks, schema: Schema, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo
+        self,
+        ranks: Ranks,
+        schema: Schema,
+        tier: int,
+        params: Mapping[str, Tensor],
+        settings: SparseLoCo,
     ) -> None:
         """Of the replica whose state the ranks hold now (`ranks.sharded_feedback`)."""
         del settings  # the schema has them
@@ -70,7 +78,9 @@ class ShardedInner:
             self._ranks.tell(back := Settle(undo=True))
             self._shard.perform(back, {})
 
-    def _ask(self, order: OfMoments, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()) -> list[list[Tensor]]:
+    def _ask(
+        self, order: OfMoments, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()
+    ) -> list[list[Tensor]]:
         """What every rank tells, on the CPU; `tells` says of what kinds that is."""
         with self._ranks.turn:
             self._tell(order)
@@ -87,7 +97,9 @@ class ShardedInner:
 
     @torch.no_grad()
     def step(self, lr: float, factors: Sequence[float]) -> None:
-        """Have all parameters stepped that have a gradient, which is the ranks' of the last pass times the factors."""
+        """Have all parameters stepped that have a gradient, which is the ranks' of the last pass
+        times the factors.
+        """
         without = tuple(name for name, tensor in self._params.items() if tensor.grad is None)
         dealt = [[name for name in own if name not in without] for own in self._plan.dealt]
         with self._ranks.turn:
@@ -131,7 +143,10 @@ class ShardedInner:
     def state(self) -> dict[str, Tensor]:
         """The same, of which the first rank's own are copied."""
         own = self._held(0)
-        return {path: tensor.clone() if path in own else tensor for path, tensor in self.remembered().items()}
+        return {
+            path: tensor.clone() if path in own else tensor
+            for path, tensor in self.remembered().items()
+        }
 
     def sizes(self) -> dict[str, int]:
         """Of all moments."""
@@ -139,13 +154,23 @@ class ShardedInner:
 
     def digests(self) -> list[bytes]:
         """Of the moments' blocks, each made where it lies."""
-        told = self._ask(MomentDigests(), lambda rank: [((DIGEST * sum(_blocks(self._held(rank)).values()),), _BYTES)])
+        told = self._ask(
+            MomentDigests(),
+            lambda rank: [((DIGEST * sum(_blocks(self._held(rank)).values()),), _BYTES)],
+        )
         found: dict[str, bytes] = {}
         for rank, [own] in enumerate(told):
             counts, data = _blocks(self._held(rank)), own.numpy().tobytes()
             ends = accumulate(DIGEST * count for count in counts.values())
-            found |= {path: data[end - DIGEST * counts[path] : end] for path, end in zip(counts, ends, strict=True)}
-        return [data[at : at + DIGEST] for _, data in sorted(found.items()) for at in range(0, len(data), DIGEST)]
+            found |= {
+                path: data[end - DIGEST * counts[path] : end]
+                for path, end in zip(counts, ends, strict=True)
+            }
+        return [
+            data[at : at + DIGEST]
+            for _, data in sorted(found.items())
+            for at in range(0, len(data), DIGEST)
+        ]
 
     def block(self, place: BlockSpan) -> bytes:
         """Return a block of a moment from the rank that holds it; empty if it is gone."""
@@ -157,11 +182,15 @@ class ShardedInner:
                 return b""
             self._ranks.tell(order := MomentBlock(*place))
             owner = self._plan.owner(place.name)
-            told = self._told(order, lambda rank: [((place.size,), _BYTES)] if rank == owner else [])
+            told = self._told(
+                order, lambda rank: [((place.size,), _BYTES)] if rank == owner else []
+            )
         return b"".join(tensor.numpy().tobytes() for own in told for tensor in own)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it is of this optimizer."""
+        """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it is of this
+        optimizer.
+        """
         check_moments(self._plan.kinds, state)
         if not state:
             self.reset()

@@ -1,7 +1,9 @@
-"""How a network's layers are cut over ranks that compute one micro-batch together (tensor parallelism, DTensor).
+"""How a network's layers are cut over ranks that compute one micro-batch together (tensor
+parallelism, DTensor).
 
-Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053): columns of what comes into a block, rows of what leaves it, so
-that a layer has one sum over the ranks after attention and one after the feed-forward, or after all of its experts.
+Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053): columns of what comes into a block, rows
+of what leaves it, so that a layer has one sum over the ranks after attention and one after the
+feed-forward, or after all of its experts.
 
 Decided
 - Which matrices these are is the architecture's to say (`ModelConfig.tensor_plan`).
@@ -40,7 +42,8 @@ def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None
 
 
 def cut(model: LanguageModel, mesh: DeviceMesh) -> TensorPlan:
-    """Cut a network over the ranks of a mesh of one dimension, as it says; every rank keeps its part of what is there.
+    """Cut a network over the ranks of a mesh of one dimension, as it says; every rank keeps its
+    part of what is there.
 
     Returns what it said. Raises Unsuitable if it cannot be cut.
     """
@@ -83,14 +86,20 @@ def _alone(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
 def _spread(mesh: DeviceMesh, module: nn.Module, given: object, whole: Tensor) -> Tensor:
     """The same forward; backward, the sum of the ranks' gradients."""
     del module, given
-    here: Tensor = DTensor.from_local(whole, mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+    here: Tensor = DTensor.from_local(whole, mesh, [Replicate()]).to_local(
+        grad_placements=[Partial()]
+    )
     return here
 
 
 def _summed(mesh: DeviceMesh, module: nn.Module, given: object, part: Tensor) -> Tensor:
     """Forward the sum of the ranks' parts; backward, the same for each."""
     del module, given
-    whole: Tensor = DTensor.from_local(part, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
+    whole: Tensor = (
+        DTensor.from_local(part, mesh, [Partial()])
+        .redistribute(placements=[Replicate()])
+        .to_local()
+    )
     return whole
 
 

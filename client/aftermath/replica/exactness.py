@@ -69,13 +69,18 @@ def set_exact() -> None:
         )
     for variable in _EMULATION:
         if os.environ.setdefault(variable, "0") != "0":
-            raise Unsuitable(f"{variable} is set, and what members have to agree on would be rounded", "Unset it")
+            raise Unsuitable(
+                f"{variable} is set, and what members have to agree on would be rounded", "Unset it"
+            )
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if is_exact():
         return
-    raise Unsuitable("this PyTorch computes fp32 products with TF32 whatever it is told", "Install another version")
+    raise Unsuitable(
+        "this PyTorch computes fp32 products with TF32 whatever it is told",
+        "Install another version",
+    )
 
 
 def is_exact() -> bool:
@@ -129,4 +134,8 @@ def _products(device: torch.device) -> dict[str, Tensor]:
     matrix = torch.randn(_SIDE, _SIDE + 8, generator=draws)
     sums = means.to(device) @ basis(_EDGE, torch.float64, device)
     rounded = sums.mul(2.0**-COLUMN_SUM_BITS).round_()
-    return {"sums of votes": sums, "roundings": rounded, "polar factors": exact_polar(matrix.to(device))}
+    return {
+        "sums of votes": sums,
+        "roundings": rounded,
+        "polar factors": exact_polar(matrix.to(device)),
+    }

@@ -31,7 +31,9 @@ def state_bytes(schema: Schema, tier: int) -> int:
 
 def least_bytes(schema: Schema, tier: int, seq_len: int, members: int) -> int:
     """Return the peak bytes of a member with the smallest passes and `members` results."""
-    return state_bytes(schema, tier) + max(_pass_bytes(schema, tier, seq_len), _result_bytes(schema, tier, members))
+    return state_bytes(schema, tier) + max(
+        _pass_bytes(schema, tier, seq_len), _result_bytes(schema, tier, members)
+    )
 
 
 def needs(schema: Schema, seq_len: int, members: int, device: str = "cpu") -> list[int]:

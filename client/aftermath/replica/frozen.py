@@ -29,7 +29,9 @@ def frozen_copy(model: LanguageModel, may_continue: Callable[[], bool]) -> Langu
     copies: dict[str, Tensor] = {}
     for name, tensor in model.named_parameters():
         copies[name] = torch.empty_like(tensor, requires_grad=False)
-        for there, here in zip(copies[name].view(-1).split(_PIECE), tensor.view(-1).split(_PIECE), strict=True):
+        for there, here in zip(
+            copies[name].view(-1).split(_PIECE), tensor.view(-1).split(_PIECE), strict=True
+        ):
             if not may_continue():
                 return None
             there.copy_(here)

@@ -56,7 +56,11 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
@@ -82,7 +86,9 @@ class LiveBytes(TorchDispatchMode):
 def _left_of_the_group() -> int:
     """Return the free bytes of a container's limit. Cached files count as free."""
     limit, used = (_number(_GROUP / name, str) for name in ("memory.max", "memory.current"))
-    cached = _number(_GROUP / "memory.stat", lambda text: text.partition("inactive_file ")[2].split()[0])
+    cached = _number(
+        _GROUP / "memory.stat", lambda text: text.partition("inactive_file ")[2].split()[0]
+    )
     return _UNLIMITED if limit is None or used is None else max(0, limit - used + (cached or 0))
 
 

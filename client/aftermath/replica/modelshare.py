@@ -8,6 +8,7 @@ the first segment, by its own digest, and fetched from another peer.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -85,7 +86,7 @@ class ModelShare:
         """Serve a snapshot until `withdraw`, at the epoch's first apply."""
         self.withdraw()
         for digest, data in taken.blobs.items():
-            self._transport.publish_source(digest, len(data), lambda at, n, data=data: data[at : at + n])  # type: ignore[misc]
+            self._transport.publish_source(digest, len(data), functools.partial(_piece, data))
         self._digests = list(taken.blobs)
         self.manifest = taken.manifest
 
@@ -113,7 +114,9 @@ async def ask_offers(
     schema.
     """
     manifests = await asyncio.gather(*(_ask(transport, schema, peer, deadline_s) for peer in peers))
-    holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(lambda: defaultdict(list))
+    holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for peer, manifest in zip(peers, manifests, strict=True):
         for level, digests in (manifest.levels if manifest else {}).items():
             assert manifest is not None
@@ -127,9 +130,13 @@ async def ask_offers(
     }
 
 
-async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_s: float) -> SnapshotManifest | None:
+async def _ask(
+    transport: Transport, schema: StateSchema, peer: bytes, deadline_s: float
+) -> SnapshotManifest | None:
     try:
-        return checked(await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema)
+        return checked(
+            await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema
+        )
     except TransportError:
         return None
     except Exception as error:  # an invalid offer must not end this member
@@ -179,7 +186,9 @@ class LevelFetcher:
         self._ends = clock.monotonic() + deadline_s
         self._at_once = asyncio.Semaphore(parallel)
 
-    async def fetch(self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes) -> None:
+    async def fetch(
+        self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes
+    ) -> None:
         """Write `level` into `params`. `expected` is its hash on chain. Raises ModelUnavailable.
 
         Bytes come only from peers that offer the expected content, at any step.
@@ -187,17 +196,25 @@ class LevelFetcher:
         reasons = []
         right, wrong = self._right(level, offers, expected)
         if wrong:
-            reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the attested ones")
+            reasons.append(
+                f"{counted(wrong, 'peer')} offered tensors that are not the attested ones"
+            )
         for offer in right:
             try:
                 segments = enumerate(self._schema.of_level(level))
-                await every(self._take(offer, index, segment, params) for index, segment in segments)
+                await every(
+                    self._take(offer, index, segment, params) for index, segment in segments
+                )
                 return
             except (TransportError, SegmentError) as error:
                 reasons.append(str(error))
-        raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
+        raise ModelUnavailable(
+            f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it")
+        )
 
-    def _right(self, level: int, offers: Sequence[Offer], expected: bytes) -> tuple[list[Offer], int]:
+    def _right(
+        self, level: int, offers: Sequence[Offer], expected: bytes
+    ) -> tuple[list[Offer], int]:
         """Return the offers with this hash in their order, and how many peers offer another
         content.
         """
@@ -211,15 +228,23 @@ class LevelFetcher:
         holders = tuple(dict.fromkeys(holder for offer in right for holder in offer.holders))
         return [Offer(right[0].step, right[0].digests, holders)] if right else [], wrong
 
-    async def _take(self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]) -> None:
+    async def _take(
+        self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]
+    ) -> None:
         turn = index % len(offer.holders)
         holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
         async with self._at_once:
             left = max(0.0, self._ends - self._clock.monotonic())
-            data = await self._transport.fetch(offer.digests[index], segment_size(segment), holders, left)
+            data = await self._transport.fetch(
+                offer.digests[index], segment_size(segment), holders, left
+            )
             await self._decode(lambda: write_segment(params, segment, data))
 
 
 def segment_size(segment: Segment) -> int:
     """Return the bytes of a segment's fp32 tensor."""
     return ELEMENT_BYTES * segment.numel
+
+
+def _piece(data: bytes, offset: int, size: int) -> bytes:
+    return data[offset : offset + size]

@@ -64,7 +64,11 @@ class Origin:
         weights = self.blank()
         draws = torch.Generator().manual_seed(0)
         for name, tensor in weights.items():
-            _ = tensor.fill_(1.0) if "norm" in name else tensor.uniform_(-_SPREAD, _SPREAD, generator=draws)
+            _ = (
+                tensor.fill_(1.0)
+                if "norm" in name
+                else tensor.uniform_(-_SPREAD, _SPREAD, generator=draws)
+            )
         return weights
 
     @property
@@ -78,7 +82,9 @@ class Origin:
         """
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)
-        if checkpoint.kind is CheckpointKind.HUB:  # check the claimed config before fetching weights
+        if (
+            checkpoint.kind is CheckpointKind.HUB
+        ):  # check the claimed config before fetching weights
             self.read_config(checkpoint)
         directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, access=self.access)
         self._check(find(directory, self.tier, self.strategy).config, checkpoint)

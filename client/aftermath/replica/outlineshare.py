@@ -56,7 +56,9 @@ class OutlineShare:
 
     def __init__(self, transport: Transport, outline: Outline) -> None:
         files = {
-            name: CompanionFile(len(data), transport.publish(data)) for name, data in outline.companions.items() if data
+            name: CompanionFile(len(data), transport.publish(data))
+            for name, data in outline.companions.items()
+            if data
         }
         self._told = msgspec.msgpack.encode(OutlineReply(outline.config_json(), files))
         transport.handle(TOPIC, self._answer)
@@ -82,7 +84,10 @@ def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, CompanionFile]] | N
 
 
 async def ask_outline(
-    transport: Transport, peers: Sequence[bytes], schema_from: Callable[[dict[str, Any]], Schema], compute: Worker
+    transport: Transport,
+    peers: Sequence[bytes],
+    schema_from: Callable[[dict[str, Any]], Schema],
+    compute: Worker,
 ) -> tuple[Outline, Schema] | None:
     """Return the outline from the first of these members whose config is the run's, or None.
 
@@ -104,11 +109,15 @@ async def ask_outline(
         if right:
             config, files, schema = next(iter(right.values()))
             agreed = all(other == files for _, other, _ in right.values())
-            return Outline(config, await _files(transport, files, list(right)) if agreed else {}), schema
+            return Outline(
+                config, await _files(transport, files, list(right)) if agreed else {}
+            ), schema
     return None
 
 
-async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[str, CompanionFile]] | None:
+async def _ask(
+    transport: Transport, peer: bytes
+) -> tuple[dict[str, Any], dict[str, CompanionFile]] | None:
     try:
         return checked(await transport.request(peer, TOPIC, b"", _MAX_REPLY, _ANSWER))
     except TransportError:
@@ -118,7 +127,9 @@ async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[
         return None
 
 
-async def _files(transport: Transport, files: dict[str, CompanionFile], holders: Sequence[bytes]) -> dict[str, bytes]:
+async def _files(
+    transport: Transport, files: dict[str, CompanionFile], holders: Sequence[bytes]
+) -> dict[str, bytes]:
     """Return the companion files that peers give. A model can be trained without them."""
     found = {}
     for name, file in files.items():

@@ -93,4 +93,6 @@ class PassSize:
         return news
 
     def _described(self) -> str:
-        return counted(self.size, "sequence") + (", with layers computed twice" if self.recompute else "")
+        return counted(self.size, "sequence") + (
+            ", with layers computed twice" if self.recompute else ""
+        )

@@ -85,7 +85,9 @@ class Passes:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def _compiles(self, compiled: Callable[..., Tensor], input_ids: Tensor, labels: Tensor | None) -> bool:
+    def _compiles(
+        self, compiled: Callable[..., Tensor], input_ids: Tensor, labels: Tensor | None
+    ) -> bool:
         """Return whether a pass has the compiled kind and compiles; if not, disable compilation."""
         # Compile only the first kind of pass: one sequence, or several, of one length. So no round
         # waits for a compiler because of a share's remainder. Each new shape is tried with a whole
@@ -103,14 +105,18 @@ class Passes:
         if tried in self._tried:
             return True
         try:
-            parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            parameters = [
+                parameter for parameter in self._model.parameters() if parameter.requires_grad
+            ]
             torch.autograd.grad(compiled(input_ids, labels), parameters, allow_unused=True)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             self._compiled = None
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            log.warning("the model could not be compiled and is trained without, more slowly: %s", reason)
+            log.warning(
+                "the model could not be compiled and is trained without, more slowly: %s", reason
+            )
             return False
         self._tried.add(tried)
         return True

@@ -56,7 +56,9 @@ class Replica:
         self.device = device
         self._pass_size = pass_size
         self._stopwatch = stopwatch
-        self.model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
+        self.model = config.build(
+            tier, {name: tensor.to(device) for name, tensor in weights.items()}
+        )
         if not self.model.can_recompute:
             pass_size.forbid_recompute()
         self.passes = Passes(self.model, arithmetic)
@@ -171,8 +173,14 @@ class Replica:
     def warm_up(self, seq_len: int, labels: bool) -> None:
         """Train one micro-batch, with or without labels, to compile it."""
         micro = self._pass_size.size
-        batch = torch.arange(micro * seq_len).remainder_(self.model.config.vocab_size).view(micro, seq_len)
-        self._backward(self.passes, torch.stack((batch, batch), 1) if labels else batch, threading.Event())
+        batch = (
+            torch.arange(micro * seq_len)
+            .remainder_(self.model.config.vocab_size)
+            .view(micro, seq_len)
+        )
+        self._backward(
+            self.passes, torch.stack((batch, batch), 1) if labels else batch, threading.Event()
+        )
         self.model.zero_grad(set_to_none=True)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
@@ -186,13 +194,20 @@ class Replica:
         return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
 
 
-def accumulate(passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
+def accumulate(
+    passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event
+) -> float:
     """Call `accumulate_unread`, and return the loss as a number."""
     return float(accumulate_unread(passes, sequences, micro_batch, cancelled, read=True))
 
 
 def accumulate_unread(
-    passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event, *, read: bool = False
+    passes: Passes,
+    sequences: Tensor,
+    micro_batch: int,
+    cancelled: threading.Event,
+    *,
+    read: bool = False,
 ) -> Loss:
     """Add the gradient of the mean loss over `sequences` [n, seq_len], by micro-batches. Return the
     loss.
@@ -203,7 +218,9 @@ def accumulate_unread(
     """
     placed = passes.upload(sequences)
     losses = []
-    for micro, batch in zip(sequences.split(micro_batch), placed.split(micro_batch), strict=True):  # [micro, seq_len]
+    for micro, batch in zip(
+        sequences.split(micro_batch), placed.split(micro_batch), strict=True
+    ):  # [micro, seq_len]
         if cancelled.is_set():
             raise Cancelled
         loss = share_loss(passes, batch, micro, sequences)
@@ -262,9 +279,13 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if gpus else "mps" if mps else "cpu")
     kind = name.partition(":")[0]
     if not {"cpu": True, "mps": mps, "cuda": gpus > 0}[kind]:
-        raise Unsuitable(f"--device {name}: this machine has no {kind.upper()} device", "Use cpu or auto")
+        raise Unsuitable(
+            f"--device {name}: this machine has no {kind.upper()} device", "Use cpu or auto"
+        )
     if not indices:
         return torch.device(kind)
     if indices[0] >= gpus:
-        raise Unsuitable(f"--device {name} is not here", f"The CUDA devices here are cuda:0 to cuda:{gpus - 1}")
+        raise Unsuitable(
+            f"--device {name} is not here", f"The CUDA devices here are cuda:0 to cuda:{gpus - 1}"
+        )
     return torch.device(kind, indices[0])

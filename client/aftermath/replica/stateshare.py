@@ -113,7 +113,12 @@ def question(root: bytes, index: int) -> bytes:
 
 
 async def ask_block(
-    transport: Transport, peer: bytes, root: bytes, parts: StateOutline, index: int, deadline_s: float
+    transport: Transport,
+    peer: bytes,
+    root: bytes,
+    parts: StateOutline,
+    index: int,
+    deadline_s: float,
 ) -> bytes:
     """Return a block of the private state with that root. `parts` is the outline of the member's
     tier.
@@ -139,6 +144,7 @@ def proven(reply: bytes, root: bytes, parts: StateOutline, index: int) -> bytes:
     block = reply[hashes:]
     if len(reply) != hashes + size or not proves(block, index, parts.count, proof, root):
         raise FalseBlock(
-            f"what came is not block {index} of the private state {short(root)}", "Ask for it elsewhere, or later"
+            f"what came is not block {index} of the private state {short(root)}",
+            "Ask for it elsewhere, or later",
         )
     return block

@@ -26,7 +26,9 @@ class PositionInterval(NamedTuple):
         return self.stop - self.start
 
 
-def assign(header: Round, members: Members, verification_percent: int) -> dict[int, PositionInterval]:
+def assign(
+    header: Round, members: Members, verification_percent: int
+) -> dict[int, PositionInterval]:
     """Return the share of every seat of the roster, in shuffle order.
 
     Verifiers and very small weights get an empty share. So do newcomers while established members
@@ -39,7 +41,9 @@ def assign(header: Round, members: Members, verification_percent: int) -> dict[i
     # more room in it.
     trainers = members.judges if header.established is Alone.TRAIN else header.roster
     trainers &= bitmap.from_seats(seat for seat, role in roles.items() if role is Committee.TRAINER)
-    weights = [members.seats[seat].weight if bitmap.contains(trainers, seat) else 0 for seat in ordered]
+    weights = [
+        members.seats[seat].weight if bitmap.contains(trainers, seat) else 0 for seat in ordered
+    ]
     return dict(zip(ordered, cut(header.batch, weights), strict=True))
 
 

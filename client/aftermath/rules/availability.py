@@ -42,17 +42,25 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
 
     def holders(level: int, among: tuple[int, ...]) -> frozenset[int]:
         judges = may_judge(run, members, level)
-        return frozenset(s for s in among if bitmap.contains(judges, s) and members.seats[s].tier <= level)
+        return frozenset(
+            s for s in among if bitmap.contains(judges, s) and members.seats[s].tier <= level
+        )
 
     found = {level: holders(level, seats) for level in range(run.levels - 1)}
     # If few of a level's judges are drawn, they may all belong to one person, who knows it a round
     # ahead. That person could hide a level from the other holders, who would have to apply it and
     # would drop out. Such a level is not judged by its holders: every witness fetches it
     # (`had_by_all`).
-    return {level: of for level, of in found.items() if len(of) >= min(MANY, len(holders(level, header.members)))}
+    return {
+        level: of
+        for level, of in found.items()
+        if len(of) >= min(MANY, len(holders(level, header.members)))
+    }
 
 
-def had_by_all(judged: Collection[int], header: Round, run: Run, members: Members) -> frozenset[int]:
+def had_by_all(
+    judged: Collection[int], header: Round, run: Run, members: Members
+) -> frozenset[int]:
     """Return the levels whose bytes every witness must have before it attests a result.
 
     These are the levels without `judged`, except the last. Witnesses that do not hold a level pass
@@ -61,5 +69,7 @@ def had_by_all(judged: Collection[int], header: Round, run: Run, members: Member
     """
     tiers = [members.seats[seat].tier for seat in bitmap.seats(header.began)]
     return frozenset(
-        level for level in range(run.levels - 1) if level not in judged and sum(tier <= level for tier in tiers) > 1
+        level
+        for level in range(run.levels - 1)
+        if level not in judged and sum(tier <= level for tier in tiers) > 1
     )

@@ -21,7 +21,17 @@ from solders.signature import Signature
 
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.errors import BadAnnouncement
-from aftermath.rules.fields import U8, U32, U64, Bytes32, Level, NonNegative, RunId, SequenceIndex, Size
+from aftermath.rules.fields import (
+    U8,
+    U32,
+    U64,
+    Bytes32,
+    Level,
+    NonNegative,
+    RunId,
+    SequenceIndex,
+    Size,
+)
 from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
 from aftermath.rules.run import REDO
 from aftermath.rules.seal import Closed, Key, ResultPlace, seal_of
@@ -69,7 +79,9 @@ class PrivateRoots(NamedTuple):
     """
 
 
-class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True):
+class Commitment(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True
+):
     """A member's result: `signer` (a wallet) trained `intervals` in round `height` of `epoch`.
 
     The member serves the payloads from `sender`, its p2p key. `seed` is the round's.
@@ -125,7 +137,9 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
         return seal_of(key, self.signer, self.place) == self.seal
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=2, forbid_unknown_fields=True):
+class Ready(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=2, forbid_unknown_fields=True
+):
     """`signer` has the model of `epoch` loaded and can train."""
 
     sender: Bytes32
@@ -217,7 +231,9 @@ def decode_announcement(data: bytes) -> Announcement:
     """
     signed, body = _parts(data)
     # Check the signature before anything is parsed.
-    if not Signature.from_bytes(signed.signature).verify(Pubkey.from_bytes(signed.key), signed.statement):
+    if not Signature.from_bytes(signed.signature).verify(
+        Pubkey.from_bytes(signed.key), signed.statement
+    ):
         raise BadAnnouncement("the announcement is not signed by the key it names")
     announcement = _parse_body(body)
     if announcement.sender != signed.key:
@@ -244,7 +260,9 @@ def head_of(announcement: Announcement) -> bytes:
     """Return the bytes in front of an announcement's body."""
     if isinstance(announcement, Commitment):
         said = announcement
-        return _RESULT + _PLACE.pack(said.run_id.encode(), said.epoch, said.height, said.seed, said.seat, said.digest)
+        return _RESULT + _PLACE.pack(
+            said.run_id.encode(), said.epoch, said.height, said.seed, said.seat, said.digest
+        )
     return _HEAD_OF[type(announcement)]
 
 

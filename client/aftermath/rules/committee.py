@@ -103,7 +103,9 @@ def witnesses(header: Round, members: Members) -> tuple[int, ...]:
     """
     seated = _seated(header, members)
     ordered_seats = in_order(header, WITNESS, electors(header, members))
-    return tuple(islice((seat for seat in ordered_seats if bitmap.contains(seated, seat)), header.elected))
+    return tuple(
+        islice((seat for seat in ordered_seats if bitmap.contains(seated, seat)), header.elected)
+    )
 
 
 def jury(run: Run, members: Members, closed: Round) -> int:
@@ -140,7 +142,9 @@ def _is_seated(members: Members, seat: int) -> bool:
     """
     member = members.seats[seat]
     took_part = member.state is MemberState.HEALTHY or member.exited_height > 0
-    return bitmap.contains(members.proven, seat) or (took_part and bitmap.contains(members.established, seat))
+    return bitmap.contains(members.proven, seat) or (
+        took_part and bitmap.contains(members.established, seat)
+    )
 
 
 def _stayed(members: Members, seat: int, last: int) -> bool:
@@ -157,10 +161,16 @@ def _first_withheld(run: Run, members: Members) -> int:
     """
     if members.established.bit_count() < ENOUGH or not members.judges:
         return run.levels
-    gone = members.judges & (members.mask(MemberState.DROPPED) | members.mask(MemberState.RESTARTED))
+    gone = members.judges & (
+        members.mask(MemberState.DROPPED) | members.mask(MemberState.RESTARTED)
+    )
     absent = members.established & ~run.current.began
-    recent = [seat for seat in bitmap.seats(absent) if members.seats[seat].last_epoch + 1 >= run.epoch]
-    return min((members.seats[seat].tier for seat in (*bitmap.seats(gone), *recent)), default=run.levels)
+    recent = [
+        seat for seat in bitmap.seats(absent) if members.seats[seat].last_epoch + 1 >= run.epoch
+    ]
+    return min(
+        (members.seats[seat].tier for seat in (*bitmap.seats(gone), *recent)), default=run.levels
+    )
 
 
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
@@ -171,7 +181,9 @@ def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]
     change when members leave. It is empty if newcomers would attest a level that a missing member
     holds.
     """
-    holders = bitmap.from_seats(seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level)
+    holders = bitmap.from_seats(
+        seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level
+    )
     spoke = bitmap.seats(members.judges & members.proven & holders)
     heard = any(_stayed(members, seat, run.current.height) for seat in spoke)
     if not heard and level >= _first_withheld(run, members):
@@ -187,4 +199,6 @@ def levels_to_attest(run: Run, members: Members, seat: int) -> tuple[int, ...]:
     """
     if not bitmap.contains(members.proven, seat):
         return ()
-    return tuple(level for level in range(run.levels) if seat in cooldown_electees(run, members, level))
+    return tuple(
+        level for level in range(run.levels) if seat in cooldown_electees(run, members, level)
+    )

@@ -91,7 +91,10 @@ def unpack_fingerprints(attestation: Attestation, roster: int) -> dict[int, Fing
     field = int.from_bytes(attestation.fingerprints, "little")
     bits = fingerprint_bits(roster)
     return {
-        seat: Fingerprint(sum((field >> place & 1) << bit for bit, place in enumerate(_places(seat, roster))), bits)
+        seat: Fingerprint(
+            sum((field >> place & 1) << bit for bit, place in enumerate(_places(seat, roster))),
+            bits,
+        )
         for seat in bitmap.seats(roster & attestation.participation)
     }
 
@@ -100,10 +103,16 @@ def scores(attestations: Iterable[Attestation]) -> dict[int, int]:
     """Return how many witnesses recorded a result of each seat. Seats without a result are
     absent.
     """
-    return dict(Counter(seat for attestation in attestations for seat in bitmap.seats(attestation.participation)))
+    return dict(
+        Counter(
+            seat for attestation in attestations for seat in bitmap.seats(attestation.participation)
+        )
+    )
 
 
-def left_out(attesting: Round, attestations: Iterable[Attestation], run: Run, members: Members) -> int:
+def left_out(
+    attesting: Round, attestations: Iterable[Attestation], run: Run, members: Members
+) -> int:
     """Return the seats (a bitmap of all 256) that a quorum of the witnesses did not record.
 
     Return none if fewer than a quorum attested and stayed.
@@ -115,10 +124,14 @@ def left_out(attesting: Round, attestations: Iterable[Attestation], run: Run, me
     if len(remaining) < needed:
         return 0
     seen = scores(remaining)
-    return bitmap.from_seats(s for s in range(bitmap.MAX_MEMBERS) if len(remaining) - seen.get(s, 0) >= needed)
+    return bitmap.from_seats(
+        s for s in range(bitmap.MAX_MEMBERS) if len(remaining) - seen.get(s, 0) >= needed
+    )
 
 
-def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:
+def consensus(
+    attesting: Round, attestations: Iterable[Attestation], roster: int
+) -> dict[int, Fingerprint]:
     """Return the accepted results of the round that `attesting` judges, by seat."""
     needed = committee.quorum(attesting.elected)
     votes: Counter[tuple[int, Fingerprint]] = Counter()
@@ -126,10 +139,16 @@ def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int
         votes.update(unpack_fingerprints(attestation, roster).items())
     # The program trains what it did not count as attested again, so nothing else is applied.
     accepted = {seat: seen for (seat, seen), count in votes.items() if count >= needed}
-    return {seat: accepted[seat] for seat in sorted(accepted) if bitmap.contains(attesting.attested, seat)}
+    return {
+        seat: accepted[seat]
+        for seat in sorted(accepted)
+        if bitmap.contains(attesting.attested, seat)
+    }
 
 
-def judging(attestations: Iterable[Attestation], run: Run, members: Members, level: int) -> list[Attestation]:
+def judging(
+    attestations: Iterable[Attestation], run: Run, members: Members, level: int
+) -> list[Attestation]:
     """Return the attestations that count for the delivery of a level, as in the program.
 
     The judges of a level hold it. If the epoch began with established holders, only these judge:
@@ -137,7 +156,11 @@ def judging(attestations: Iterable[Attestation], run: Run, members: Members, lev
     from the only other holder and so push it out of the run.
     """
     may = availability.may_judge(run, members, level)
-    return [one for one in attestations if bitmap.contains(may, one.seat) and members.seats[one.seat].tier <= level]
+    return [
+        one
+        for one in attestations
+        if bitmap.contains(may, one.seat) and members.seats[one.seat].tier <= level
+    ]
 
 
 def vouched(
@@ -161,9 +184,15 @@ def vouched(
             return accepted
         if sum(members.seats[seat].tier <= level for seat in bitmap.seats(roster)) == 1:
             # A level with one holder is applied like the rest, since nobody else needs it.
-            return (seat for seat in accepted if bitmap.contains(availability.may_judge(run, members, level), seat))
+            return (
+                seat
+                for seat in accepted
+                if bitmap.contains(availability.may_judge(run, members, level), seat)
+            )
         seen = [recorded[one.seat] for one in judging(attestations, run, members, level)]
-        counts = Counter(seat for results in seen for seat in accepted if results.get(seat) == accepted[seat])
+        counts = Counter(
+            seat for results in seen for seat in accepted if results.get(seat) == accepted[seat]
+        )
         silent = judged_by[level] - recorded.keys()
         drawn = len(judged_by[level])
         # Count against the judges drawn, not against those that attested: after a round closed

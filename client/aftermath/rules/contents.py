@@ -19,7 +19,11 @@ _NO_HASH = bytes(32)
 def attested(run: Run) -> dict[int, bytes]:
     """Return the hashes of the levels that the chain vouches for."""
     hashes = enumerate(run.level_hashes)
-    return {level: digest for level, digest in hashes if run.levels_attested >> level & 1 and digest != _NO_HASH}
+    return {
+        level: digest
+        for level, digest in hashes
+        if run.levels_attested >> level & 1 and digest != _NO_HASH
+    }
 
 
 def expected(run: Run, model: Model, level: int) -> bytes | None:
@@ -38,4 +42,8 @@ def unattested(run: Run) -> list[int]:
     if run.model_source is not ModelSource.PEERS:
         return []
     known = attested(run)
-    return [level for level, digest in enumerate(run.level_hashes) if digest == UNATTESTED and level not in known]
+    return [
+        level
+        for level, digest in enumerate(run.level_hashes)
+        if digest == UNATTESTED and level not in known
+    ]

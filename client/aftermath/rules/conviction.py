@@ -46,9 +46,14 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
     held = {one.seat: one.participation for one in remaining}
 
     def convicted(seat: int) -> bool:
-        return any(_lacks(run, members, held, seat, level) for level in range(members.seats[seat].tier, run.levels))
+        return any(
+            _lacks(run, members, held, seat, level)
+            for level in range(members.seats[seat].tier, run.levels)
+        )
 
-    return bitmap.from_seats(seat for seat in bitmap.seats(suspects(run, members) & owing) if convicted(seat))
+    return bitmap.from_seats(
+        seat for seat in bitmap.seats(suspects(run, members) & owing) if convicted(seat)
+    )
 
 
 def _lacks(run: Run, members: Members, held: Mapping[int, int], accused: int, level: int) -> bool:

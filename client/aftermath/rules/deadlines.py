@@ -25,7 +25,9 @@ _ROUND_DRAW = 60
 """Seconds after which a tick draws the seed of the next round."""
 
 
-def next_deadline(run: Run, members: Members | None = None, model: Model | None = None) -> int | None:
+def next_deadline(
+    run: Run, members: Members | None = None, model: Model | None = None
+) -> int | None:
     """Return the chain time (unix seconds) from which a tick may change the run, or None.
 
     While the run waits for members, the clock starts once enough of them are pending, and some
@@ -55,7 +57,12 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
             wait = max(wait, HOLDERS_WAIT)
         elif expected(run, members):  # after a rewind
             wait = max(wait, config.waiting_for_members_extra_time + config.warmup_time)
-    if run.state is RunState.COOLDOWN and members is not None and model is not None and _is_safe(run, members, model):
+    if (
+        run.state is RunState.COOLDOWN
+        and members is not None
+        and model is not None
+        and _is_safe(run, members, model)
+    ):
         wait = 0
     # Slots last differently on each network. Try from the first second on: an early tick costs
     # nothing.
@@ -166,7 +173,11 @@ def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
     Neither a checkpoint nor a waiting trusted finisher has them as they are now.
     """
     here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
-    return [level for level in range(first, here) if run.level_hashes[level] != model.checkpoint_hashes[level]]
+    return [
+        level
+        for level in range(first, here)
+        if run.level_hashes[level] != model.checkpoint_hashes[level]
+    ]
 
 
 def tick_order(run: Run, members: Members) -> list[int]:
@@ -179,7 +190,9 @@ def tick_order(run: Run, members: Members) -> list[int]:
         mask = run.current.roster & members.mask(MemberState.HEALTHY)
     candidates = list(bitmap.seats(mask))
     purpose = b"tick" + bytes([run.state]) + run.state_started_at.to_bytes(8, "little")
-    return [candidates[rank] for rank in committee.order(run.current.seed, purpose, len(candidates))]
+    return [
+        candidates[rank] for rank in committee.order(run.current.seed, purpose, len(candidates))
+    ]
 
 
 def tick_delay(rank: int) -> float:

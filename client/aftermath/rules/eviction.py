@@ -29,24 +29,37 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
     ]
     if not idle:
         return None
-    chosen = min(idle, key=lambda index: _worth(run, members.seats[index], bitmap.contains(run.finishers, index)))
+    chosen = min(
+        idle,
+        key=lambda index: _worth(run, members.seats[index], bitmap.contains(run.finishers, index)),
+    )
     return members.seats[chosen].signer
 
 
 def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool, int]:
     """Return a sort key: the member with the lowest loses its seat first."""
-    return finisher, seat.points > 0, seat.weight > 1, seat.last_epoch + 1 >= run.epoch, seat.last_epoch
+    return (
+        finisher,
+        seat.points > 0,
+        seat.weight > 1,
+        seat.last_epoch + 1 >= run.epoch,
+        seat.last_epoch,
+    )
 
 
 def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
     """Return the members that keep their seats, as a bitmap: finishers and some established ones."""
-    recent = bitmap.from_seats(number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch)
+    recent = bitmap.from_seats(
+        number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch
+    )
     recent &= members.established
     if run.state is not RunState.WAITING_FOR_MEMBERS:
         return run.finishers | recent
     in_day = now <= run.state_started_at or now < run.state_started_at + HOLDERS_WAIT
     kept = expected(run, members) if in_day else 0
-    until = run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
+    until = (
+        run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
+    )
     unsaved = run.level_hashes[: run.levels] != model.checkpoint_hashes[: run.levels]
     in_time = now <= run.state_started_at or now < until or (unsaved and in_day)
     if in_time:

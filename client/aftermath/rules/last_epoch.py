@@ -18,4 +18,8 @@ def is_last_epoch(run: Run) -> bool:
     if run.state is RunState.COOLDOWN:
         return missing <= 0
     # With overlap, the step of the round before this one is not counted yet.
-    return run.state.training and missing <= rounds - run.current.height + run.config.overlap and rounds > 0
+    return (
+        run.state.training
+        and missing <= rounds - run.current.height + run.config.overlap
+        and rounds > 0
+    )

@@ -66,11 +66,16 @@ class Members:
 
     def find(self, signer: bytes) -> int | None:
         """Return the seat of this wallet, or None if it has none."""
-        return next((index for index, seat in enumerate(self.seats) if seat.used and seat.signer == signer), None)
+        return next(
+            (index for index, seat in enumerate(self.seats) if seat.used and seat.signer == signer),
+            None,
+        )
 
     def mask(self, state: MemberState) -> int:
         """Return the bitmap of the used seats in this state."""
-        return sum(1 << index for index, seat in enumerate(self.seats) if seat.used and seat.state == state)
+        return sum(
+            1 << index for index, seat in enumerate(self.seats) if seat.used and seat.state == state
+        )
 
     @property
     def present(self) -> int:
@@ -80,7 +85,9 @@ class Members:
     @property
     def pending(self) -> int:
         """Return the bitmap of the seats that want the next epoch."""
-        return sum(1 << index for index, seat in enumerate(self.seats) if seat.used and seat.pending)
+        return sum(
+            1 << index for index, seat in enumerate(self.seats) if seat.used and seat.pending
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aftermath.rules.optimizers import OPTIMIZERS
-from aftermath.rules.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+from aftermath.rules.state import (
+    CheckpointKind,
+    DataKind,
+    Divisor,
+    InnerOptimizer,
+    OptimizerKind,
+    ScheduleKind,
+)
 
 _HASH_MARK = "#sha256="
 _HASH_DIGITS = 64
@@ -80,7 +87,11 @@ class DataLocation:
     @property
     def folder(self) -> str:
         """Return the folder in the bucket."""
-        return self.secondary if not self.files_hash else self.secondary[: -len(_HASH_MARK) - _HASH_DIGITS]
+        return (
+            self.secondary
+            if not self.files_hash
+            else self.secondary[: -len(_HASH_MARK) - _HASH_DIGITS]
+        )
 
     @property
     def files_hash(self) -> str:
@@ -175,5 +186,10 @@ class Model:
 
         Some places may be empty.
         """
-        now = self.checkpoint, self.checkpoint_hashes, self.checkpoint_data_index, self.checkpoint_step
+        now = (
+            self.checkpoint,
+            self.checkpoint_hashes,
+            self.checkpoint_data_index,
+            self.checkpoint_step,
+        )
         return (Recorded(*now), *self.earlier)

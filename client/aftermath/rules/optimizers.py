@@ -51,9 +51,19 @@ OPTIMIZERS: Mapping[OptimizerKind, Known] = {
         "SparseLoCo",
         "SparseLoCo",
         "sparseloco",
-        (*_COMPRESSED, "value_bits", "inner_steps", "inner_optimizer", "divisor", "outer_lr", "orthogonal_lr"),
+        (
+            *_COMPRESSED,
+            "value_bits",
+            "inner_steps",
+            "inner_optimizer",
+            "divisor",
+            "outer_lr",
+            "orthogonal_lr",
+        ),
     ),
 }
 EXCHANGED = {kind: known for kind, known in OPTIMIZERS.items() if known.exchanged}
 EXCHANGED_SHOWN = " or ".join(known.shown for known in EXCHANGED.values())
-EXCHANGED_TABLES = " or ".join(f"[model.LLM.optimizer.{known.table}]" for known in EXCHANGED.values())
+EXCHANGED_TABLES = " or ".join(
+    f"[model.LLM.optimizer.{known.table}]" for known in EXCHANGED.values()
+)

@@ -32,12 +32,16 @@ def learning_rate(schedule: LrSchedule, step: int) -> float:
     if schedule.kind is ScheduleKind.WARMUP_STABLE_DECAY:
         return _stable_decay(schedule, done)
     shape = _ramp if schedule.kind is ScheduleKind.LINEAR else _half_cosine
-    return shape(schedule.base_lr, schedule.final_lr, done, schedule.total_steps - schedule.warmup_steps)
+    return shape(
+        schedule.base_lr, schedule.final_lr, done, schedule.total_steps - schedule.warmup_steps
+    )
 
 
 def highest_rate(schedule: LrSchedule) -> float:
     """Return an upper bound of all rates. Numbers that a kind does not use are 0."""
-    return max(schedule.base_lr, schedule.warmup_init_lr, schedule.final_lr, schedule.cosine_decay_final_lr)
+    return max(
+        schedule.base_lr, schedule.warmup_init_lr, schedule.final_lr, schedule.cosine_decay_final_lr
+    )
 
 
 def last_change(schedule: LrSchedule) -> int:
@@ -45,7 +49,12 @@ def last_change(schedule: LrSchedule) -> int:
     if schedule.kind is ScheduleKind.CONSTANT:
         return schedule.warmup_steps
     if schedule.kind is ScheduleKind.WARMUP_STABLE_DECAY:
-        return schedule.warmup_steps + schedule.stable_steps + schedule.cosine_decay_steps + schedule.linear_decay_steps
+        return (
+            schedule.warmup_steps
+            + schedule.stable_steps
+            + schedule.cosine_decay_steps
+            + schedule.linear_decay_steps
+        )
     return schedule.total_steps
 
 
@@ -80,9 +89,13 @@ def _stable_decay(schedule: LrSchedule, done: int) -> float:
     if decayed < 0:
         return schedule.base_lr
     if decayed < schedule.cosine_decay_steps:
-        return _half_cosine(schedule.base_lr, schedule.cosine_decay_final_lr, decayed, schedule.cosine_decay_steps)
+        return _half_cosine(
+            schedule.base_lr, schedule.cosine_decay_final_lr, decayed, schedule.cosine_decay_steps
+        )
     decayed -= schedule.cosine_decay_steps
-    return _ramp(schedule.cosine_decay_final_lr, schedule.final_lr, decayed, schedule.linear_decay_steps)
+    return _ramp(
+        schedule.cosine_decay_final_lr, schedule.final_lr, decayed, schedule.linear_decay_steps
+    )
 
 
 def _ramp(start: float, end: float, done: int, total: int) -> float:

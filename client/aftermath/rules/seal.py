@@ -37,7 +37,9 @@ class ResultPlace(NamedTuple):
         return _PLACE.pack(self.run_id.encode(), self.epoch, self.height, self.seed, self.seat)
 
 
-class _OfSeat(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class _OfSeat(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
     """A message about a round that `signer`, on `seat`, sends from its p2p key `sender`."""
 
     sender: Bytes32
@@ -53,7 +55,9 @@ class _OfSeat(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid
         return ResultPlace(self.run_id, self.epoch, self.height, self.seed, self.seat)
 
 
-class Closed(_OfSeat, frozen=True, kw_only=True, array_like=True, tag=3, forbid_unknown_fields=True):
+class Closed(
+    _OfSeat, frozen=True, kw_only=True, array_like=True, tag=3, forbid_unknown_fields=True
+):
     """A witness of the results of round `height` rejects results announced after this message."""
 
 

@@ -128,7 +128,9 @@ class Accounts:
         with self._node.lent(identity, ALLOWANCE):
             result = await self._node.methods["simulateTransaction"]([params[0], checked])
             if result["value"]["err"] is not None:  # the same, told as by a failing preflight
-                await self._node.methods["sendTransaction"]([params[0], {**config, "skipPreflight": False}])
+                await self._node.methods["sendTransaction"](
+                    [params[0], {**config, "skipPreflight": False}]
+                )
 
     async def expire(self) -> None:
         """Remove accounts without a membership whose owners stay away, until cancelled."""
@@ -146,7 +148,9 @@ class Accounts:
         created = parse_run(bytes(run.data)).created
         away = {}
         for key, account in bank.owned_by(SYSTEM_ID):
-            if account is None or account.lamports > ALLOWANCE:  # the faucet's, or the run's owner's
+            if (
+                account is None or account.lamports > ALLOWANCE
+            ):  # the faucet's, or the run's owner's
                 continue
             member = membership_address(self._program, self._run, created, key)
             if not self._here(key) and bank.account(member) is None:

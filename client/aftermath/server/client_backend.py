@@ -139,7 +139,9 @@ async def visiting(
 
 
 @contextlib.asynccontextmanager
-async def reached_run(address: str, trust: Trust | None, wallet: Wallet, run_id: str) -> AsyncIterator[Cluster]:
+async def reached_run(
+    address: str, trust: Trust | None, wallet: Wallet, run_id: str
+) -> AsyncIterator[Cluster]:
     """The run of the server at HOST:PORT, as the member with this key reaches it. Raises
     UsageError.
     """
@@ -149,12 +151,15 @@ async def reached_run(address: str, trust: Trust | None, wallet: Wallet, run_id:
         yield Cluster(pool, CoordinatorClient(pool), Authorizer(pool))
 
 
-def reaching(address: str, trust: Trust | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
+def reaching(
+    address: str, trust: Trust | None, identity: Path | None
+) -> Callable[[TrainSettings], Reach]:
     """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is
     called.
     """
     check_address(address)
-    known = functools.cache(lambda: identity_of(identity))  # one for the process, however often the way is made
+    # one for the process, however often the way is made
+    known = functools.cache(lambda: identity_of(identity))
 
     def reach(settings: TrainSettings) -> Reach:
         wallet = known()
@@ -168,7 +173,9 @@ def reaching(address: str, trust: Trust | None, identity: Path | None) -> Callab
     return reach
 
 
-async def leave_wills(chain: SolanaMember, link: ServerConnection, client: CoordinatorClient, run_id: str) -> None:
+async def leave_wills(
+    chain: SolanaMember, link: ServerConnection, client: CoordinatorClient, run_id: str
+) -> None:
     """Keep a signed withdraw transaction of this member at the server, until cancelled."""
     while True:
         place = (await chain.view()).run.round_id

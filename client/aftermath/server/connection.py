@@ -84,7 +84,9 @@ class ServerConnection(httpx.AsyncBaseTransport):
     by.
     """
 
-    def __init__(self, address: str, trust: Trust | None, run_id: str, wallet: Wallet, peer: Keypair) -> None:
+    def __init__(
+        self, address: str, trust: Trust | None, run_id: str, wallet: Wallet, peer: Keypair
+    ) -> None:
         self.address = address
         self.url = f"{'wss' if trust else 'ws'}://{address}"
         self.trust = trust
@@ -182,7 +184,8 @@ class ServerConnection(httpx.AsyncBaseTransport):
         finally:
             self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
-                reply.exception()  # asked for, or asyncio complains: `send` may have raised before it was awaited
+                # asked for, or asyncio complains: `send` may have raised before it was awaited
+                reply.exception()
 
     async def _connected(self) -> ClientConnection:
         async with self._opening:
@@ -254,7 +257,9 @@ class ServerConnection(httpx.AsyncBaseTransport):
             assert self.trust is not None
             raise ServerRefused(untrusted, self.trust.fix) from error
         except ssl.SSLError as error:
-            raise NotTheServer("it does not speak TLS as a server with a certificate does") from error
+            raise NotTheServer(
+                "it does not speak TLS as a server with a certificate does"
+            ) from error
         except InvalidHandshake as error:
             raise NotTheServer(_STRANGE) from error
 
@@ -288,5 +293,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
         failure to reach the server, not as its answer.
         """
         if self._genesis and self.trust is None:
-            return NotTheServer(f"{message}, or something between this machine and the server interferes")
+            return NotTheServer(
+                f"{message}, or something between this machine and the server interferes"
+            )
         return refusal(message, fix)

@@ -49,7 +49,9 @@ class ConnectionLimiter(web.Server):
             self._drop(makes_room(self._strangers))
         self._strangers[handler] = place(transport)
 
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
         self.settle(handler)
         super().connection_lost(handler, exc)
 

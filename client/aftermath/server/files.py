@@ -32,7 +32,8 @@ def owner_directory(state: Path | None) -> Path | None:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ServerError(
-            f"cannot make the directory {state}: {error.strerror}", f"{fix_of(error, 'directory')}: --save-state-dir"
+            f"cannot make the directory {state}: {error.strerror}",
+            f"{fix_of(error, 'directory')}: --save-state-dir",
         ) from None
     return state
 
@@ -47,9 +48,14 @@ def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        why = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "they do not fit together"
+        why = (
+            error.strerror
+            if isinstance(error, FileNotFoundError | PermissionError)
+            else "they do not fit together"
+        )
         raise ServerError(
-            f"cannot use the certificate {certificate} with the key {key}: {why}", "They are PEM files of one pair"
+            f"cannot use the certificate {certificate} with the key {key}: {why}",
+            "They are PEM files of one pair",
         ) from None
     return context
 
@@ -60,11 +66,15 @@ def allowed_of(path: Path | None) -> frozenset[Pubkey] | None:
         return None
     try:
         if path.stat().st_size > MOST_LISTED:
-            raise ServerError(f"{path} is too long for a list of identities", "It has one public key a line")
+            raise ServerError(
+                f"{path} is too long for a list of identities", "It has one public key a line"
+            )
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
-        raise ServerError(f"cannot read {path}: {why}", "--allow takes a file with one public key a line") from None
+        raise ServerError(
+            f"cannot read {path}: {why}", "--allow takes a file with one public key a line"
+        ) from None
     found = set()
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

@@ -15,15 +15,26 @@ CENTRALIZED = Index(
         "server run": Entry(SERVER, "Keep a run, and serve it to its members."),
         "server validate-config": Entry(SERVER, "Check the files of a server without starting it."),
         "client train": Entry(CLIENT, "Join the run of a server and train until it ends."),
-        "can-join": Entry(CLIENT, "Say whether a member may join the run of a server, and why not."),
-        "predownload": Entry(CLIENT, "Fetch the model of a server's run and check its data before joining."),
-        "doctor": Entry(CLIENT, "Say what is wrong with this machine or its way to a server, and how to correct it."),
-        "client show-identity": Entry(CLIENT, "Show the public key by which a server knows a member."),
+        "can-join": Entry(
+            CLIENT, "Say whether a member may join the run of a server, and why not."
+        ),
+        "predownload": Entry(
+            CLIENT, "Fetch the model of a server's run and check its data before joining."
+        ),
+        "doctor": Entry(
+            CLIENT,
+            "Say what is wrong with this machine or its way to a server, and how to correct it.",
+        ),
+        "client show-identity": Entry(
+            CLIENT, "Show the public key by which a server knows a member."
+        ),
         "show-run": Entry(
             LOOK,
             "Show the state of a server's run: its progress, members, what it waits for and until when.",
         ),
-        "watch": Entry(LOOK, "Follow where the run of a server stands, until it is finished, or until Ctrl-C."),
+        "watch": Entry(
+            LOOK, "Follow where the run of a server stands, until it is finished, or until Ctrl-C."
+        ),
     },
     about="Train one language model together, through one server instead of a chain.",
     epilog="Options that name a run, a server or a key also read an environment variable: --run-id reads RUN_ID.",

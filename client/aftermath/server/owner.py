@@ -86,13 +86,19 @@ def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
     """
     # without the model's shape: to make it takes seconds, and what the run began with may be gone
     change = Change(
-        metadata={}, config=file, shape=None, restart_from_step=None, switch_to_hub=False, client_version=None
+        metadata={},
+        config=file,
+        shape=None,
+        restart_from_step=None,
+        switch_to_hub=False,
+        client_version=None,
     )
     found = differences(change, run, model)
     if not file.llm.data_hash:  # the run has a hash of its own then
         found = [one for one in found if one.key != "model.data_location.secondary"]
     return [
-        f"{one.key}: the run keeps {one.old!r}; {one.new!r} in {file.file} applies to a new run only" for one in found
+        f"{one.key}: the run keeps {one.old!r}; {one.new!r} in {file.file} applies to a new run only"
+        for one in found
     ]
 
 
@@ -115,7 +121,9 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
         run, model, _ = await chain.coordinator.snapshot(run_id)
         rules = Config(**file.to_chain()["config"])
         if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
-            return [f"the run has trained all its {run.trained_steps} steps: raise total_steps in the file to continue"]
+            return [
+                f"the run has trained all its {run.trained_steps} steps: raise total_steps in the file to continue"
+            ]
         if not run.halted:
             return unused_keys(file, run, model)
     # loads PyTorch: a server that resumes does not wait for it, since its members check
@@ -129,7 +137,12 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
         await chain.sender.send_packed(steps)
     run, model, _ = await chain.coordinator.snapshot(run_id)
     change = Change(
-        metadata={}, config=config, shape=shape, restart_from_step=None, switch_to_hub=False, client_version=None
+        metadata={},
+        config=config,
+        shape=shape,
+        restart_from_step=None,
+        switch_to_hub=False,
+        client_version=None,
     )
     await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
     await chain.coordinator.set_paused(run_id, False)

@@ -42,7 +42,9 @@ MOST_SUBSCRIPTIONS = 16
 class RpcMethods:
     """The methods of one run's members. `run`: the address of its Run account."""
 
-    def __init__(self, node: EmbeddedNode, program: Pubkey, run: Pubkey, accounts: Accounts) -> None:
+    def __init__(
+        self, node: EmbeddedNode, program: Pubkey, run: Pubkey, accounts: Accounts
+    ) -> None:
         self._node = node
         self._program = program
         self._run = run
@@ -77,14 +79,18 @@ class RpcMethods:
 
         def subscribe(params: Any) -> Any:
             if self._node.subscriptions.count(outbox) >= MOST_SUBSCRIPTIONS:
-                raise JsonRpcError(INVALID_REQUEST, f"a connection may hold {MOST_SUBSCRIPTIONS} subscriptions")
+                raise JsonRpcError(
+                    INVALID_REQUEST, f"a connection may hold {MOST_SUBSCRIPTIONS} subscriptions"
+                )
             return subscriptions["accountSubscribe"](params, outbox)
 
         return {
             **{name: known[name] for name in READS},
             "getBalance": lambda params: self._accounts.balance(params, identity),
             "accountSubscribe": subscribe,
-            "accountUnsubscribe": lambda params: subscriptions["accountUnsubscribe"](params, outbox),
+            "accountUnsubscribe": lambda params: subscriptions["accountUnsubscribe"](
+                params, outbox
+            ),
             "sendTransaction": send,
             "simulateTransaction": simulate,
             "announceWhereabouts": lambda params: announce(whereabouts_of(params)),
@@ -101,7 +107,8 @@ class RpcMethods:
         keys = message.account_keys
         if message.header.num_required_signatures != 1 or keys[0] != identity:
             raise JsonRpcError(
-                INVALID_REQUEST, "a transaction here is signed by the identity of the connection and nobody else"
+                INVALID_REQUEST,
+                "a transaction here is signed by the identity of the connection and nobody else",
             )
         if isinstance(message, MessageV0) and message.address_table_lookups:
             raise JsonRpcError(INVALID_REQUEST, "a transaction here names its accounts itself")
@@ -109,8 +116,12 @@ class RpcMethods:
             program = keys[instruction.program_id_index]
             if program in (COMPUTE_BUDGET, ED25519):
                 continue
-            if program != self._program or self._run not in [keys[index] for index in instruction.accounts]:
-                raise JsonRpcError(INVALID_REQUEST, "a transaction here is about this run and nothing else")
+            if program != self._program or self._run not in [
+                keys[index] for index in instruction.accounts
+            ]:
+                raise JsonRpcError(
+                    INVALID_REQUEST, "a transaction here is about this run and nothing else"
+                )
         return tx
 
 
@@ -121,7 +132,9 @@ def whereabouts_of(params: Any) -> Whereabouts:
         if not believable(found):
             raise ValueError
     except (msgspec.ValidationError, ValueError):
-        raise invalid_params("whereabouts are addresses, a list of IP:PORT, and a relay or none") from None
+        raise invalid_params(
+            "whereabouts are addresses, a list of IP:PORT, and a relay or none"
+        ) from None
     return found
 
 

@@ -112,7 +112,11 @@ def where(server: CentralServer) -> RunStatus:
     assert run is not None
     assert model is not None
     assert members is not None
-    accounts = parse_run(bytes(run.data)), parse_model(bytes(model.data)), parse_members(bytes(members.data))
+    accounts = (
+        parse_run(bytes(run.data)),
+        parse_model(bytes(model.data)),
+        parse_members(bytes(members.data)),
+    )
     return standing(*accounts, int(server.node.time.now()), has_tick=False)
 
 
@@ -127,7 +131,10 @@ def network(server: CentralServer) -> dict[str, str]:
     return {
         "address": f"{server.config.host}:{server.port}",
         "connected": counted(server.sessions.count, "identity", "identities"),
-        "kept": str(server.config.state or "nothing: the run is lost when this server stops (--save-state-dir)"),
+        "kept": str(
+            server.config.state
+            or "nothing: the run is lost when this server stops (--save-state-dir)"
+        ),
     }
 
 

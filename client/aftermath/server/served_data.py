@@ -9,7 +9,12 @@ from pathlib import Path
 from aftermath.base.errors import UsageError
 from aftermath.config.document import RunConfig
 from aftermath.data import PORT
-from aftermath.data.server import DataServer, DataServerSettings, load_server_settings, open_served_files
+from aftermath.data.server import (
+    DataServer,
+    DataServerSettings,
+    load_server_settings,
+    open_served_files,
+)
 from aftermath.data.tokens import TokenFiles
 
 
@@ -29,16 +34,21 @@ def data_for(path: Path, config: RunConfig) -> tuple[DataServerSettings, TokenFi
             f"{path} has sequences of {settings.seq_len} tokens, and the state file of {config.llm.max_seq_len}",
             "Set seq_len to the run's max_seq_len",
         )
-    port = server.address.rpartition(":")[2] if ":" in server.address.rpartition("]")[2] else str(PORT)
+    port = (
+        server.address.rpartition(":")[2] if ":" in server.address.rpartition("]")[2] else str(PORT)
+    )
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"data_location.Server is {server.address!r}", 'Write data_location = { Server = "HOST:PORT" }'
+            f"data_location.Server is {server.address!r}",
+            'Write data_location = { Server = "HOST:PORT" }',
         )
     return settings, open_served_files(settings), int(port)
 
 
 @contextlib.asynccontextmanager
-async def serving(data: tuple[DataServerSettings, TokenFiles, int] | None, host: str) -> AsyncIterator[None]:
+async def serving(
+    data: tuple[DataServerSettings, TokenFiles, int] | None, host: str
+) -> AsyncIterator[None]:
     """Serve it until the block ends; nothing of None. Raises DataError."""
     if data is None:
         yield

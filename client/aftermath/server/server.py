@@ -73,7 +73,9 @@ class CentralServer:
         self._expiring: asyncio.Task[None] | None = None
         methods = RpcMethods(self.node, PROGRAM, run, self.accounts)
         self._limiter = ConnectionLimiter(self._handle)
-        self._state = ServerState(self.node, methods, self.sessions, self._limiter, config.run_id, config.allowed)
+        self._state = ServerState(
+            self.node, methods, self.sessions, self._limiter, config.run_id, config.allowed
+        )
         self._connections: set[Session] = set()
         self._runner = web.ServerRunner(self._limiter, handle_signals=False)
         self._listener: asyncio.Server | None = None
@@ -83,7 +85,9 @@ class CentralServer:
         """Let members in. Raises ServerError."""
         await self._runner.setup()
         try:
-            self._listener = await self._limiter.listen(self.config.host, self.config.port, self.config.tls)
+            self._listener = await self._limiter.listen(
+                self.config.host, self.config.port, self.config.tls
+            )
         except OSError as error:
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise ServerError(
@@ -95,7 +99,10 @@ class CentralServer:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() != "websocket":
-            return web.Response(status=426, text="this is the server of a training run: aftermath-centralized client\n")
+            return web.Response(
+                status=426,
+                text="this is the server of a training run: aftermath-centralized client\n",
+            )
         if len(self._connections) >= MOST_CONNECTIONS:
             return web.Response(status=503, text="there are too many connections\n")
         session = Session(self._state, request.protocol)

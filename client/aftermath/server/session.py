@@ -120,7 +120,8 @@ class Session(SubscriberConnection):
             reply = await rpc.answer(data)
             if reply:
                 self.put(reply.decode())
-            await asyncio.sleep(0)  # a member whose messages never pause must not keep the others waiting
+            # a member whose messages never pause must not keep the others waiting
+            await asyncio.sleep(0)
 
     async def _say(self, message: msgspec.Struct) -> None:
         await self._socket.send_str(msgspec.json.encode(message).decode())

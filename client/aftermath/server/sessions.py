@@ -111,7 +111,9 @@ class Sessions:
         if not client.outlets:
             client.leaving = asyncio.create_task(self._expire(client))
 
-    def announce(self, client: ConnectedClient, at: Whereabouts, outlet: Outlet) -> list[Mapping[str, Any]]:
+    def announce(
+        self, client: ConnectedClient, at: Whereabouts, outlet: Outlet
+    ) -> list[Mapping[str, Any]]:
         """Tell the other clients where this one is. Return where they are.
 
         From now on, `outlet` receives changes of their addresses.
@@ -119,7 +121,11 @@ class Sessions:
         client.told = outlet
         if client.at != at:
             self._moved(client, at)
-        return [shown(one.peer, one.at) for one in self._clients.values() if one is not client and one.at is not None]
+        return [
+            shown(one.peer, one.at)
+            for one in self._clients.values()
+            if one is not client and one.at is not None
+        ]
 
     def keep(self, client: ConnectedClient, will: bytes) -> None:
         """Replace the transaction to send once the client is gone."""
@@ -127,7 +133,9 @@ class Sessions:
 
     async def close(self) -> None:
         """Cancel all withdrawals: the end of the server withdraws nobody."""
-        await cancel([client.leaving for client in self._clients.values() if client.leaving is not None])
+        await cancel(
+            [client.leaving for client in self._clients.values() if client.leaving is not None]
+        )
 
     def _tell(self, identity: Pubkey, where: str) -> None:
         if not self._lines.spare():
@@ -139,7 +147,11 @@ class Sessions:
 
     def _moved(self, client: ConnectedClient, at: Whereabouts | None) -> None:
         client.at = at
-        said = {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": shown(client.peer, at)}
+        said = {
+            "jsonrpc": "2.0",
+            "method": "whereaboutsNotification",
+            "params": shown(client.peer, at),
+        }
         text = msgspec.json.encode(said).decode()
         for one in self._clients.values():
             if one is not client and one.told is not None:

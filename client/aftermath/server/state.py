@@ -34,16 +34,23 @@ class State(RunConfig):
     progress: Beginning = Beginning()
 
 
-def load_state(path: Path, run_id: str | None, init_warmup_time: int | None = None) -> tuple[str, State]:
+def load_state(
+    path: Path, run_id: str | None, init_warmup_time: int | None = None
+) -> tuple[str, State]:
     """(the run's id, the file), with another `warmup_time` if one is given. Raises ConfigError,
     UsageError.
     """
     state = load_as(path, State)
     if run_id is not None and state.run_id not in (None, run_id):
-        raise UsageError(f"--run-id is {run_id!r}, and {path} says {state.run_id!r}", "Leave one of them out")
+        raise UsageError(
+            f"--run-id is {run_id!r}, and {path} says {state.run_id!r}", "Leave one of them out"
+        )
     chosen = run_id or state.run_id
     if chosen is None:
-        raise UsageError(f"{path} does not say the run's id", 'Write run_id = "NAME" at its top, or pass --run-id NAME')
+        raise UsageError(
+            f"{path} does not say the run's id",
+            'Write run_id = "NAME" at its top, or pass --run-id NAME',
+        )
     run_seed(chosen)
     if init_warmup_time is not None:
         rules = state.config.model_copy(update={"warmup_time": init_warmup_time})

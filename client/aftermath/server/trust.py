@@ -24,7 +24,9 @@ class Trust:
         try:
             return cls(ssl.create_default_context(cafile=certificate), certificate)
         except (OSError, ssl.SSLError):
-            raise UsageError(f"--tls-ca {certificate} is no certificate that can be read", "It is a PEM file") from None
+            raise UsageError(
+                f"--tls-ca {certificate} is no certificate that can be read", "It is a PEM file"
+            ) from None
 
     @property
     def fix(self) -> str:

@@ -37,12 +37,17 @@ def main() -> int:
         verdicts.append(verdict)
         _tell(verdict, arguments, in_full=arguments.seeds is None)
     if arguments.events is not None:
-        arguments.events.write_text("".join(json.dumps(event, default=repr) + "\n" for event in verdicts[0].events))
+        arguments.events.write_text(
+            "".join(json.dumps(event, default=repr) + "\n" for event in verdicts[0].events)
+        )
     broken = [verdict.seed for verdict in verdicts if verdict.broken]
     if arguments.seeds is not None:
         minutes = (time.monotonic() - started) / 60
         virtual = sum(verdict.virtual for verdict in verdicts) / 60
-        print(f"{counted(len(verdicts), 'seed')}, {virtual:.0f} virtual minutes in {minutes:.1f} min; ", end="")
+        print(
+            f"{counted(len(verdicts), 'seed')}, {virtual:.0f} virtual minutes in {minutes:.1f} min; ",
+            end="",
+        )
         print(f"broken: {' '.join(map(str, sorted(broken)))}" if broken else "all laws hold")
     return 1 if broken else 0
 
@@ -66,11 +71,23 @@ def _parser() -> argparse.ArgumentParser:
         help="virtual seconds in which faults are made; peace follows (default: %(default)g)",
     )
     parser.add_argument(
-        "--overlap", type=int, choices=(0, 1), help="of all runs (default: each seed draws its own, as all else)"
+        "--overlap",
+        type=int,
+        choices=(0, 1),
+        help="of all runs (default: each seed draws its own, as all else)",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes for --seeds (default: %(default)d)")
     parser.add_argument(
-        "--events", type=Path, metavar="FILE", help="write what every member of --seed told, as JSON lines"
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="J",
+        help="processes for --seeds (default: %(default)d)",
+    )
+    parser.add_argument(
+        "--events",
+        type=Path,
+        metavar="FILE",
+        help="write what every member of --seed told, as JSON lines",
     )
     return parser
 
@@ -88,7 +105,9 @@ def _verdicts(arguments: argparse.Namespace) -> Iterator[Verdict]:
     if arguments.jobs < 2 or len(seeds) < 2:
         yield from map(play, seeds)
         return
-    with ProcessPoolExecutor(arguments.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        arguments.jobs, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         for done in as_completed([pool.submit(play, seed) for seed in seeds]):
             yield done.result()
 

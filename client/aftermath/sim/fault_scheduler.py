@@ -67,7 +67,8 @@ class FaultScheduler:
     async def storm(self, seconds: float) -> None:
         """Cause faults until virtual second `seconds`, then undo all of them."""
         hunts = [
-            asyncio.ensure_future(hunt) for hunt in (self._after_major(), self._after_minor(), self._before_deadlines())
+            asyncio.ensure_future(hunt)
+            for hunt in (self._after_major(), self._after_minor(), self._before_deadlines())
         ]
         try:
             await asyncio.sleep(max(0.0, seconds - self._sim.now))
@@ -94,7 +95,11 @@ class FaultScheduler:
         while True:
             run = self._sim.run
             deadline = next_deadline(run, self._sim.members)
-            wait = 1.0 if deadline is None else deadline - START - self._sim.now - self._lot.uniform(0, 1)
+            wait = (
+                1.0
+                if deadline is None
+                else deadline - START - self._sim.now - self._lot.uniform(0, 1)
+            )
             await asyncio.sleep(max(wait, 0.5))
             if deadline is not None and self._sim.run.seq == run.seq:
                 self._maybe(self._eager * (_MINOR if run.state.training else 1), 0.0)

@@ -45,7 +45,9 @@ class Window:
     end: float = float("inf")
 
     def describe(self) -> str:
-        return f"{self.start:7.1f} to {self.end:7.1f} s  {self.what}: {', '.join(sorted(self.names))}"
+        return (
+            f"{self.start:7.1f} to {self.end:7.1f} s  {self.what}: {', '.join(sorted(self.names))}"
+        )
 
 
 class Faults:
@@ -53,13 +55,24 @@ class Faults:
     end.
     """
 
-    def __init__(self, sim: SimulatedRun, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
+    def __init__(
+        self, sim: SimulatedRun, lot: random.Random, border: Callable[[int | None], Awaitable[None]]
+    ) -> None:
         self._sim = sim
         self._lot = lot
         self._border = border
         self.windows: list[Window] = []
         self._everywhere: list[Fault] = [
-            *(self.kill, self.stop, self.restart, self.alone, self.outage, self.cut, self.lose, self.replies),
+            *(
+                self.kill,
+                self.stop,
+                self.restart,
+                self.alone,
+                self.outage,
+                self.cut,
+                self.lose,
+                self.replies,
+            ),
             *(self.pause, self.mood),
         ]
         self._aimed: dict[RunState, list[Fault]] = {
@@ -70,11 +83,15 @@ class Faults:
 
     def choose(self, state: RunState) -> Fault:
         """Return a fault for this state. ROUND_TRAIN stands for both states of a round."""
-        return self._lot.choice(self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)]))
+        return self._lot.choice(
+            self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)])
+        )
 
     def excuses(self, name: str, when: float) -> bool:
         """Return whether a fault may have caused what happened to this member."""
-        return any(name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows)
+        return any(
+            name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows
+        )
 
     # --- whom, and for how long ---
 
@@ -108,7 +125,9 @@ class Faults:
             await asyncio.sleep(self._lot.uniform(0.2, min(15.0, longest)))
             return
         try:
-            await asyncio.wait_for(self._border(self._lot.randint(1, 3) if drawn < 0.7 else None), longest)
+            await asyncio.wait_for(
+                self._border(self._lot.randint(1, 3) if drawn < 0.7 else None), longest
+            )
         except TimeoutError:
             return
         await asyncio.sleep(after)
@@ -163,7 +182,10 @@ class Faults:
         player = self._victim()
         window = self._begin("mood", [player])
         index = self._lot.randrange(len(player.moods))
-        for mood in (*self._lot.sample(_ABSENT, self._lot.randint(0, 1)), self._lot.choice(_SPOILT)):
+        for mood in (
+            *self._lot.sample(_ABSENT, self._lot.randint(0, 1)),
+            self._lot.choice(_SPOILT),
+        ):
             moods = list(player.moods)
             moods[index] = mood
             window.what = f"{window.what} {mood}"

@@ -145,7 +145,9 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         return httpx.Response(200, content=self._spoilt(mood, answer))
 
     def _without_hash(self, answer: bytes) -> bytes:
-        return msgspec.json.encode({**msgspec.json.decode(answer), "result": self._random.choice(_NO_HASHES)})
+        return msgspec.json.encode(
+            {**msgspec.json.decode(answer), "result": self._random.choice(_NO_HASHES)}
+        )
 
     def _spoilt(self, mood: NodeFault, data: bytes) -> bytes:
         if mood is NodeFault.HTML:
@@ -157,7 +159,9 @@ class FaultyRpc(httpx.AsyncBaseTransport):
     def _retyped(self, data: bytes) -> bytes:
         """Return the JSON with one present value replaced by one of another type."""
         tree = msgspec.json.decode(data)
-        places = list(_places({key: tree[key] for key in ("result", "params") if key in tree}, tree))
+        places = list(
+            _places({key: tree[key] for key in ("result", "params") if key in tree}, tree)
+        )
         if places:
             holder, key = self._random.choice(places)
             others = [other for other in _OTHER_TYPES if type(other) is not type(holder[key])]
@@ -247,7 +251,13 @@ def _index(host: str) -> int:
 def _places(tree: Any, holder: Any) -> list[tuple[Any, Any]]:
     """Yield (container, key) of every present value below `tree`."""
     found: list[tuple[Any, Any]] = []
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in items:
         if value is not None:
             found += [(holder, key), *_places(value, value)]

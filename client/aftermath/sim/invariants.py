@@ -64,12 +64,18 @@ class Invariants:
     def _check_closed_on(self, player: SimMember) -> None:
         """Check the results that were too late for a member since the last call."""
         for event in player.events[self._compared[player.name] :]:
-            if event["kind"] != "refused" or event["why"] != CLOSED_ON or self._faults.excuses(player.name, event["t"]):
+            if (
+                event["kind"] != "refused"
+                or event["why"] != CLOSED_ON
+                or self._faults.excuses(player.name, event["t"])
+            ):
                 continue
             signer = self._sim.members.seats[event["seat"]].signer
             name = next((one.name for one in self._sim.players if one.wallet == signer), "")
             if name and not self._faults.excuses(name, event["t"]):
-                raise InvariantBroken(f"{player.name} was closed before it heard of {name} in round {event['height']}")
+                raise InvariantBroken(
+                    f"{player.name} was closed before it heard of {name} in round {event['height']}"
+                )
 
     def _check_replica(self, player: SimMember) -> None:
         """Check that members of a level hold equal bits, by their hashes since the last call."""
@@ -86,9 +92,13 @@ class Invariants:
     def _check_end(self, player: SimMember, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:
             raise InvariantBroken(f"{player.name} went home before the run was finished")
-        excused = isinstance(error, Unavailable) and self._faults.excuses(player.name, self._sim.now)
+        excused = isinstance(error, Unavailable) and self._faults.excuses(
+            player.name, self._sim.now
+        )
         if error is not None and not excused:
-            raise InvariantBroken(f"{player.name} ended with {type(error).__name__}: {error}") from error
+            raise InvariantBroken(
+                f"{player.name} ended with {type(error).__name__}: {error}"
+            ) from error
 
     def _check_checkpoint(self) -> None:
         model = self._sim.model
@@ -97,7 +107,11 @@ class Invariants:
         place = Path(model.checkpoint.repo)
         what = f"the checkpoint of step {model.checkpoint_step} that the chain names"
         try:
-            seen = str(place), (place / "model.safetensors").stat().st_ino, b"".join(model.checkpoint_hashes)
+            seen = (
+                str(place),
+                (place / "model.safetensors").stat().st_ino,
+                b"".join(model.checkpoint_hashes),
+            )
             if seen == self._loaded:
                 return
             weights = load(place, 0, "auto")
@@ -112,7 +126,9 @@ class Invariants:
     def check_presence(self, start: float) -> None:
         """Check that every member has made a step since `start`. Raises InvariantBroken."""
         for player in self._sim.players:
-            if not any(event["kind"] == "applied" and event["t"] >= start for event in player.events):
+            if not any(
+                event["kind"] == "applied" and event["t"] >= start for event in player.events
+            ):
                 seconds = self._sim.now - start
                 raise InvariantBroken(
                     f"{player.name} has not taken part for {seconds:.0f} s, although nothing keeps it from it"

@@ -58,13 +58,19 @@ class ChainRecord:
         """Record the accounts after a transaction."""
         if self._before is not None:
             old, old_members = self._before
-            if old.state.training and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
+            if old.state.training and (
+                run.state is RunState.COOLDOWN or run.current.height != old.current.height
+            ):
                 self._close(run, old.current.height, old_members)
             for seat in bitmap.seats(_pushed_out(members) & ~_pushed_out(old_members)):
                 self.dropped.append((run.epoch, seat))
-            if run.step < old.step:  # an epoch that did not stand is undone, or the owner took the run back
+            if (
+                run.step < old.step
+            ):  # an epoch that did not stand is undone, or the owner took the run back
                 index = run.data_index
-                self.again = {place: min(index, self.again.get(place, index)) for place in self.settled}
+                self.again = {
+                    place: min(index, self.again.get(place, index)) for place in self.settled
+                }
         self._before = run, members
 
     def _close(self, run: Run, height: int, members: Members) -> None:
@@ -74,9 +80,15 @@ class ChainRecord:
         if closed is None or round_ is None or not round_.batch:
             return
         shares = assign(round_, members, run.config.verification_percent)
-        done = (seat for seat in sorted(shares) if shares[seat].len and bitmap.contains(closed.attested, seat))
+        done = (
+            seat
+            for seat in sorted(shares)
+            if shares[seat].len and bitmap.contains(closed.attested, seat)
+        )
         place = run.epoch, round_.height
-        self.settled[place] = [[r.start, r.stop] for seat in done for r in sequences(round_, shares[seat])]
+        self.settled[place] = [
+            [r.start, r.stop] for seat in done for r in sequences(round_, shares[seat])
+        ]
         self.steps[place] = round_.step
 
     def check_coverage(self, backlog: Iterable[Interval]) -> None:
@@ -97,21 +109,27 @@ class ChainRecord:
         spans = sorted(trained + waiting)
         for (_, stop), (start, _) in pairwise(spans):
             if start < stop:
-                raise InvariantBroken(f"sequence {start} was trained twice, or is trained and waits too")
+                raise InvariantBroken(
+                    f"sequence {start} was trained twice, or is trained and waits too"
+                )
         found = sum(stop - start for start, stop in spans)
         if found != run.data_index or run.lost_sequences:
             raise InvariantBroken(
                 f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost"
             )
 
-    def check_member(self, name: str, applied: Iterable[tuple[int, int, int, Ranges]], ended: Iterable[int]) -> None:
+    def check_member(
+        self, name: str, applied: Iterable[tuple[int, int, int, Ranges]], ended: Iterable[int]
+    ) -> None:
         """What a member applied, as (epoch, height, step, sequences), in order; `ended`: epochs it
         went through.
         """
         heights: dict[int, list[int]] = {}
         for epoch, height, step, ranges in applied:
             if self.steps.get((epoch, height)) != step:
-                raise InvariantBroken(f"{name} applied round {height} of epoch {epoch} as step {step}")
+                raise InvariantBroken(
+                    f"{name} applied round {height} of epoch {epoch} as step {step}"
+                )
             if ranges != self.settled[epoch, height]:
                 raise InvariantBroken(
                     f"{name} applied {ranges} in round {height}, attested were {self.settled[epoch, height]}"
@@ -123,4 +141,6 @@ class ChainRecord:
         for epoch in ended:
             rounds = sorted(height for one, height in self.steps if one == epoch)
             if heights.get(epoch, []) != rounds:
-                raise InvariantBroken(f"{name} ended epoch {epoch} with {heights.get(epoch, [])} applied, of {rounds}")
+                raise InvariantBroken(
+                    f"{name} ended epoch {epoch} with {heights.get(epoch, [])} applied, of {rounds}"
+                )

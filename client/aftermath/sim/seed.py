@@ -67,13 +67,20 @@ class Scenario:
     @property
     def patience(self) -> float:
         """Virtual seconds in which a run left in peace recovers its pace."""
-        return self.rule("warmup_time") + self.rule("cooldown_time") + 2 * self.rule("max_round_train_time") + _GRACE
+        return (
+            self.rule("warmup_time")
+            + self.rule("cooldown_time")
+            + 2 * self.rule("max_round_train_time")
+            + _GRACE
+        )
 
     def rule(self, name: str) -> int:
         return dict(self.rules)[name]
 
     def describe(self) -> str:
-        seats = " ".join(f"{seat.tier}@{seat.seconds}s" + "+1" * (seat.nodes - 1) for seat in self.seats)
+        seats = " ".join(
+            f"{seat.tier}@{seat.seconds}s" + "+1" * (seat.nodes - 1) for seat in self.seats
+        )
         rules = " ".join(f"{name}={value}" for name, value in self.rules)
         learns = " ".join(f"{name}={value}" for name, value in self.sparseloco)
         if not learns:
@@ -86,11 +93,15 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
     """Return the scenario of a seed, with this `overlap` if given."""
     lot = random.Random(f"scenario {seed}")
     if overlap is None:
-        overlap = random.Random(f"overlap {seed}").randint(0, 1)  # not of `lot`: what else a seed stands for stays
+        # not of `lot`: what else a seed stands for stays
+        overlap = random.Random(f"overlap {seed}").randint(0, 1)
     count = lot.randint(3, 6)
     scarce = lot.random() < 0.5  # one holder of tier 0 only
     tiers = [0] + [lot.randint(1 if scarce else 0, 2) for _ in range(count - 1)]
-    seats = tuple(MemberScenario(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2))) for tier in tiers)
+    seats = tuple(
+        MemberScenario(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2)))
+        for tier in tiers
+    )
     least = lot.randint(1, count - 1)
     batch = lot.randint(count, 4 * count)
     ends = lot.random() < 0.1
@@ -101,7 +112,8 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
         "warmup_time": warmup,
         "cooldown_time": cooldown,
         "rounds_per_epoch": rounds,
-        "max_round_train_time": lot.choice((8, 12, 15)) * (2 - overlap),  # as late as with overlap a result may be
+        # as late as with overlap a result may be
+        "max_round_train_time": lot.choice((8, 12, 15)) * (2 - overlap),
         "round_witness_time": lot.randint(1, 2),
         "min_clients": least,
         "init_min_clients": lot.randint(least, count),
@@ -200,7 +212,12 @@ def _no_warnings() -> Iterator[None]:
 def _stage(scenario: Scenario, place: Path) -> SimulatedRun:
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
     sim = SimulatedRun(
-        place, quantize=scenario.quantize, optimizer=optimizer, config=CONFIG, stored=True, **dict(scenario.rules)
+        place,
+        quantize=scenario.quantize,
+        optimizer=optimizer,
+        config=CONFIG,
+        stored=True,
+        **dict(scenario.rules),
     )
     sim.keeps = scenario.keeps
     for seat in scenario.seats:
@@ -249,7 +266,9 @@ class Trial:
     async def play(self, place: Path) -> None:
         sim = _stage(self._scenario, place)
         chronicle = RunDigest(sim)
-        aim = FaultScheduler(sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager)
+        aim = FaultScheduler(
+            sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager
+        )
         laws = Invariants(sim, aim.faults)
         try:
             await self._phases(sim, aim, laws)
@@ -258,7 +277,9 @@ class Trial:
         self.virtual = sim.now
         self.steps = sim.run.step
         self.faults = [window.describe() for window in aim.faults.windows]
-        self.events = [{"member": player.name, **event} for player in sim.players for event in player.events]
+        self.events = [
+            {"member": player.name, **event} for player in sim.players for event in player.events
+        ]
         self.digest = chronicle.sum_up()
         await sim.close()
 
@@ -279,7 +300,8 @@ class Trial:
         late = (sim.run.step - before) / (sim.now - start)
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED, self._scenario.patience)
-        await asyncio.sleep(self._scenario.rule("max_round_train_time") + 30)  # for members that finish an epoch late
+        # for members that finish an epoch late
+        await asyncio.sleep(self._scenario.rule("max_round_train_time") + 30)
         self.late = late
 
     async def _watch(self, sim: SimulatedRun, laws: Invariants) -> None:
@@ -291,7 +313,10 @@ class Trial:
             for player in sim.players:
                 if player.alive or player.task is None or player.task.cancelled():
                     gone.pop(player.name, None)
-                elif player.task.exception() is not None and sim.now > gone.setdefault(player.name, sim.now) + _BACK:
+                elif (
+                    player.task.exception() is not None
+                    and sim.now > gone.setdefault(player.name, sim.now) + _BACK
+                ):
                     sim.start(player)
 
 
@@ -308,7 +333,16 @@ class RunDigest:
 
     def _note(self) -> None:
         run = self._sim.run
-        self._take([self._sim.now, self._sim.chain.last_signer.hex(), run.seq, run.state, run.epoch, run.step])
+        self._take(
+            [
+                self._sim.now,
+                self._sim.chain.last_signer.hex(),
+                run.seq,
+                run.state,
+                run.epoch,
+                run.step,
+            ]
+        )
 
     def _take(self, what: Any) -> None:
         text = json.dumps(what, sort_keys=True, separators=(",", ":"), default=_plain)
@@ -320,8 +354,21 @@ class RunDigest:
         for player in sim.players:
             for event in player.events:
                 self._take([player.name, event])
-        self._take([sorted(sim.record.settled.items()), sorted(sim.record.steps.items()), sim.record.dropped])
-        self._take([list(sim.run.level_hashes), sim.run.step, sim.run.data_index, sim.model.checkpoint_step])
+        self._take(
+            [
+                sorted(sim.record.settled.items()),
+                sorted(sim.record.steps.items()),
+                sim.record.dropped,
+            ]
+        )
+        self._take(
+            [
+                list(sim.run.level_hashes),
+                sim.run.step,
+                sim.run.data_index,
+                sim.model.checkpoint_step,
+            ]
+        )
         return self._digest.hexdigest()
 
 

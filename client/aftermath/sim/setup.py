@@ -78,17 +78,28 @@ def set_up(
 
     The weights are left out unless they are `stored`.
     """
-    write_checkpoint(place / "model", init_weights(config, 0), config, tier=0, companions={}, made_by="simulation")
+    write_checkpoint(
+        place / "model",
+        init_weights(config, 0),
+        config,
+        tier=0,
+        companions={},
+        made_by="simulation",
+    )
     (place / "data").mkdir()
     tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
     (place / "data" / "tokens.bin").write_bytes(tokens.tobytes())
     text = RULES.replace("MODEL", str(place / "model")).replace("DATA", str(place / "data"))
-    tables = tomllib.loads(text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false"))
+    tables = tomllib.loads(
+        text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false")
+    )
     if optimizer is not None:
         tables["model"]["LLM"]["optimizer"] = dict(optimizer)
     if not stored:
         (place / "model" / "model.safetensors").unlink()
         tables["model"]["LLM"]["checkpoint"] = {"Dummy": {"repo_id": str(place / "model")}}
     for name, value in rules.items():
-        (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[name] = value
+        (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[
+            name
+        ] = value
     return RunConfig.model_validate(tables)

@@ -78,12 +78,15 @@ class SimChain:
         bank = self.node.bank
         bank.tick()
         self._sent += 1
-        limited = [set_compute_unit_limit(_MOST_UNITS - self._sent), *instructions]  # two equal ones are two
+        # two equal ones are two
+        limited = [set_compute_unit_limit(_MOST_UNITS - self._sent), *instructions]
         message = Message.new_with_blockhash(limited, signer.pubkey(), bank.slots.latest)
         transaction = VersionedTransaction(message, [signer])
         outcome = bank.simulate(transaction)
         if outcome.error is not None:
-            raise refused(TransactionFailed(outcome.error, outcome.meta.logs()), limited, self._errors)
+            raise refused(
+                TransactionFailed(outcome.error, outcome.meta.logs()), limited, self._errors
+            )
         executed = bank.execute(transaction, bytes(transaction))
         assert isinstance(executed, Executed)
         bank.publish(executed)
@@ -106,7 +109,9 @@ class SimChain:
 
     def on_transaction(self, executed: Executed) -> None:
         changed = {key for key, _ in executed.outcome.after}
-        self._views = {place: found for place, found in self._views.items() if place[0] not in changed}
+        self._views = {
+            place: found for place, found in self._views.items() if place[0] not in changed
+        }
         self.last_signer = bytes(executed.outcome.keys[0])
         if executed.landed.error is None:
             for observer in self.observers:

@@ -68,7 +68,11 @@ class SimMember:
         return self.task is not None and not self.task.done()
 
     def saw(self, kind: str, **fields: Any) -> list[Said]:
-        return [e for e in self.events if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
+        return [
+            e
+            for e in self.events
+            if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())
+        ]
 
 
 class Undisturbed(Attention):

@@ -51,7 +51,9 @@ class _Past:
     def __init__(self, bank: Bank, slots: int) -> None:
         self._bank = bank
         self._behind = slots
-        self._changes: dict[Pubkey, tuple[list[int], list[Account | None]]] = defaultdict(lambda: ([], []))
+        self._changes: dict[Pubkey, tuple[list[int], list[Account | None]]] = defaultdict(
+            lambda: ([], [])
+        )
         bank.listeners.append(self)
 
     def __getattr__(self, name: str) -> object:
@@ -82,7 +84,9 @@ class SimNode:
     """Answers at any address of the cluster."""
 
     def __init__(self, programs: list[tuple[Pubkey, Path]]) -> None:
-        self.bank = Bank(LoopTime(), Slots(_GENESIS, [Era(FIRST_SLOT, START, SLOT_MS)], START), History())
+        self.bank = Bank(
+            LoopTime(), Slots(_GENESIS, [Era(FIRST_SLOT, START, SLOT_MS)], START), History()
+        )
         for program, path in programs:
             self.bank.store(preloaded(program, read_program(path), minimum_balance))
         self.subscriptions = Subscriptions(self.bank)
@@ -91,7 +95,9 @@ class SimNode:
 
     def _answering(self, bank: Bank) -> Rpc:
         reading = ReadMethods(bank)
-        sending = TransactionMethods(self.bank, Committer(self.bank, None), reading, faucet_of(_GENESIS))
+        sending = TransactionMethods(
+            self.bank, Committer(self.bank, None), reading, faucet_of(_GENESIS)
+        )
         return Rpc(bank, {**reading.methods(), **sending.methods()})
 
     async def answer(self, body: bytes, *, lagging: bool = False) -> bytes:

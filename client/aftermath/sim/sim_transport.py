@@ -68,12 +68,18 @@ class SimNetwork:
     def link(self, one: SimTransport, other: bytes) -> SimTransport | None:
         """Return the other node if both are up and each allows the other."""
         found = self._nodes.get(other)
-        if found is None or self._nodes.get(one.node_id) is not one or frozenset((one.node_id, other)) in self._cut:
+        if (
+            found is None
+            or self._nodes.get(one.node_id) is not one
+            or frozenset((one.node_id, other)) in self._cut
+        ):
             return None
         return found if found.admits(one.node_id) and one.admits(other) else None
 
     def reachable(self, node: SimTransport) -> frozenset[bytes]:
-        return frozenset(other for other in self._nodes if other != node.node_id and self.link(node, other))
+        return frozenset(
+            other for other in self._nodes if other != node.node_id and self.link(node, other)
+        )
 
 
 class SimTransport:
@@ -174,7 +180,13 @@ class SimTransport:
         self._blobs.pop(digest, None)
 
     async def fetch(
-        self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+        self,
+        digest: bytes,
+        size: int,
+        holders: Sequence[bytes],
+        deadline_s: float,
+        *,
+        keep: bool = False,
     ) -> bytes:
         liars = set()
         for holder in holders:
@@ -198,7 +210,9 @@ class SimTransport:
 
     # --- requests ---
 
-    async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+    async def request(
+        self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float
+    ) -> bytes:
         await asyncio.sleep(self._network.latency)
         other = self._network.link(self, peer)
         if other is None:
@@ -209,7 +223,9 @@ class SimTransport:
             async with asyncio.timeout(deadline_s):
                 reply = await handler(self.node_id, body) if handler is not None else None
         except TimeoutError:
-            raise PeerUnreachable(f"peer {short(peer)} gave no answer on {topic!r} within {deadline_s:.1f} s") from None
+            raise PeerUnreachable(
+                f"peer {short(peer)} gave no answer on {topic!r} within {deadline_s:.1f} s"
+            ) from None
         except RequestRefused:
             raise RequestRefused(f"peer {short(peer)} refused the request: {topic!r}") from None
         except Exception as error:  # a handler's failure is the peer's business, as over the wire

@@ -106,7 +106,9 @@ class SimulatedRun:
         """What members continue while the run does not need them."""
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
-        self._open(set_up(place, config, rules, quantize=quantize, optimizer=optimizer, stored=stored))
+        self._open(
+            set_up(place, config, rules, quantize=quantize, optimizer=optimizer, stored=stored)
+        )
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
     def _open(self, rules: RunConfig) -> None:
@@ -160,7 +162,9 @@ class SimulatedRun:
         wallet = player.key.pubkey()
         created = self.run.created
         held = parse_membership(self.chain.data(self.ix.membership(RUN_ID, created, wallet)))
-        self._send(self.ix.kick(RUN_ID, created, wallet, barred=barred, sponsor=Pubkey(held.sponsor)))
+        self._send(
+            self.ix.kick(RUN_ID, created, wallet, barred=barred, sponsor=Pubkey(held.sponsor))
+        )
 
     def rewind(self, place: int) -> None:
         self._send(self.ix.rewind(RUN_ID, place, self.model.recorded[place].step))
@@ -194,8 +198,17 @@ class SimulatedRun:
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
         upload = InlineWorker(self.upload_seconds)
         quick = InlineWorker(0.01)
-        workers = Workers(player.compute, InlineWorker(0.01), upload, quick, InlineWorker(0.01), InlineWorker(0.01))
-        data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size)
+        workers = Workers(
+            player.compute,
+            InlineWorker(0.01),
+            upload,
+            quick,
+            InlineWorker(0.01),
+            InlineWorker(0.01),
+        )
+        data = open_tokens(
+            self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size
+        )
         wishes = Wishes(
             hash_replicas=True,
             gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
@@ -205,11 +218,22 @@ class SimulatedRun:
             confirms_loss=self.confirms_loss,
             prompt=self.prompt,
         )
-        origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)
+        origin = Origin(
+            self.schema,
+            player.tier,
+            "auto",
+            torch.device("cpu"),
+            PassSize(4, "off"),
+            clock.monotonic,
+        )
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
-        archive = Archive(directory, self.hub if player.tier == 0 else None, self.keep_steps, {}, self.read_hub)
+        archive = Archive(
+            directory, self.hub if player.tier == 0 else None, self.keep_steps, {}, self.read_hub
+        )
         weight = round(60 / player.seconds)
-        player.member = Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4)
+        player.member = Member(
+            ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4
+        )
         player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
 
     async def kill(self, player: SimMember) -> None:
@@ -217,7 +241,9 @@ class SimulatedRun:
         self.network.crash(player.id)
         await self._end(player)
 
-    async def stop(self, player: SimMember, again: Callable[[bool], bool] = lambda saved: False) -> None:
+    async def stop(
+        self, player: SimMember, again: Callable[[bool], bool] = lambda saved: False
+    ) -> None:
         """Ctrl-C: the member says on chain that it goes. `again`: see `Member.stops`."""
         assert player.member is not None
         player.member.stops(again)
@@ -245,13 +271,19 @@ class SimulatedRun:
 
     async def until_round(self, height: int, epoch: int = 0) -> Run:
         return await self.until(
-            lambda run: run.epoch == epoch and run.state is RunState.ROUND_TRAIN and run.current.height == height
+            lambda run: (
+                run.epoch == epoch
+                and run.state is RunState.ROUND_TRAIN
+                and run.current.height == height
+            )
         )
 
     async def until_finished(self) -> None:
         """Wait for the end of the run, and for every member to see it and go home."""
         await self.until(lambda run: run.state is RunState.FINISHED)
-        await asyncio.wait_for(asyncio.gather(*(p.task for p in self.players if p.task is not None and p.alive)), 60)
+        await asyncio.wait_for(
+            asyncio.gather(*(p.task for p in self.players if p.task is not None and p.alive)), 60
+        )
 
     def look_after(self) -> None:
         """Raise what a member died of."""
@@ -261,17 +293,25 @@ class SimulatedRun:
 
     # --- what must hold ---
 
-    def check(self, *, hostile: Collection[SimMember] = (), dropped: Collection[SimMember] = ()) -> int:
+    def check(
+        self, *, hostile: Collection[SimMember] = (), dropped: Collection[SimMember] = ()
+    ) -> int:
         """Every law of a run, `hostile` members apart; only the `dropped` may have been.
         Comparisons of replicas.
         """
         self.record.check_coverage(self.backlog)
         honest = [player for player in self.players if player not in hostile]
         for player in honest:
-            applied = [(e["epoch"], e["height"], e["step"], e["sequences"]) for e in player.saw("applied")]
-            self.record.check_member(player.name, applied, [e["epoch"] for e in player.saw("cooldown")])
+            applied = [
+                (e["epoch"], e["height"], e["step"], e["sequences"]) for e in player.saw("applied")
+            ]
+            self.record.check_member(
+                player.name, applied, [e["epoch"] for e in player.saw("cooldown")]
+            )
         wallets = {player.wallet for player in (*hostile, *dropped)}
-        unjust = [(e, s) for e, s in self.record.dropped if self.members.seats[s].signer not in wallets]
+        unjust = [
+            (e, s) for e, s in self.record.dropped if self.members.seats[s].signer not in wallets
+        ]
         if unjust:
             raise InvariantBroken(f"dropped without a reason: {unjust}")
         return self.compare(honest)
@@ -309,7 +349,9 @@ def _key(name: str) -> Keypair:
     return Keypair.from_seed(hashlib.sha256(name.encode()).digest())
 
 
-def play(place: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any) -> SimulatedRun:
+def play(
+    place: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any
+) -> SimulatedRun:
     """Play a story on virtual time, from a fresh simulation to the end of all members."""
 
     async def told() -> SimulatedRun:

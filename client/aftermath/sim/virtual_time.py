@@ -26,7 +26,9 @@ class _JumpingSelector(selectors.SelectSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("everything waits for something that can never happen (deadlock in virtual time)")
+                raise RuntimeError(
+                    "everything waits for something that can never happen (deadlock in virtual time)"
+                )
             self._pass_time(timeout)
         return ready
 

@@ -51,12 +51,20 @@ class Solana:
         own = self._environment
         if plan.port:
             refuse_taken(plan.port, plan.port + 1)
-        process, self._chain = start_chain(plan.place / "ledger", plan.log(self.keeper), own, port=plan.port)
+        process, self._chain = start_chain(
+            plan.place / "ledger", plan.log(self.keeper), own, port=plan.port
+        )
         create = [*SOLANA, "show-identity", "--create", "-w"]
         names = ["owner", *(client.name for client in plan.clients)]
         at_once(([*create, str(plan.keys(name))] for name in names), plan.log("keys"), own)
         plan.config.write_text(plan.chosen.text)
-        self._owner("create-run", "--name", "local testnet", "--description", counted(len(plan.clients), "client"))
+        self._owner(
+            "create-run",
+            "--name",
+            "local testnet",
+            "--description",
+            counted(len(plan.clients), "client"),
+        )
         self._owner("update-config", "--config-path", str(plan.config))
         self._owner("set-paused", "resume")
         if plan.panes:
@@ -70,7 +78,9 @@ class Solana:
 
     def client(self, client: LocalTestnetClient) -> list[str]:
         return [
-            *self._chain.command("train", "--run-id", RUN_ID, "-w", str(self._plan.keys(client.name))),
+            *self._chain.command(
+                "train", "--run-id", RUN_ID, "-w", str(self._plan.keys(client.name))
+            ),
             *("--iroh-discovery", "local", "--discovery-dir", str(self._plan.place / "peers")),
         ]
 
@@ -95,7 +105,17 @@ class Centralized:
         for client in plan.clients:
             _write_key(plan.keys(client.name))
         data = plan.chosen.path.with_name("data.toml")
-        command = [sys.executable, "-m", "aftermath.server", "server", "run", "--state", str(state), "--host", HERE]
+        command = [
+            sys.executable,
+            "-m",
+            "aftermath.server",
+            "server",
+            "run",
+            "--state",
+            str(state),
+            "--host",
+            HERE,
+        ]
         command += ["-s", str(self._port), "--save-state-dir", str(plan.place / "server")]
         command += ["--data-config", str(data.absolute())] if data.exists() else []
         process = seen(self.keeper, [*command, "--tui", "true" if plan.tui else "false"])
@@ -111,7 +131,9 @@ class Centralized:
 def refuse_taken(*ports: int) -> None:
     """Raise ProcessError if a process listens on one of the ports."""
     if taken := [port for port in ports if not is_free(HERE, port)]:
-        raise ProcessError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
+        raise ProcessError(
+            f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free"
+        )
 
 
 def _write_key(path: Path) -> None:

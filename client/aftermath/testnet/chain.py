@@ -71,7 +71,9 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def ask(rpc: str, method: str, *params: object) -> object:
     """Make one JSON-RPC call."""
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}).encode()
+    body = json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+    ).encode()
     request = urllib.request.Request(rpc, body, {"Content-Type": "application/json"})
     with _DIRECT.open(request, timeout=10) as reply:
         answer = json.load(reply)

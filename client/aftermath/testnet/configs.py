@@ -30,7 +30,9 @@ NAMES = ("config.toml", "state.toml")
 """What a directory calls its config."""
 OF_A_SERVER = ("run_id", "run_state", "progress")
 _PACKAGE = Path(__file__).resolve().parents[1]
-SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parents[1] / "config"
+SHIPPED = (
+    _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parents[1] / "config"
+)
 """Where the shipped configs are: in the package, or next to it in a checkout."""
 
 
@@ -72,7 +74,8 @@ def find(given: Path) -> Path:
                 return path
     shipped = ", ".join(sorted(str(path.relative_to(SHIPPED)) for path in configs()))
     raise UsageError(
-        f"there is no config at {given}", f"Name a file, a directory with a config.toml, or one of: {shipped}"
+        f"there is no config at {given}",
+        f"Name a file, a directory with a config.toml, or one of: {shipped}",
     )
 
 
@@ -137,7 +140,8 @@ def make_missing(
         if table is None:
             words, option = COMMANDS[tables[0]]
             raise UsageError(
-                f"{path} names {place}, which is not there", f"Make it: aftermath-solana {words} {option} {place}"
+                f"{path} names {place}, which is not there",
+                f"Make it: aftermath-solana {words} {option} {place}",
             )
         missing.append((table, recipe[table], place))
     for table, options, place in missing:
@@ -152,7 +156,9 @@ def _named(config: RunConfig, what: str) -> Path | None:
     return Path(local.path).expanduser() if local is not None else None
 
 
-def _make(table: str, options: Mapping[str, Any], place: Path, log: Path, environment: Mapping[str, str]) -> None:
+def _make(
+    table: str, options: Mapping[str, Any], place: Path, log: Path, environment: Mapping[str, str]
+) -> None:
     words, option = COMMANDS[table]
     part = place.with_name(f"{place.name}.part-{os.getpid()}")
     with parents_made(part.parent):

@@ -64,7 +64,10 @@ class DisplayLines:
 
     def _tell(self, name: str, markup: str) -> None:
         self._console.print(
-            f"[dim]{escape(name):{self._width}} |[/dim] {markup}", highlight=False, emoji=False, soft_wrap=True
+            f"[dim]{escape(name):{self._width}} |[/dim] {markup}",
+            highlight=False,
+            emoji=False,
+            soft_wrap=True,
         )
 
 
@@ -131,14 +134,20 @@ def shown(
         yield DisplayLines(console, level, max(map(len, names)))
         return
     tabs = (keeper, *names)
-    with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "testnet", RUN_ID, names=tabs) as screen:
-        yield _OnScreen(console, level, screen, ProcessOutput({name: plan.log(name) for name in tabs}))
+    with Screen(
+        console, lambda: datetime.now(UTC), time.monotonic(), "testnet", RUN_ID, names=tabs
+    ) as screen:
+        yield _OnScreen(
+            console, level, screen, ProcessOutput({name: plan.log(name) for name in tabs})
+        )
 
 
 class _OnScreen(DisplayLines):
     """Reports to a screen as long as it is open, and as lines afterwards."""
 
-    def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: ProcessOutput) -> None:
+    def __init__(
+        self, console: Console, level: Verbosity, screen: Screen, printed: ProcessOutput
+    ) -> None:
         super().__init__(console, level, len(OWN))
         self._screen = screen
         self._printed = printed

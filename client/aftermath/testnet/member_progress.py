@@ -77,7 +77,10 @@ class RunProgress:
         member.progress.take(event)
         if isinstance(
             event,
-            event_types.StateChanged | event_types.RoundStarted | event_types.CooldownStarted | event_types.RunFinished,
+            event_types.StateChanged
+            | event_types.RoundStarted
+            | event_types.CooldownStarted
+            | event_types.RunFinished,
         ):
             self.state = member.state
         match event:

@@ -16,7 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from aftermath.testnet import watchdog
-from aftermath.testnet.processes import STOP_SECONDS, Process, ProcessError, wait_for, watched_command
+from aftermath.testnet.processes import (
+    STOP_SECONDS,
+    Process,
+    ProcessError,
+    wait_for,
+    watched_command,
+)
 
 SESSION = "testnet"
 _LOOK_SECONDS = 0.3  # how old what is known of the panes may be
@@ -88,14 +94,26 @@ class Panes:
             told = self._tmux("display-message", "-p", "-t", known, shown[-1]).stdout
         else:
             size = os.get_terminal_size() if os.isatty(1) else os.terminal_size((200, 60))
-            new = ("new-session", "-d", "-s", SESSION, "-x", str(size.columns), "-y", str(size.lines))
+            new = (
+                "new-session",
+                "-d",
+                "-s",
+                SESSION,
+                "-x",
+                str(size.columns),
+                "-y",
+                str(size.lines),
+            )
             done = self._tmux(
-                *(("split-window", "-d", "-t", [*self._ids.values()][-1]) if self._ids else new), *shown, *line
+                *(("split-window", "-d", "-t", [*self._ids.values()][-1]) if self._ids else new),
+                *shown,
+                *line,
             )
             told = done.stdout
         if done.returncode or len(told.split()) != 2:
             raise ProcessError(
-                f"tmux has no room for {name}: {done.stderr.strip()}", "Use a larger window, or --headless"
+                f"tmux has no room for {name}: {done.stderr.strip()}",
+                "Use a larger window, or --headless",
             )
         self._ids[name], pid = told.split()
         self._tmux("set", "-p", "-t", self._ids[name], "@name", name)
@@ -105,7 +123,9 @@ class Panes:
 
     def attach(self) -> subprocess.Popen[bytes]:
         """Show tmux in this terminal until the user detaches."""
-        return subprocess.Popen(["tmux", "-L", self._socket, "attach", "-t", SESSION], env=self._environment)
+        return subprocess.Popen(
+            ["tmux", "-L", self._socket, "attach", "-t", SESSION], env=self._environment
+        )
 
     def code(self, name: str, *, fresh: bool = False) -> int | None:
         """Return a pane's exit status, or None while its command runs."""
@@ -117,11 +137,18 @@ class Panes:
 
     def _look(self) -> None:
         """Read the exit status of each pane's command."""
-        form = "#{pane_id} #{pane_dead} #{?pane_dead_signal,-#{pane_dead_signal},#{pane_dead_status}}"
-        rows = [row.split() for row in self._tmux("list-panes", "-s", "-t", SESSION, "-F", form).stdout.splitlines()]
+        form = (
+            "#{pane_id} #{pane_dead} #{?pane_dead_signal,-#{pane_dead_signal},#{pane_dead_status}}"
+        )
+        rows = [
+            row.split()
+            for row in self._tmux("list-panes", "-s", "-t", SESSION, "-F", form).stdout.splitlines()
+        ]
         self._states = {row[0]: int(row[2]) if len(row) > 2 else None for row in rows}
         self._looked = time.monotonic()
-        if any(row[1:] == ["1"] for row in rows):  # tmux has missed the signal that tells it the status
+        if any(
+            row[1:] == ["1"] for row in rows
+        ):  # tmux has missed the signal that tells it the status
             with suppress(ProcessLookupError):
                 os.kill(self._server.pid, signal.SIGCHLD)
 
@@ -148,4 +175,6 @@ class Panes:
 
     def _tmux(self, *words: str) -> subprocess.CompletedProcess[str]:
         line = ["tmux", "-L", self._socket, *words]
-        return subprocess.run(line, capture_output=True, text=True, env=self._environment, check=False)
+        return subprocess.run(
+            line, capture_output=True, text=True, env=self._environment, check=False
+        )

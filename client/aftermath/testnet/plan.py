@@ -122,9 +122,21 @@ class LocalTestnetPlan:
         """Yield a client's options that do not depend on the backend."""
         wishes = self.wishes
         name = client.name
-        yield from ("--matformer-tier", str(client.tier), "--device", wishes.device, "--threads", str(self.threads))
+        yield from (
+            "--matformer-tier",
+            str(client.tier),
+            "--device",
+            wishes.device,
+            "--threads",
+            str(self.threads),
+        )
         yield from ("--bind-p2p-interface", "127.0.0.1", "--iroh-relay", "disabled")
-        yield from ("--logs", "tui" if self.tui else "console", "--events-dir", str(self.events / name))
+        yield from (
+            "--logs",
+            "tui" if self.tui else "console",
+            "--events-dir",
+            str(self.events / name),
+        )
         if client.tier == 0:
             kept = wishes.checkpoints or self.place / "checkpoints"
             yield from ("--checkpoint-dir", str(kept.expanduser().absolute() / name))
@@ -134,7 +146,10 @@ class LocalTestnetPlan:
         if wishes.write_log:
             yield from ("--write-log", str(self.place / "logs" / f"{name}.jsonl"))
         if wishes.distro_data is not None:
-            yield from ("--write-gradients-dir", str(wishes.distro_data.expanduser().absolute() / name))
+            yield from (
+                "--write-gradients-dir",
+                str(wishes.distro_data.expanduser().absolute() / name),
+            )
         if wishes.optim_stats is not None:
             yield from ("--optim-stats-steps", str(wishes.optim_stats))
         if wishes.eval_tasks is not None:
@@ -148,7 +163,10 @@ class LocalTestnetPlan:
         names.
         """
         llm = self.chosen.config.llm
-        for option, local in (("--model-path", llm.checkpoint.Local), ("--data-path", llm.data_location.Local)):
+        for option, local in (
+            ("--model-path", llm.checkpoint.Local),
+            ("--data-path", llm.data_location.Local),
+        ):
             if local is not None:
                 yield from (option, str(Path(local.path).expanduser().absolute()))
 
@@ -161,7 +179,8 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
     wanted = numbers("--client-matformer-tiers", tiers)
     if len(wanted) > count:
         raise UsageError(
-            f"--client-matformer-tiers {tiers} are more than --num-clients {count}", "Give each client one, in order"
+            f"--client-matformer-tiers {tiers} are more than --num-clients {count}",
+            "Give each client one, in order",
         )
     if strange := [tier for tier in wanted if tier >= there]:
         raise UsageError(
@@ -174,7 +193,10 @@ def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[LocalTestn
             f"--num-clients {count}: the run of {chosen.path} waits for {least}",
             f"Say --num-clients {least}, or write another init_min_clients",
         )
-    return tuple(LocalTestnetClient(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
+    return tuple(
+        LocalTestnetClient(number, wanted[(number - 1) % len(wanted)])
+        for number in range(1, count + 1)
+    )
 
 
 def allowed_of(given: str | None, clients: tuple[LocalTestnetClient, ...]) -> tuple[int, ...]:
@@ -184,7 +206,8 @@ def allowed_of(given: str | None, clients: tuple[LocalTestnetClient, ...]) -> tu
     found = numbers("--allowed-to-kill", given)
     if strange := [number for number in found if not 1 <= number <= len(clients)]:
         raise UsageError(
-            f"--allowed-to-kill: there is no client {strange[0]}", f"Clients have the numbers 1 to {len(clients)}"
+            f"--allowed-to-kill: there is no client {strange[0]}",
+            f"Clients have the numbers 1 to {len(clients)}",
         )
     return tuple(found)
 
@@ -193,5 +216,7 @@ def numbers(option: str, text: str) -> list[int]:
     """Return integers separated by commas. Raises UsageError."""
     words = text.replace(" ", "")
     if not _NUMBERS.fullmatch(words):
-        raise UsageError(f"{option} {text!r} is not a list of numbers", f"For example {option} 0,1,2")
+        raise UsageError(
+            f"{option} {text!r} is not a list of numbers", f"For example {option} 0,1,2"
+        )
     return [int(word) for word in words.split(",")]

@@ -60,7 +60,9 @@ def watched_command(control: str, command: list[str]) -> list[str]:
 class Process:
     """One child process with its log."""
 
-    def __init__(self, name: str, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: list[str], log: Path, environment: Mapping[str, str]
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.log = log
@@ -103,7 +105,9 @@ class Process:
 
     def expect_running(self) -> None:
         if not self.running:
-            raise ProcessError(f"{self.name} ended with code {self.code}; its last words:\n{self.last_words()}")
+            raise ProcessError(
+                f"{self.name} ended with code {self.code}; its last words:\n{self.last_words()}"
+            )
 
     def last_words(self, size: int = 1500) -> str:
         """Return the end of its log."""
@@ -116,7 +120,9 @@ def stop_all(processes: Iterable[Running], seconds: float = STOP_SECONDS) -> Non
     for process in left:
         process.interrupt()
     until = time.monotonic() + seconds
-    while (left := [process for process in left if process.code is None]) and time.monotonic() < until:
+    while (
+        left := [process for process in left if process.code is None]
+    ) and time.monotonic() < until:
         time.sleep(0.02)
     for process in left:
         process.kill()
@@ -132,7 +138,9 @@ def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Runn
             )
         if time.monotonic() > until:
             said = process.last_words()
-            raise ProcessError(f"{what} did not come up within {seconds:.0f} s; its last words:\n{said}")
+            raise ProcessError(
+                f"{what} did not come up within {seconds:.0f} s; its last words:\n{said}"
+            )
         time.sleep(0.05)
 
 
@@ -145,13 +153,18 @@ def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
             file.write(f"$ {' '.join(command)}\n".encode())
             begin = file.tell()
     except OSError as error:
-        raise ProcessError(f"cannot write the log {log} of `{words}`: {error.strerror}", fix_of(error)) from None
+        raise ProcessError(
+            f"cannot write the log {log} of `{words}`: {error.strerror}", fix_of(error)
+        ) from None
     process = Process(words, command, log, environment)
     until = time.monotonic() + CALL_SECONDS
     while process.running:
         if time.monotonic() > until:
             process.kill()
-            raise ProcessError(f"`{words}` took longer than {CALL_SECONDS} s: is this machine busy?", "Try again later")
+            raise ProcessError(
+                f"`{words}` took longer than {CALL_SECONDS} s: is this machine busy?",
+                "Try again later",
+            )
         time.sleep(0.02)
     if process.code:
         said = log.read_bytes()[begin:].decode(errors="replace").strip()[-2000:]

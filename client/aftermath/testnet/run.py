@@ -63,7 +63,11 @@ class Summary:
         """Return the summary as one line."""
         took = f"{self.ending}: step {self.steps} of {self.total_steps} in {self.seconds:.0f} s"
         tiers = ("tier " if len(self.tiers) == 1 else "tiers ") + ", ".join(map(str, self.tiers))
-        loss = f"loss {self.loss_first:.3f} to {self.loss_last:.3f}" if self.loss_last is not None else "no loss yet"
+        loss = (
+            f"loss {self.loss_first:.3f} to {self.loss_last:.3f}"
+            if self.loss_last is not None
+            else "no loss yet"
+        )
         same = f"replicas identical in {counted(self.comparisons, 'comparison')}"
         if not self.comparisons:
             same = "no two replicas to compare"
@@ -78,7 +82,12 @@ class Summary:
 
 
 def summary_of(
-    plan: LocalTestnetPlan, story: RunProgress, ending: Ending, kills: int, failed: list[str], seconds: float
+    plan: LocalTestnetPlan,
+    story: RunProgress,
+    ending: Ending,
+    kills: int,
+    failed: list[str],
+    seconds: float,
 ) -> Summary:
     """Return the summary from what the clients reported."""
     curve = story.history.loss_curve()
@@ -126,13 +135,17 @@ class Testnet:
         self._failed: list[str] = []
         self._killed = Counter[LocalTestnetClient]()
         self._returned = Counter[LocalTestnetClient]()
-        self.story = RunProgress([MemberProgress(client.name, client.tier) for client in plan.clients])
+        self.story = RunProgress(
+            [MemberProgress(client.name, client.tier) for client in plan.clients]
+        )
 
     def perform(self, seconds: float | None) -> Summary:
         """Run the testnet, for at most `seconds` after its clients start."""
         plan = self._plan
         started = time.monotonic()
-        for made in make_missing(plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment):
+        for made in make_missing(
+            plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment
+        ):
             self._lines.own(f"made {made}")
         with ExitStack() as stack:
             panes = None
@@ -148,10 +161,14 @@ class Testnet:
             for client in plan.clients:
                 self._start(client)
             said = "what it says" if len(plan.clients) == 1 else "what they say"
-            self._lines.own(f"started {counted(len(plan.clients), 'client')}; {said} is in {plan.place / 'logs'}")
+            self._lines.own(
+                f"started {counted(len(plan.clients), 'client')}; {said} is in {plan.place / 'logs'}"
+            )
             viewer = panes.attach() if panes else None
             until = None if seconds is None else time.monotonic() + seconds
-            ending = self._follow(keeper, until, lambda: viewer is not None and viewer.poll() is not None)
+            ending = self._follow(
+                keeper, until, lambda: viewer is not None and viewer.poll() is not None
+            )
         self._read()  # what they told while they were ended
         took = time.monotonic() - started
         return summary_of(plan, self.story, ending, self._kills.done, self._failed, took)
@@ -170,7 +187,9 @@ class Testnet:
                     return Ending.LEFT
                 if keeper.code is not None:
                     said = keeper.last_words()
-                    raise ProcessError(f"{keeper.name} ended with code {keeper.code}; its last words:\n{said}")
+                    raise ProcessError(
+                        f"{keeper.name} ended with code {keeper.code}; its last words:\n{said}"
+                    )
                 if until is not None and time.monotonic() > until:
                     return Ending.TIME
                 self._kill_some()
@@ -247,7 +266,9 @@ class Testnet:
                 self._back[client] = now + BACK_SECONDS
             elif code:
                 self._failed.append(client.name)
-                self._lines.own(f"{client.name} ended with code {code}; its last words:\n{process.last_words()}")
+                self._lines.own(
+                    f"{client.name} ended with code {code}; its last words:\n{process.last_words()}"
+                )
         for client in [client for client, at in self._back.items() if now >= at or self._finished]:
             del self._back[client]
             if not self._finished:

@@ -29,7 +29,9 @@ def claimed_workdir(root: Path, who: str, option: str, names: str) -> Iterator[N
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(root.iterdir()):
-            raise ProcessError(f"{root} holds files that are not a {who}'s", f"Empty it, or name another: {option}")
+            raise ProcessError(
+                f"{root} holds files that are not a {who}'s", f"Empty it, or name another: {option}"
+            )
         try:
             held = hold(mark)
         except BlockingIOError:
@@ -47,5 +49,9 @@ def claimed_workdir(root: Path, who: str, option: str, names: str) -> Iterator[N
 def _set_checkpoints_aside(root: Path) -> None:
     checkpoints = root / CHECKPOINTS
     if checkpoints.is_dir() and any(checkpoints.iterdir()):
-        numbers = (number for number in itertools.count(1) if not (root / f"{CHECKPOINTS}-{number}").exists())
+        numbers = (
+            number
+            for number in itertools.count(1)
+            if not (root / f"{CHECKPOINTS}-{number}").exists()
+        )
         checkpoints.rename(root / f"{CHECKPOINTS}-{next(numbers)}")

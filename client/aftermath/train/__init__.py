@@ -1,1 +1,3 @@
-"""The `train` process: its settings, what it looks at before it begins, and the real things that a member is given."""
+"""The `train` process: its settings, what it looks at before it begins, and the real things that a
+member is given.
+"""

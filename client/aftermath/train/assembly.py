@@ -1,4 +1,5 @@
-"""A member put together: its checks against the run's model, its replica's origin, its threads, its data, its speed.
+"""A member put together: its checks against the run's model, its replica's origin, its threads, its
+data, its speed.
 
 Who would not be let in has been told so before (`letting_in`).
 """
@@ -83,11 +84,17 @@ async def assembled(
     """
     view = await chain.view()
     model = view.model
-    workers = Workers(*(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state")))
+    workers = Workers(
+        *(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state"))
+    )
     compute, clock = workers.compute, RealClock()
     access = access_for(settings, view.run, on_local_network=named.reach.pool.is_local)
-    newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events, access)
-    outline, schema = await newcomer.outline(compute, *own_newest(settings.checkpoint_dir, view.run))
+    newcomer = Newcomer(
+        settings.run_id, settings.matformer_tier, chain, transport, clock, events, access
+    )
+    outline, schema = await newcomer.outline(
+        compute, *own_newest(settings.checkpoint_dir, view.run)
+    )
     _check(settings, named, schema)
     check_memory(view, schema, settings.matformer_tier, named.mesh.devices)
     if advice := keeping_advice(settings):
@@ -101,7 +108,13 @@ async def assembled(
     wishes = await _wishes(settings, outline, schema, compute)
     data = await _data(events, clock, workers.read, lambda: data_of(model, schema, access))
     keep_steps = settings.keep_steps if settings.delete_old_steps else None
-    archive = Archive(settings.checkpoint_dir, hub_of(settings), keep_steps, outline.companions, origin.read_config)
+    archive = Archive(
+        settings.checkpoint_dir,
+        hub_of(settings),
+        keep_steps,
+        outline.companions,
+        origin.read_config,
+    )
     if origin.device.type == "cpu":
         await ready_kernels(events, compute)
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
@@ -110,11 +123,15 @@ async def assembled(
     await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
-    return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
+    return Member(
+        ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel
+    )
 
 
 def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
-    """Return the newest checkpoint of the run that this member wrote, if any. A recorded place may be false."""
+    """Return the newest checkpoint of the run that this member wrote, if any. A recorded place may
+    be false.
+    """
     if directory is None:
         return []
     steps = saved_steps(directory, stem_of_run(directory, run.run_id, run.identity))
@@ -143,15 +160,31 @@ async def _origin(
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:
         device = named.mesh.devices[0]
-        return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic, access=access)
-    from aftermath.ranks.lead import Lead, led_by  # torch's sharding takes a second to import, which few members need
+        return Origin(
+            schema,
+            tier,
+            strategy,
+            device,
+            pass_size,
+            time.monotonic,
+            named.arithmetic,
+            access=access,
+        )
+    # torch's sharding takes a second to import, which few members need
+    from aftermath.ranks.lead import Lead, led_by
 
-    make = led_by(await compute(lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)))
+    make = led_by(
+        await compute(
+            lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)
+        )
+    )
     device = torch.device("cpu")  # of what the ranks do not hold
     return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, access)
 
 
-async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, compute: Worker) -> Wishes:
+async def _wishes(
+    settings: TrainSettings, outline: Outline, schema: Schema, compute: Worker
+) -> Wishes:
     return Wishes(
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,
@@ -170,7 +203,11 @@ async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
     """Say how to tell where the run stands; the display works that out on its own thread."""
     while True:
         with contextlib.suppress(CoordinatorError):  # its time is not known yet
-            events.look(partial(_standing, feed.view, chain.now(), silent=chain.silent, has_tick=chain.has_tick))
+            events.look(
+                partial(
+                    _standing, feed.view, chain.now(), silent=chain.silent, has_tick=chain.has_tick
+                )
+            )
         await asyncio.sleep(_SHOW)
 
 
@@ -186,6 +223,10 @@ async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[],
             return await read(opened)
         except SourceUnavailable as error:
             if not told:
-                events.emit(event_types.Warning(message=f"{error.message}; this member joins when it can be had"))
+                events.emit(
+                    event_types.Warning(
+                        message=f"{error.message}; this member joins when it can be had"
+                    )
+                )
             told = True
         await clock.sleep(_ASK_AGAIN)

@@ -1,4 +1,6 @@
-"""Options of a member that mean nothing together, or alone: looked at before anything is opened, and without torch."""
+"""Options of a member that mean nothing together, or alone: looked at before anything is opened,
+and without torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from aftermath.train.settings import TrainSettings
 
 
 def check_choices(settings: TrainSettings) -> None:
-    """Raises UsageError for options that mean nothing together, or alone, Unsuitable for extras that are missing."""
+    """Raises UsageError for options that mean nothing together, or alone, Unsuitable for extras
+    that are missing.
+    """
     if settings.peer is not None:
         parse_static_peers(settings.peer)
     _check_prompt(settings)
@@ -23,7 +27,10 @@ def check_choices(settings: TrainSettings) -> None:
 def _check_prompt(settings: TrainSettings) -> None:
     """Raises UsageError for the length of a continuation without a text."""
     if settings.prompt_tokens is not None and settings.prompt_text is None:
-        raise UsageError("--prompt-tokens is the length of a continuation, of no text", "Pass --prompt-text as well")
+        raise UsageError(
+            "--prompt-tokens is the length of a continuation, of no text",
+            "Pass --prompt-text as well",
+        )
 
 
 def _check_sums(settings: TrainSettings) -> None:
@@ -39,11 +46,18 @@ def _check_evaluations(settings: TrainSettings) -> None:
     """Raises UsageError for options of an evaluation without tasks."""
     said = settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
     if asked_of(settings) is None and any(number is not None for number in said):
-        raise UsageError("--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks", "Pass it as well")
+        raise UsageError(
+            "--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks",
+            "Pass it as well",
+        )
 
 
 def asked_of(settings: TrainSettings) -> Asked | None:
-    """The tasks that the model is asked, if any; whether there are such is not looked at. Raises UsageError."""
+    """The tasks that the model is asked, if any; whether there are such is not looked at. Raises
+    UsageError.
+    """
     if settings.eval_tasks is None:
         return None
-    return wanted(settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs)
+    return wanted(
+        settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
+    )

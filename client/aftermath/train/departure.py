@@ -1,7 +1,7 @@
 """What a member does at the first signal: it leaves, saves first, or asks for a second Ctrl-C.
 
-Only the last member that has a part of the model is asked, and only where a person can answer: a service that gets
-SIGTERM leaves at once, or after one try to save.
+Only the last member that has a part of the model is asked, and only where a person can answer: a
+service that gets SIGTERM leaves at once, or after one try to save.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 class Departure:
     """Decides what a signal to one member does."""
 
-    def __init__(self, events: Events, *, can_ask: bool, ask: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, events: Events, *, can_ask: bool, ask: Callable[[str], None] = lambda _: None
+    ) -> None:
         """`can_ask`: whether a person can press Ctrl-C again.
 
         `ask` shows the question where events do not.
@@ -40,7 +42,9 @@ class Departure:
         self._asks = self._asked = False
 
     def on_signal(self, number: signal.Signals) -> float | None:
-        """Return the seconds that saving may take, or None after a warning that asks for another Ctrl-C."""
+        """Return the seconds that saving may take, or None after a warning that asks for another
+        Ctrl-C.
+        """
         stake = self.member.stake() if self.member is not None else None
         self._asks = self._can_ask and number == signal.SIGINT
         if self.member is not None and stake is not None and stake.saves and not self._asked:
@@ -58,7 +62,9 @@ class Departure:
         return 0.0
 
     def _tried(self, saved: bool) -> bool:
-        """Take in whether the model of a stopped member is saved. Return whether the member stays to try again."""
+        """Take in whether the model of a stopped member is saved. Return whether the member stays
+        to try again.
+        """
         if saved or self.lost is None:
             self.lost = None
             return False
@@ -72,7 +78,11 @@ class Departure:
     def _warn(self, stake: Stake, more: str) -> None:
         """Say what leaving loses, and ask for another Ctrl-C if a person can press it."""
         self._asked = self._asks
-        fix = "Press Ctrl-C again to leave and lose these steps." if self._asks else "These steps are lost now."
+        fix = (
+            "Press Ctrl-C again to leave and lose these steps."
+            if self._asks
+            else "These steps are lost now."
+        )
         message = f"{stake.words()}\n{fix} {more}".rstrip()
         self._events.emit(event_types.Warning(message=message))
         if self._asks:

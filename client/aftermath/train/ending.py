@@ -11,7 +11,8 @@ def known(error: Exception, settings: TrainSettings) -> AftermathError | None:
     """The failure as one of ours; None for what no user should ever meet."""
     if isinstance(error, AftermathError):
         return error
-    from aftermath.replica.memory import is_out_of_memory  # with torch, which other failures do not wait for
+    # with torch, which other failures do not wait for
+    from aftermath.replica.memory import is_out_of_memory
 
     if is_out_of_memory(error):
         return OutOfMemory(

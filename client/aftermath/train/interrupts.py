@@ -1,9 +1,11 @@
-"""Ctrl-C and SIGTERM: the first cancels the work and starts a count-down, a second changes nothing, a third ends it.
+"""Ctrl-C and SIGTERM: the first cancels the work and starts a count-down, a second changes nothing,
+a third ends it.
 
 A first Ctrl-C may be answered with a question instead: the next one is then the first.
 
-Decided: one budget covers all that is still to be done (leaving the run on chain, then closing), because each part may
-hang when the network does; a signal never cancels the leaving, since people press Ctrl-C twice.
+Decided: one budget covers all that is still to be done (leaving the run on chain, then closing),
+because each part may hang when the network does; a signal never cancels the leaving, since people
+press Ctrl-C twice.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ class Interrupts:
     """What signals do to one piece of work."""
 
     def __init__(self, told: Callable[[signal.Signals], float | None] = lambda _: 0.0) -> None:
-        """`told` is called at the first signal. It returns the seconds that the work may take to save something before
-        it leaves, or None if the signal is to be ignored because the user has to confirm it with another one.
+        """`told` is called at the first signal. It returns the seconds that the work may take to
+        save something before it leaves, or None if the signal is to be ignored because the user has
+        to confirm it with another one.
         """
         self._told = told
         self._work: asyncio.Future[None] | None = None
@@ -34,7 +37,8 @@ class Interrupts:
         self._over = asyncio.Event()
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it is done, or until time is up after a signal; raises what it raised, if it did in time.
+        """Run `work` until it is done, or until time is up after a signal; raises what it raised,
+        if it did in time.
 
         `work` calls `leaving` when it begins to clean up.
         """
@@ -50,7 +54,9 @@ class Interrupts:
             task.cancel()
 
     def leaving(self) -> float:
-        """Say that the work is over: a signal does not cancel what follows. The seconds that leaving may take."""
+        """Say that the work is over: a signal does not cancel what follows. The seconds that
+        leaving may take.
+        """
         self._work = None
         end = self._end or asyncio.get_running_loop().time() + EXIT_SECONDS
         return end - CLOSE_SECONDS - asyncio.get_running_loop().time()

@@ -1,7 +1,9 @@
-"""Whether this member can keep what it was asked to keep: found out before it joins, not after an epoch.
+"""Whether this member can keep what it was asked to keep: found out before it joins, not after an
+epoch.
 
-Decided: what needs no chain is checked first; the directory is tried by writing into it, since permissions alone do not
-tell; there must be room for two checkpoints, because a new one is complete before an old one goes.
+Decided: what needs no chain is checked first; the directory is tried by writing into it, since
+permissions alone do not tell; there must be room for two checkpoints, because a new one is complete
+before an old one goes.
 """
 
 from __future__ import annotations
@@ -47,16 +49,21 @@ def check_put_links(settings: TrainSettings) -> None:
     if settings.checkpoint_put_links is None:
         return
     if settings.hub_repo is not None:
-        raise UsageError("--checkpoint-put-links and --hub-repo are both given", "Pass only one of them")
+        raise UsageError(
+            "--checkpoint-put-links and --hub-repo are both given", "Pass only one of them"
+        )
     if settings.checkpoint_dir is None:
         raise UsageError(
-            "--checkpoint-put-links copies checkpoints of a directory, and none is given", "Pass --checkpoint-dir DIR"
+            "--checkpoint-put-links copies checkpoints of a directory, and none is given",
+            "Pass --checkpoint-dir DIR",
         )
     PutLinks(settings.checkpoint_put_links).check()
 
 
 def check_places(settings: TrainSettings) -> None:
-    """Make the directories that are named, and try them. Raises Unsuitable if one cannot be written."""
+    """Make the directories that are named, and try them. Raises Unsuitable if one cannot be
+    written.
+    """
     for option, place in (
         ("--checkpoint-dir", None if settings.matformer_tier > 0 else settings.checkpoint_dir),
         ("--optimizer-state-dir", settings.optimizer_state_dir),
@@ -85,10 +92,11 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
 
 @contextlib.contextmanager
 def gradients_place(settings: TrainSettings, identity: str) -> Iterator[None]:
-    """Make --write-gradients-dir, try it and hold it; what a killed process left there half written is removed.
+    """Make --write-gradients-dir, try it and hold it; what a killed process left there half written
+    is removed.
 
-    Raises Unsuitable if it cannot be written, if another process holds it, or if it has results of another run than
-    the one of this `identity`: their files have the same names.
+    Raises Unsuitable if it cannot be written, if another process holds it, or if it has results of
+    another run than the one of this `identity`: their files have the same names.
     """
     if settings.write_gradients_dir is None:
         yield
@@ -102,9 +110,14 @@ def gradients_place(settings: TrainSettings, identity: str) -> Iterator[None]:
             for partial in directory.glob(".step-*.partial"):
                 partial.unlink(missing_ok=True)
         except OSError as error:
-            why = "another process on this machine writes there" if isinstance(error, BlockingIOError) else _why(error)
+            why = (
+                "another process on this machine writes there"
+                if isinstance(error, BlockingIOError)
+                else _why(error)
+            )
             raise Unsuitable(
-                f"--write-gradients-dir {directory}: {why}", "Name a directory for this member alone"
+                f"--write-gradients-dir {directory}: {why}",
+                "Name a directory for this member alone",
             ) from None
         yield
 
@@ -122,14 +135,18 @@ def _claim(directory: Path, made_by: str) -> None:
 
 
 def _free(option: str, directory: Path) -> int:
-    """The free bytes of a directory, which is made if need be. Raises Unsuitable if it cannot be written."""
+    """The free bytes of a directory, which is made if need be. Raises Unsuitable if it cannot be
+    written.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"probe")
         return shutil.disk_usage(directory).free
     except OSError as error:
-        raise Unsuitable(f"{option} {directory}: {_why(error)}", fix_of(error, "directory")) from error
+        raise Unsuitable(
+            f"{option} {directory}: {_why(error)}", fix_of(error, "directory")
+        ) from error
 
 
 def _why(error: OSError) -> str:

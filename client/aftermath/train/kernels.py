@@ -1,7 +1,7 @@
 """Kernels when a member starts: compiled, compared with torch, and what is said of it.
 
-Decided: kernels that are missing are told of as any fact; those that compute something else than torch are a warning,
-since something is wrong with that machine.
+Decided: kernels that are missing are told of as any fact; those that compute something else than
+torch are a warning, since something is wrong with that machine.
 """
 
 from __future__ import annotations

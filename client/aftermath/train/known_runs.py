@@ -1,7 +1,7 @@
 """Which run a run id means to this user: its owner and the slot in which it was created.
 
-A run id is free again once its owner closes the run, and another wallet may create a run with it. A member joins the
-run that it joined first, until the user names the owner of another one.
+A run id is free again once its owner closes the run, and another wallet may create a run with it. A
+member joins the run that it joined first, until the user names the owner of another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class KnownRuns:
         self._directory, self._network = directory, (cluster, program)
 
     def check(self, run: Run, owner: str | None) -> None:
-        """Raise Unsuitable if `run` is not the one that is known, or does not belong to `owner`, if that is given."""
+        """Raise Unsuitable if `run` is not the one that is known, or does not belong to `owner`, if
+        that is given.
+        """
         found = _identified(run)
         if owner is not None:
             if owner != found.owner:
@@ -45,7 +47,11 @@ class KnownRuns:
         known = self._read(run.run_id)
         if known is None or known == found:
             return
-        whose = "by the same owner" if known.owner == found.owner else f"by another owner, {found.owner}"
+        whose = (
+            "by the same owner"
+            if known.owner == found.owner
+            else f"by another owner, {found.owner}"
+        )
         raise Unsuitable(
             f"run {run.run_id} is not the run that you joined: that run was closed, and this one was created {whose}",
             f"To join the new run, pass --owner {found.owner}",
@@ -59,7 +65,9 @@ class KnownRuns:
             if file.exists() and file.read_bytes() == record:
                 return
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with replacing(file, shared=True) as stream:  # several members of one user may start at once
+            with replacing(
+                file, shared=True
+            ) as stream:  # several members of one user may start at once
                 stream.write(record)
         except OSError as error:
             raise Unsuitable(
@@ -81,9 +89,13 @@ class KnownRuns:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise Unsuitable(f"cannot read the owner of run {run_id} in {file}: {error.strerror}", fix) from None
+            raise Unsuitable(
+                f"cannot read the owner of run {run_id} in {file}: {error.strerror}", fix
+            ) from None
         except Malformed:
-            raise Unsuitable(f"{file} is damaged; it records the owner of run {run_id}", fix) from None
+            raise Unsuitable(
+                f"{file} is damaged; it records the owner of run {run_id}", fix
+            ) from None
         return known
 
 

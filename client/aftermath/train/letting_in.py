@@ -1,7 +1,8 @@
-"""What keeps a member from its run and needs no torch, which takes seconds to load: looked at before that.
+"""What keeps a member from its run and needs no torch, which takes seconds to load: looked at
+before that.
 
-Decided: the coordinator is asked in the order in which it would refuse; what it has changed by the time that the
-member joins, it refuses then.
+Decided: the coordinator is asked in the order in which it would refuse; what it has changed by the
+time that the member joins, it refuses then.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Admitted:
 
 
 def check_options(settings: TrainSettings) -> None:
-    """Raise UsageError or Unsuitable for settings that cannot work in any run, and BindFailed for a port in use.
+    """Raise UsageError or Unsuitable for settings that cannot work in any run, and BindFailed for a
+    port in use.
 
     Makes the directories that the settings name.
     """
@@ -65,7 +67,9 @@ async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) ->
     async with pool, chain:
         view = await chain.view()
         genesis = await pool.genesis()
-        known = KnownRuns(state_directory() / "runs", cluster=genesis, program=str(chain.program_id))
+        known = KnownRuns(
+            state_directory() / "runs", cluster=genesis, program=str(chain.program_id)
+        )
         known.check(view.run, owner_named(settings.owner))
         await chain.authorization()
         check_verdicts(view.run)
@@ -83,7 +87,9 @@ def owner_named(owner: str | None) -> str | None:
 
 
 def check_model(model: Model, run_id: str) -> None:
-    """Unsuitable if the run's accounts, without any download, ask for what this client does not have."""
+    """Unsuitable if the run's accounts, without any download, ask for what this client does not
+    have.
+    """
     if not model.configured:
         raise Unsuitable(
             f"run {run_id} is not configured yet",
@@ -96,7 +102,9 @@ def check_model(model: Model, run_id: str) -> None:
         )
     if model.optimizer.kind not in EXCHANGED:
         uses = OPTIMIZERS[model.optimizer.kind].shown
-        raise Unsuitable(f"run {run_id} uses {uses}, and members exchange results with {EXCHANGED_SHOWN}")
+        raise Unsuitable(
+            f"run {run_id} uses {uses}, and members exchange results with {EXCHANGED_SHOWN}"
+        )
 
 
 def check_tier(tier: int, tiers: int, run_id: str) -> None:

@@ -1,7 +1,8 @@
 """From the data location of a run's accounts to the source that reads it.
 
-Decided: a mixture's document is JSON, `{"shuffle": ..., "providers": [...]}`; each provider is a data location as a
-config file's, or a pair of one and its weight. A mixture holds no mixtures, and nothing with labels.
+Decided: a mixture's document is JSON, `{"shuffle": ..., "providers": [...]}`; each provider is a
+data location as a config file's, or a pair of one and its weight. A mixture holds no mixtures, and
+nothing with labels.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from aftermath.config.sources import Shuffle
 from aftermath.data.cache import Cache
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.gcs import bucket_urls, check_bucket, has_own_host
-from aftermath.data.http import MOST_FILES, HttpClient, HttpFiles, check_url, numbered_urls, redacted_url
+from aftermath.data.http import (
+    MOST_FILES,
+    HttpClient,
+    HttpFiles,
+    check_url,
+    numbered_urls,
+    redacted_url,
+)
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.remote import RemoteTokens, host_and_port
@@ -38,15 +46,23 @@ _MOST_DOCUMENT = 1 << 20  # bytes of a mixture's document
 
 
 def open_source(
-    location: DataLocation, seq_len: int, vocab_size: int, *, labels: bool = False, access: RunAccess = TRUSTING
+    location: DataLocation,
+    seq_len: int,
+    vocab_size: int,
+    *,
+    labels: bool = False,
+    access: RunAccess = TRUSTING,
 ) -> Source:
-    """Return the sequences at a place. `labels`: with what is to be learnt of them; `access`: what a run may reach.
+    """Return the sequences at a place. `labels`: with what is to be learnt of them; `access`: what
+    a run may reach.
 
     Raises DataError (SourceUnavailable if trying again may help), or Unsuitable.
     """
     if location.kind is DataKind.PREPROCESSED:
         with _advice_for(location, access):
-            return PreprocessedRows(str(access.data_place(location.primary)), seq_len, vocab_size, labels=labels)
+            return PreprocessedRows(
+                str(access.data_place(location.primary)), seq_len, vocab_size, labels=labels
+            )
     if labels:
         raise Unsuitable(
             "the run learns labels, and its data location has none",
@@ -59,7 +75,9 @@ def open_source(
 
 
 class _Opener:
-    """Opens the places of one data location, which name at most MOST_FILES files behind HTTP in all."""
+    """Opens the places of one data location, which name at most MOST_FILES files behind HTTP in
+    all.
+    """
 
     def __init__(self, seq_len: int, vocab_size: int, access: RunAccess) -> None:
         self._seq_len = seq_len
@@ -78,19 +96,30 @@ class _Opener:
         if location.kind is DataKind.LOCAL:
             place = access.data_place(location.primary)
             with _advice_for(location, access):
-                return open_tokens(str(place), location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+                return open_tokens(
+                    str(place),
+                    location.token_bytes,
+                    seq_len,
+                    vocab_size=vocab_size,
+                    shuffle_seed=seed,
+                )
         # The buckets' host is Google's, or one that this machine's user names.
         own_host = location.kind is DataKind.HTTP_GCP and has_own_host()
         client = HttpClient(permits=any_address if own_host else access.permits)
         urls = self._counted(_urls(location, client), location)
         files = HttpFiles(urls, client, Cache(cache_directory("data")))
         where = name_of(location, access)
-        return TokenFiles(files, where, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+        return TokenFiles(
+            files, where, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed
+        )
 
     def mixture(self, url: str) -> Source:
-        """Return the mixture that a document describes, which may name nothing that the run itself may not."""
+        """Return the mixture that a document describes, which may name nothing that the run itself
+        may not.
+        """
         mixed = _mixed(url, self._access)
-        self._access = replace(self._access, data=None)  # --data-path is one place, and a mixture has several
+        # --data-path is one place, and a mixture has several
+        self._access = replace(self._access, data=None)
         sources = [self.source(location) for location in mixed.places]
         return WeightedSources(sources, mixed.weights, mark=mixed.mark, shuffle_seed=mixed.seed)
 
@@ -106,7 +135,9 @@ class _Opener:
 
 @contextmanager
 def _advice_for(location: DataLocation, access: RunAccess) -> Iterator[None]:
-    """Give a member another fix for missing data than an owner, since only the owner can make the run's files."""
+    """Give a member another fix for missing data than an owner, since only the owner can make the
+    run's files.
+    """
     try:
         yield
     except NoData as error:
@@ -116,7 +147,9 @@ def _advice_for(location: DataLocation, access: RunAccess) -> Iterator[None]:
 
 
 def name_of(location: DataLocation, access: RunAccess) -> str:
-    """Return what errors call a data location: the path on this machine, or an address without secrets."""
+    """Return what errors call a data location: the path on this machine, or an address without
+    secrets.
+    """
     if location.kind in (DataKind.LOCAL, DataKind.PREPROCESSED):
         return str(access.data_place(location.primary))
     if "://" in location.primary:
@@ -125,7 +158,9 @@ def name_of(location: DataLocation, access: RunAccess) -> str:
 
 
 def check_place(location: DataLocation) -> None:
-    """Raises DataError for what is no place of its kind, as far as that is known without going there."""
+    """Raises DataError for what is no place of its kind, as far as that is known without going
+    there.
+    """
     if location.kind is DataKind.SERVER:
         host_and_port(location.primary)
     elif location.kind is DataKind.HTTP_GCP:
@@ -140,7 +175,9 @@ def _urls(location: DataLocation, client: HttpClient) -> list[str]:
     if location.kind is DataKind.HTTP_GCP:
         return bucket_urls(location.primary, location.folder, client)
     if location.kind is DataKind.HTTP_NUMBERED_FILES:
-        return numbered_urls(location.primary, location.start_index, location.pad_zeros, location.num_files)
+        return numbered_urls(
+            location.primary, location.start_index, location.pad_zeros, location.num_files
+        )
     return [location.primary]
 
 
@@ -151,7 +188,9 @@ def mixed_places(url: str, access: RunAccess) -> list[DataLocation]:
 
 @dataclass(frozen=True)
 class _Mixed:
-    """What a mixture's document says, and what marks it. Weights None: by length; seed None: in order."""
+    """What a mixture's document says, and what marks it. Weights None: by length; seed None: in
+    order.
+    """
 
     places: list[DataLocation]
     weights: list[float] | None
@@ -160,27 +199,40 @@ class _Mixed:
 
 
 def _mixed(url: str, access: RunAccess) -> _Mixed:
-    """Fetch a mixture's document. Raises DataError for what is not one, Unsuitable for one that names local files."""
+    """Fetch a mixture's document. Raises DataError for what is not one, Unsuitable for one that
+    names local files.
+    """
     raw = HttpClient(permits=access.permits).read_document(url, _MOST_DOCUMENT)
     try:
         places, weights, seed = _described(json_value(raw))
     except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(
-            f"{redacted_url(url)} describes no mixture: {said}", "docs/models.md#mixtures has an example"
+            f"{redacted_url(url)} describes no mixture: {said}",
+            "docs/models.md#mixtures has an example",
         ) from None
     if any(place.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for place in places):
-        raise DataError(f"{redacted_url(url)} mixes what cannot be mixed: mixtures, or rows with labels")
-    if access.root is None and not access.trusting and any(place.kind is DataKind.LOCAL for place in places):
+        raise DataError(
+            f"{redacted_url(url)} mixes what cannot be mixed: mixtures, or rows with labels"
+        )
+    if (
+        access.root is None
+        and not access.trusting
+        and any(place.kind is DataKind.LOCAL for place in places)
+    ):
         raise Unsuitable(
             f"{redacted_url(url)} names files of this machine, which a document may not",
             "Say below which directory they are: --data-root DIR",
         )
-    return _Mixed(places, weights, seed, FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest()))
+    return _Mixed(
+        places, weights, seed, FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
+    )
 
 
 def _described(document: Any) -> tuple[list[DataLocation], list[float] | None, bytes | None]:
-    """Locations, weights and seed of a mixture's document. Raises ValidationError, TypeError, ValueError, KeyError."""
+    """Locations, weights and seed of a mixture's document. Raises ValidationError, TypeError,
+    ValueError, KeyError.
+    """
     if not isinstance(document, dict):
         raise TypeError("it is no JSON object")
     if strange := document.keys() - {"shuffle", "providers"}:
@@ -192,7 +244,8 @@ def _described(document: Any) -> tuple[list[DataLocation], list[float] | None, b
     if any(pairs) and not all(pair and len(pair) == 2 for pair in pairs):
         raise ValueError("either every provider is a pair with its weight, or none")
     places = [
-        location_of(Chosen.model_validate(pair[0] if pair else one)) for pair, one in zip(pairs, given, strict=True)
+        location_of(Chosen.model_validate(pair[0] if pair else one))
+        for pair, one in zip(pairs, given, strict=True)
     ]
     weights = [float(pair[1]) for pair in pairs if pair] or None
     order = Shuffle.model_validate(document.get("shuffle", "DontShuffle")).to_chain()

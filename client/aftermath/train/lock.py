@@ -1,7 +1,8 @@
-"""One process per place in a run: two with the same wallet would each undo what the other says on chain.
+"""One process per place in a run: two with the same wallet would each undo what the other says on
+chain.
 
-Decided: a lock on a file named after the place, in a directory of this user. Two machines with one wallet are not found
-out here: joins are paced for that.
+Decided: a lock on a file named after the place, in a directory of this user. Two machines with one
+wallet are not found out here: joins are paced for that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from aftermath.base.locks import hold
 
 
 @contextlib.contextmanager
-def only_process(directory: Path, *, cluster: str, program: str, run_id: str, wallet: str) -> Iterator[None]:
+def only_process(
+    directory: Path, *, cluster: str, program: str, run_id: str, wallet: str
+) -> Iterator[None]:
     """Hold the place of `wallet` in a run. `cluster` is its genesis hash.
 
     Raises Unsuitable if another process holds it, or if the directory cannot be used.

@@ -1,8 +1,10 @@
 """What a member takes of its machine, and what that has left: an event `machine` every few seconds.
 
 Decided
-- It is looked at on a thread of its own, which nothing waits for, and only if figures are collected.
-- All processes of the member count, its ranks and its screen too. The rest is the machine's, for all its users.
+- It is looked at on a thread of its own, which nothing waits for, and only if figures are
+  collected.
+- All processes of the member count, its ranks and its screen too. The rest is the machine's, for
+  all its users.
 - Of GPUs it tells what NVML does; where there is no driver of NVIDIA's, there are none.
 """
 
@@ -26,7 +28,9 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def looked_at(events: Events, place: Path, seconds: float = SECONDS) -> Iterator[None]:
-    """Tell of the machine meanwhile, for the first time after `seconds`. `place`: where the member writes."""
+    """Tell of the machine meanwhile, for the first time after `seconds`. `place`: where the member
+    writes.
+    """
     over = threading.Event()
 
     def work() -> None:
@@ -45,7 +49,9 @@ class Look:
     """Looks at this machine each time it is called."""
 
     def __init__(self, place: Path) -> None:
-        self._place = next(one for one in (place.absolute(), *place.absolute().parents) if one.exists())
+        self._place = next(
+            one for one in (place.absolute(), *place.absolute().parents) if one.exists()
+        )
         self._process = psutil.Process()
         self._gpus = _gpus()
         self._sent, self._received = _network()
@@ -81,7 +87,10 @@ def _gpus() -> list[Any]:
     """NVML's handles of the machine's GPUs, in its order, which is not always CUDA's."""
     try:
         pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            pynvml.nvmlDeviceGetHandleByIndex(number)
+            for number in range(pynvml.nvmlDeviceGetCount())
+        ]
     except pynvml.NVMLError:
         return []
 
@@ -102,7 +111,9 @@ def _gpu(number: int, handle: Any) -> event_types.Gpu:
 
 
 def _told(ask: Callable[[], T]) -> T | None:
-    """What that says, None if it cannot: a process has ended, a directory is gone, a driver does not support it."""
+    """What that says, None if it cannot: a process has ended, a directory is gone, a driver does
+    not support it.
+    """
     try:
         return ask()
     except (psutil.Error, OSError, pynvml.NVMLError):

@@ -1,4 +1,6 @@
-"""What a member's own options choose, made once the run's model is known. Nothing here changes the run's arithmetic."""
+"""What a member's own options choose, made once the run's model is known. Nothing here changes the
+run's arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,22 @@ from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 
 
 def prompt_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Prompt | None:
-    """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer, or UsageError."""
+    """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer,
+    or UsageError.
+    """
     if settings.prompt_text is None:
         return None
-    prompt = Prompt(settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, outline.tokenizer())
+    prompt = Prompt(
+        settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, outline.tokenizer()
+    )
     prompt.check(schema.state.config.vocab_size)
     return prompt
 
 
 def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Evaluations | None:
-    """What the model is to be asked, if anything. Raises CheckpointError without the model's tokenizer."""
+    """What the model is to be asked, if anything. Raises CheckpointError without the model's
+    tokenizer.
+    """
     if (wish := asked_of(settings)) is None:
         return None
     tokenizer, config = outline.tokenizer(), schema.state.config
@@ -40,4 +48,9 @@ def hub_of(settings: TrainSettings) -> Hub | None:
 
     token = settings.hub_token
     repo = settings.hub_repo
-    return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message, card=False))
+    return Hub(
+        repo,
+        lambda directory, message: upload(
+            directory, repo, token=token, message=message, card=False
+        ),
+    )

@@ -30,14 +30,18 @@ class Named:
 
 
 def named_by(settings: TrainSettings, reach: Reach) -> Named:
-    """Raises UsageError or Unsuitable: what in the settings cannot be on these devices, or is not to be had here."""
+    """Raises UsageError or Unsuitable: what in the settings cannot be on these devices, or is not
+    to be had here.
+    """
     if (asked := asked_of(settings)) is not None:
         check_known(asked)
     mesh = mesh_named(settings)
     check_alone(settings.matformer_tier, mesh)
     exact_device(settings.device)
     keep_compiled()
-    arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile if mesh.alone else "off")
+    arithmetic = arithmetic_of(
+        mesh.devices[0], settings.precision, settings.compile if mesh.alone else "off"
+    )
     return Named(reach, mesh, arithmetic)
 
 

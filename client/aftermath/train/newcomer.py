@@ -1,10 +1,12 @@
-"""What a member must know of the run's model before it can measure itself and join: where that comes from.
+"""What a member must know of the run's model before it can measure itself and join: where that
+comes from.
 
 Decided
-- first from the checkpoints that the run has recorded, since nobody has to be there for it; what is of no use is passed
-  over with a warning: any member of tier 0 may have named it;
-- else from the members: only a member is let in by them, so a newcomer asks for a place, asks them, and gives the place
-  up again, because it could not take part yet; while the run is halted it cannot do that.
+- first from the checkpoints that the run has recorded, since nobody has to be there for it; what is
+  of no use is passed over with a warning: any member of tier 0 may have named it;
+- else from the members: only a member is let in by them, so a newcomer asks for a place, asks them,
+  and gives the place up again, because it could not take part yet; while the run is halted it
+  cannot do that.
 """
 
 from __future__ import annotations
@@ -45,12 +47,16 @@ def others(run: Run, members: Members, wallet: bytes) -> list[bytes]:
 
 
 def may_ask(view: View, wallet: bytes) -> bool:
-    """Return whether members can tell a newcomer what the model is, and will give it the model itself.
+    """Return whether members can tell a newcomer what the model is, and will give it the model
+    itself.
 
-    An epoch that begins from a checkpoint gives it to nobody. Once an epoch runs, the next one begins from its members.
+    An epoch that begins from a checkpoint gives it to nobody. Once an epoch runs, the next one
+    begins from its members.
     """
     run = view.run
-    from_members = run.model_source is ModelSource.PEERS or run.state is RunState.WARMUP or run.active
+    from_members = (
+        run.model_source is ModelSource.PEERS or run.state is RunState.WARMUP or run.active
+    )
     return not run.halted and from_members and bool(others(run, view.members, wallet))
 
 
@@ -71,9 +77,11 @@ class Newcomer:
         self._chain, self._transport, self._clock, self._events = chain, transport, clock, events
 
     async def outline(self, compute: Worker, *besides: Checkpoint) -> tuple[Outline, Schema]:
-        """Return the model's outline and the run's schema, from the recorded places or the places `besides`.
+        """Return the model's outline and the run's schema, from the recorded places or the places
+        `besides`.
 
-        If all of these fail, ask the members. Raises as `outline_of` does if they do not answer either.
+        If all of these fail, ask the members. Raises as `outline_of` does if they do not answer
+        either.
         """
         view = await self._chain.view()
         check_model(view.model, self._run_id)
@@ -83,7 +91,9 @@ class Newcomer:
         except AftermathError as error:
             if not may_ask(view, self._chain.wallet):
                 raise
-            self._warn(f"no checkpoint found here; asking other members for the model: {error.message}")
+            self._warn(
+                f"no checkpoint found here; asking other members for the model: {error.message}"
+            )
             if (found := await self._from_members(view, compute)) is None:
                 raise
             return found

@@ -1,7 +1,8 @@
-"""What a member needs before it can join: the run's schema, its data, and a way to make replicas of its tier.
+"""What a member needs before it can join: the run's schema, its data, and a way to make replicas of
+its tier.
 
-Everything a run's accounts ask for that this client cannot do is refused here, in a sentence, before anything is
-joined, downloaded or trained.
+Everything a run's accounts ask for that this client cannot do is refused here, in a sentence,
+before anything is joined, downloaded or trained.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 
 
 def schema_of(model: Model, run_id: str, *besides: Checkpoint, access: RunAccess) -> Schema:
-    """The run's schema, from the config.json of a checkpoint that it has recorded, or `besides` of others.
+    """The run's schema, from the config.json of a checkpoint that it has recorded, or `besides` of
+    others.
 
     Raises as `outline_of` does.
     """
@@ -40,10 +42,12 @@ def schema_of(model: Model, run_id: str, *besides: Checkpoint, access: RunAccess
 def outline_of(
     model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint, access: RunAccess
 ) -> tuple[Outline, Schema]:
-    """The run's model as the first of its recorded checkpoints describes it that fits the hash on chain.
+    """The run's model as the first of its recorded checkpoints describes it that fits the hash on
+    chain.
 
-    A member may have named a place that does not exist: `warn` is told of each that is passed over. Raises what is
-    wrong with the first, if none is right: Unsuitable, CheckpointError, ModelConfigError or SchemaError.
+    A member may have named a place that does not exist: `warn` is told of each that is passed over.
+    Raises what is wrong with the first, if none is right: Unsuitable, CheckpointError,
+    ModelConfigError or SchemaError.
     """
     check_model(model, run_id)
     wrong: list[AftermathError] = []
@@ -57,26 +61,39 @@ def outline_of(
             continue
         except MemoryError:
             raise
-        except Exception as error:  # whatever is wrong with a place costs that place, not this member
+        except (
+            Exception
+        ) as error:  # whatever is wrong with a place costs that place, not this member
             why = f"{type(error).__name__}: {escaped(str(error))}"
             fix = "The run's owner names another place for it: aftermath-solana checkpoint"
             wrong.append(CheckpointError(f"the checkpoint {place.repo} cannot be read: {why}", fix))
             continue
         for known in wrong:
-            warn(f"a checkpoint of the run is passed over, and {place.repo} is read instead: {known.message}")
+            warn(
+                f"a checkpoint of the run is passed over, and {place.repo} is read instead: {known.message}"
+            )
         return outline, schema
     first = wrong[0]
-    if isinstance(first, CheckpointError) and model.checkpoint.kind is CheckpointKind.LOCAL and not access.trusting:
-        raise CheckpointError(first.message, advice_to_member("model", model.checkpoint.repo)) from first
+    if (
+        isinstance(first, CheckpointError)
+        and model.checkpoint.kind is CheckpointKind.LOCAL
+        and not access.trusting
+    ):
+        raise CheckpointError(
+            first.message, advice_to_member("model", model.checkpoint.repo)
+        ) from first
     raise first
 
 
 def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str) -> Schema:
     """The run's schema by a config.json.
 
-    Raises Unsuitable if its architecture or its schema's hash is not the one on chain, and as `agreed_schema` does.
+    Raises Unsuitable if its architecture or its schema's hash is not the one on chain, and as
+    `agreed_schema` does.
     """
-    if not is_of(config, Architecture(model.architecture)):  # before anything is built of what may be a stranger's file
+    if not is_of(
+        config, Architecture(model.architecture)
+    ):  # before anything is built of what may be a stranger's file
         raise Unsuitable(
             f"{whose} does not fit run {run_id}: its model_type {escaped(str(config.get('model_type'))[:60])} is of "
             "another architecture",
@@ -95,7 +112,8 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
 def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     """Return the run's tokens as this machine has them.
 
-    Raises DataError if they are missing or damaged, Unsuitable if they are not those that the run's owner marked.
+    Raises DataError if they are missing or damaged, Unsuitable if they are not those that the run's
+    owner marked.
     """
     finetuning = model.data_type == DataType.FINETUNING
     location = model.data_location
@@ -107,8 +125,11 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
         )
     vocab_size = schema.state.config.vocab_size
     with _advice_for_tokens(location):
-        source = open_source(location, model.max_seq_len, vocab_size, labels=finetuning, access=access)
-        looked_at = location.files_hash or location.kind is DataKind.LOCAL  # a file elsewhere costs a download
+        source = open_source(
+            location, model.max_seq_len, vocab_size, labels=finetuning, access=access
+        )
+        # a file elsewhere costs a download
+        looked_at = location.files_hash or location.kind is DataKind.LOCAL
         found = records_hash(source.record()).hex() if looked_at else ""
     if location.files_hash and found != location.files_hash:
         raise Unsuitable(
@@ -129,4 +150,6 @@ def _advice_for_tokens(location: DataLocation) -> Iterator[None]:
         if location.files_hash:
             raise WrongTokens(error.message, advice_to_member("data", location.primary)) from None
         fix = "No member can train this run: ask its owner to correct the data or its config, and to pass the config "
-        raise WrongTokens(error.message, f"{fix}to aftermath-solana update-config ({error.fix})") from None
+        raise WrongTokens(
+            error.message, f"{fix}to aftermath-solana update-config ({error.fix})"
+        ) from None

@@ -1,7 +1,9 @@
-"""Copy checkpoints to a bucket by signed links: one HTTP PUT for each file, without a key to the bucket.
+"""Copy checkpoints to a bucket by signed links: one HTTP PUT for each file, without a key to the
+bucket.
 
-A JSON object has a link for every file. It is a local file, or the answer of an https address that signs links. Links
-expire, so they are read again before each file. Messages show only the host of a link.
+A JSON object has a link for every file. It is a local file, or the answer of an https address that
+signs links. Links expire, so they are read again before each file. Messages show only the host of a
+link.
 """
 
 from __future__ import annotations
@@ -48,14 +50,18 @@ class PutLinks:
             )
 
     def put(self, directory: Path, _message: str = "") -> str:
-        """Upload a checkpoint's files, and return a sentence that says where they are. Raises CheckpointError."""
+        """Upload a checkpoint's files, and return a sentence that says where they are. Raises
+        CheckpointError.
+        """
         files = _files(directory)
         hosts: list[str] = []
         for file in files:
             link = self._link(directory.name, file.name, files)
             self._answer("PUT", link, f"the PUT of {file.name}", file)
             hosts.append(shown(link))
-        return f"{', '.join(dict.fromkeys(hosts))} ({counted(len(files), 'file')} of {directory.name})"
+        return (
+            f"{', '.join(dict.fromkeys(hosts))} ({counted(len(files), 'file')} of {directory.name})"
+        )
 
     def _link(self, checkpoint: str, name: str, files: Sequence[Path]) -> str:
         """Return the link for a file. Raises CheckpointError unless all files have one."""
@@ -83,30 +89,45 @@ class PutLinks:
                 return answer
             why, asked_for = f"it answered {status}", retry_after(header, _LONGEST)
             if status < 500 and status not in _AGAIN:
-                expired = ": the link has expired, or is signed for something else" if file is not None else ""
-                raise CheckpointError(f"{shown(url)} refused {what} ({status}){expired}", "Sign new links")
+                expired = (
+                    ": the link has expired, or is signed for something else"
+                    if file is not None
+                    else ""
+                )
+                raise CheckpointError(
+                    f"{shown(url)} refused {what} ({status}){expired}", "Sign new links"
+                )
         raise CheckpointError(
-            f"{shown(url)} did not take {what} in {_TRIES} tries: {why}", "Check that server. The files stay"
+            f"{shown(url)} did not take {what} in {_TRIES} tries: {why}",
+            "Check that server. The files stay",
         )
 
 
 def _asked(method: str, url: str, file: Path | None) -> tuple[int, bytes, str | None]:
-    """Send one request, with the file's bytes as its body if there is one. Return (status, body, Retry-After)."""
+    """Send one request, with the file's bytes as its body if there is one. Return (status, body,
+    Retry-After).
+    """
     with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(proxy=proxy_url(url), trust_env=False, timeout=_TIMEOUT))
+        client = stack.enter_context(
+            httpx.Client(proxy=proxy_url(url), trust_env=False, timeout=_TIMEOUT)
+        )
         content = stack.enter_context(file.open("rb")) if file is not None else None
         response = stack.enter_context(client.stream(method, url, content=content))
         body = bytearray()
         for chunk in response.iter_bytes():
             body += chunk
             if len(body) > MAX_LINKS_BYTES:
-                raise CheckpointError(f"{shown(url)} answered more than {MAX_LINKS_BYTES} bytes", _FORM)
+                raise CheckpointError(
+                    f"{shown(url)} answered more than {MAX_LINKS_BYTES} bytes", _FORM
+                )
         return response.status_code, bytes(body), response.headers.get("Retry-After")
 
 
 def _files(directory: Path) -> list[Path]:
     """Return a checkpoint's files. `config.json` is last: if it has arrived, so have the others."""
-    files = [path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")]
+    files = [
+        path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")
+    ]
     return sorted(files, key=lambda path: (path.name == "config.json", path.name))
 
 
@@ -122,7 +143,9 @@ def _parsed(document: bytes, called: str) -> dict[str, str]:
 
 
 def _is_address(source: str) -> bool:
-    """Return whether it is an address, even a mistyped one: the error for a file would show it whole."""
+    """Return whether it is an address, even a mistyped one: the error for a file would show it
+    whole.
+    """
     return "://" in source
 
 
@@ -134,4 +157,6 @@ def _is_safe(url: str) -> bool:
     except (ValueError, httpx.InvalidURL):
         return False
     host = parts.hostname or ""
-    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_this_machine(host)))
+    return bool(host) and (
+        parts.scheme == "https" or (parts.scheme == "http" and is_this_machine(host))
+    )

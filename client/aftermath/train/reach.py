@@ -22,7 +22,8 @@ START_PATIENCE = 20.0  # seconds that a start waits for the coordinator to answe
 
 @dataclass(frozen=True)
 class Reach:
-    """`directory`: where peers are found, None where the options say it. `background` runs as long as the member.
+    """`directory`: where peers are found, None where the options say it. `background` runs as long
+    as the member.
 
     `local_directory`: where peers on this machine find each other, once the run is known.
     """
@@ -39,7 +40,9 @@ class Reach:
 
 
 def on_solana(settings: TrainSettings) -> Reach:
-    """The cluster, the wallet and the identity that the options name. Raises UsageError, WalletError."""
+    """The cluster, the wallet and the identity that the options name. Raises UsageError,
+    WalletError.
+    """
     pool = open_pool(settings, patience=START_PATIENCE)
     program = coordinator_id(settings)
     authorizer = public_key(settings.authorizer) if settings.authorizer is not None else None

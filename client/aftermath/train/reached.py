@@ -1,4 +1,5 @@
-"""Name the local files that a run has a member read, and the addresses that the member contacts for it.
+"""Name the local files that a run has a member read, and the addresses that the member contacts for
+it.
 
 Peers, relays and RPC nodes are left out: the member's own options name them.
 """
@@ -23,26 +24,36 @@ _LOCAL = (DataKind.LOCAL, DataKind.PREPROCESSED)
 
 @dataclass(frozen=True)
 class Reached:
-    """What a member reads and contacts for a run, each with what it is for. A place that is refused is left out."""
+    """What a member reads and contacts for a run, each with what it is for. A place that is refused
+    is left out.
+    """
 
     files: list[str] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Return a line for each."""
-        return [*(f"reads {one}" for one in self.files), *(f"contacts {one}" for one in self.addresses)]
+        return [
+            *(f"reads {one}" for one in self.files),
+            *(f"contacts {one}" for one in self.addresses),
+        ]
 
 
 def reached_by(model: Model, access: RunAccess) -> Reached:
-    """Return what a member reads and contacts for a run. The document of a mixture is fetched for it."""
+    """Return what a member reads and contacts for a run. The document of a mixture is fetched for
+    it.
+    """
     found = Reached()
     places = [model.data_location]
     data_access = access
     if model.data_location.kind is DataKind.WEIGHTED_HTTP:
-        found.addresses.append(f"{redacted_url(model.data_location.primary)} (the document of the data)")
+        found.addresses.append(
+            f"{redacted_url(model.data_location.primary)} (the document of the data)"
+        )
         try:
             places = mixed_places(model.data_location.primary, access)
-            data_access = replace(access, data=None)  # --data-path is one place, and a mixture has several
+            # --data-path is one place, and a mixture has several
+            data_access = replace(access, data=None)
         except AftermathError:  # opening the data says what is wrong with it
             places = []
     for checkpoint in dict.fromkeys(one.checkpoint for one in model.recorded if one.exists):
@@ -63,7 +74,11 @@ def _add_checkpoint(found: Reached, checkpoint: Checkpoint, access: RunAccess) -
     if not is_repository(checkpoint.repo):  # no member asks anybody for it
         return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    token = "without a token" if access.hub_token(checkpoint.repo) is False else "with this machine's token"
+    token = (
+        "without a token"
+        if access.hub_token(checkpoint.repo) is False
+        else "with this machine's token"
+    )
     found.addresses.append(f"{hub}/{checkpoint.repo} (model, {token})")
 
 

@@ -1,11 +1,13 @@
-"""One `aftermath-solana train` process, from its settings to its end: opens the ports, runs the member, closes them.
+"""One `aftermath-solana train` process, from its settings to its end: opens the ports, runs the
+member, closes them.
 
-Sockets are opened here and the real clock is read in `assembly`, nowhere else among its parts. Ctrl-C (or SIGTERM)
-leaves the run on chain and ends the process within two seconds (`interrupts`); a failure is one sentence.
+Sockets are opened here and the real clock is read in `assembly`, nowhere else among its parts.
+Ctrl-C (or SIGTERM) leaves the run on chain and ends the process within two seconds (`interrupts`);
+a failure is one sentence.
 
-Decided: PyTorch takes seconds to load. What needs none is looked at before (`letting_in`), and the coordinator is
-asked over connections that are closed again, since nothing answers on them meanwhile. So nothing here imports it but
-inside a function.
+Decided: PyTorch takes seconds to load. What needs none is looked at before (`letting_in`), and the
+coordinator is asked over connections that are closed again, since nothing answers on them
+meanwhile. So nothing here imports it but inside a function.
 """
 
 from __future__ import annotations
@@ -60,16 +62,21 @@ if TYPE_CHECKING:
     from aftermath.train.named import Named
 
 
-def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana) -> None:
-    """Take part in a run until it is finished or the user stops. Raises what made that impossible; a computation may
-    still hold its thread, so the process should be ended at once.
+def run_member(
+    settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana
+) -> None:
+    """Take part in a run until it is finished or the user stops. Raises what made that impossible;
+    a computation may still hold its thread, so the process should be ended at once.
     """
-    runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
+    # never closed: that waits for threads and tasks, and the process ends here anyway
+    runner = asyncio.Runner()
     check_options(settings)
     first = reach(settings)
     if settings.matformer_tier == AUTO_TIER:
         admitted = _admitted(runner, settings, first)
-        if admitted.view.run.state is RunState.FINISHED:  # nothing is trained, so no tier needs to be measured
+        if (
+            admitted.view.run.state is RunState.FINISHED
+        ):  # nothing is trained, so no tier needs to be measured
             settings = replace(settings, matformer_tier=0)
         else:
             settings = _with_tier(settings, first, admitted)
@@ -112,7 +119,9 @@ def _tell_run(run: Run, events: Events) -> None:
 
 
 def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSettings) -> None:
-    """Say that the run is finished and where its model is, as a member that trains says it. Raises ModelLost."""
+    """Say that the run is finished and where its model is, as a member that trains says it. Raises
+    ModelLost.
+    """
     notices, run, model = Notices(events), view.run, view.model
     notices.state(run)
     notices.finished(run, model)
@@ -122,9 +131,12 @@ def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSet
 
 
 def _load_torch() -> None:
-    """Import PyTorch and all that needs it. Ctrl-C ends the process at once meanwhile: some of that swallows it."""
+    """Import PyTorch and all that needs it. Ctrl-C ends the process at once meanwhile: some of that
+    swallows it.
+    """
     with on_interrupt(end_at_once):
-        gc.disable()  # nearly all that is imported stays, and looking through it takes a tenth of the time
+        # nearly all that is imported stays, and looking through it takes a tenth of the time
+        gc.disable()
         try:
             import aftermath.train.assembly
             import aftermath.train.named  # noqa: F401
@@ -134,7 +146,9 @@ def _load_torch() -> None:
 
 
 def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
-    """What the member trains on, with as many threads as it was given. Raises UsageError, Unsuitable."""
+    """What the member trains on, with as many threads as it was given. Raises UsageError,
+    Unsuitable.
+    """
     import torch
 
     from aftermath.ranks.launch import threads_of
@@ -174,7 +188,9 @@ def _local_directory(settings: TrainSettings, admitted: Admitted) -> Path:
     )
 
 
-def _only_here(settings: TrainSettings, wallet: Wallet, admitted: Admitted) -> contextlib.AbstractContextManager[None]:
+def _only_here(
+    settings: TrainSettings, wallet: Wallet, admitted: Admitted
+) -> contextlib.AbstractContextManager[None]:
     """The wallet's place in the run, which one process holds. Raises Unsuitable if another does."""
     return only_process(
         cache_directory("locks"),
@@ -197,7 +213,9 @@ def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
         raise failure from error
 
 
-def _introduce(settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events) -> None:
+def _introduce(
+    settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events
+) -> None:
     """The first event: a log says by itself what it is the log of."""
     events.emit(
         event_types.MemberStarted(
@@ -214,11 +232,14 @@ def _log_to(events: Events) -> None:
     ours = logging.getLogger("aftermath")
     ours.addHandler(LogWarnings(events))
     show_debug_logs(ours)
-    ours.propagate = False  # else it would be said twice, the second time into the middle of the terminal view
+    # else it would be said twice, the second time into the middle of the terminal view
+    ours.propagate = False
 
 
 async def _session(settings: TrainSettings, named: Named, events: Events) -> None:
-    """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
+    """Live as a member until the run is finished or a signal comes; raises what made that
+    impossible.
+    """
     departure = Departure(events, can_ask=is_a_person_there(), ask=ask_on_stderr)
     interrupts = Interrupts(departure.on_signal)
     departure.stay = interrupts.wait_for_another
@@ -228,7 +249,11 @@ async def _session(settings: TrainSettings, named: Named, events: Events) -> Non
 
 
 async def _life(
-    settings: TrainSettings, named: Named, events: Events, interrupts: Interrupts, departure: Departure
+    settings: TrainSettings,
+    named: Named,
+    events: Events,
+    interrupts: Interrupts,
+    departure: Departure,
 ) -> None:
     async with _ports(settings, named, events) as (member, ranks):
         departure.member = member
@@ -250,7 +275,9 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
     except (CoordinatorError, TimeoutError):
         keeper = member.coordinator.called
         events.emit(
-            event_types.Warning(message=f"{keeper} could not be told that this member leaves: the others drop it")
+            event_types.Warning(
+                message=f"{keeper} could not be told that this member leaves: the others drop it"
+            )
         )
 
 
@@ -258,7 +285,9 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
 async def _ports(
     settings: TrainSettings, named: Named, events: Events
 ) -> AsyncIterator[tuple[Member, Launched | None]]:
-    """Open chain and transport, check that we fit the run, and hand out the member and its other ranks, if any."""
+    """Open chain and transport, check that we fit the run, and hand out the member and its other
+    ranks, if any.
+    """
     from aftermath.ranks.launch import launched, threads_of
     from aftermath.train.assembly import assembled
 
@@ -278,7 +307,9 @@ async def _ports(
         stack.push_async_callback(_close, transport)
         ranks = None
         if not named.mesh.alone:
-            ranks = stack.enter_context(launched(named.mesh, threads_of(named.mesh, settings.threads)))
+            ranks = stack.enter_context(
+                launched(named.mesh, threads_of(named.mesh, settings.threads))
+            )
         made = assembled(settings, named, events, chain, transport, ranks, stack)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
 
@@ -296,8 +327,8 @@ async def _open_transport(
     directory: Directory | None = None,
     local_directory: Path | None = None,
 ) -> IrohTransport:
-    """The peers' transport. `here`: the run is on a local network, so `auto` expects the peers on this machine, in
-    `local_directory`; with a `directory` nobody else is asked for them.
+    """The peers' transport. `here`: the run is on a local network, so `auto` expects the peers on
+    this machine, in `local_directory`; with a `directory` nobody else is asked for them.
     """
     relay = DISABLED if here or directory else N0
     discovery: Literal["local", "n0"] = "local" if here or directory else "n0"
@@ -306,7 +337,11 @@ async def _open_transport(
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
     place = settings.discovery_dir or (local_directory if discovery == "local" else None)
-    named = await asyncio.to_thread(addresses_of, parse_static_peers(settings.peer)) if settings.peer else None
+    named = (
+        await asyncio.to_thread(addresses_of, parse_static_peers(settings.peer))
+        if settings.peer
+        else None
+    )
     return await open_iroh(
         secret,
         bind_port=settings.bind_p2p_port,

@@ -51,10 +51,16 @@ class TrainSettings:
 
     identity_secret_key_path: Annotated[
         Path | None,
-        Doc("File with a 32-byte p2p secret key. By default the key is derived from the wallet and the run."),
+        Doc(
+            "File with a 32-byte p2p secret key. By default the key is derived from the wallet and the run."
+        ),
     ] = None
-    bind_p2p_port: Annotated[int, NumberLimits(0, 65535), Doc("UDP port for peers. 0 picks a free one.")] = 0
-    bind_p2p_interface: Annotated[str | None, Doc("Address to bind for peers. By default all interfaces.")] = None
+    bind_p2p_port: Annotated[
+        int, NumberLimits(0, 65535), Doc("UDP port for peers. 0 picks a free one.")
+    ] = 0
+    bind_p2p_interface: Annotated[
+        str | None, Doc("Address to bind for peers. By default all interfaces.")
+    ] = None
     iroh_relay: Annotated[
         str,
         Doc(
@@ -70,7 +76,8 @@ class TrainSettings:
         ),
     ] = "auto"
     discovery_dir: Annotated[
-        Path | None, Doc("Directory for local discovery. By default one per run under the temporary folder.")
+        Path | None,
+        Doc("Directory for local discovery. By default one per run under the temporary folder."),
     ] = None
     peer: Annotated[
         str | None,
@@ -87,7 +94,9 @@ class TrainSettings:
         ),
     ] = MOST_DOWNLOADS
     max_concurrent_parameter_requests: Annotated[
-        int, NumberLimits(1, 64), Doc("How many tensors to request at once when the model comes from peers.")
+        int,
+        NumberLimits(1, 64),
+        Doc("How many tensors to request at once when the model comes from peers."),
     ] = 8
 
     data_parallelism: Annotated[
@@ -106,7 +115,9 @@ class TrainSettings:
             "(DTensor). Not for HfAuto models. A member has data x tensor ranks."
         ),
     ] = 1
-    threads: Annotated[int, NumberLimits(0), Doc("CPU threads for training. 0 keeps PyTorch's own choice.")] = 0
+    threads: Annotated[
+        int, NumberLimits(0), Doc("CPU threads for training. 0 keeps PyTorch's own choice.")
+    ] = 0
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"
     grad_accum_in_fp32: Annotated[
@@ -122,7 +133,9 @@ class TrainSettings:
     ] = 8
     activation_checkpointing: Annotated[
         Checkpointing,
-        Doc("Compute activations twice to save memory. auto: if one sequence does not fit otherwise."),
+        Doc(
+            "Compute activations twice to save memory. auto: if one sequence does not fit otherwise."
+        ),
     ] = "auto"
     matformer_load_strategy: Annotated[
         Literal["auto", "sliced", "universal"],
@@ -138,7 +151,9 @@ class TrainSettings:
         Doc("Seconds to wait before each share, to test a slow member. 0 disables the delay."),
     ] = 0
 
-    checkpoint_dir: Annotated[Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")] = None
+    checkpoint_dir: Annotated[
+        Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")
+    ] = None
     checkpoint_put_links: Annotated[
         str | None,
         Doc(
@@ -147,19 +162,31 @@ class TrainSettings:
             "an address becomes the name of its directory."
         ),
     ] = field(default=None, repr=False)
-    hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
-    hub_token: Annotated[str | None, Doc("Token for the Hub, read from HF_TOKEN.")] = field(default=None, repr=False)
-    delete_old_steps: Annotated[bool, Doc("Delete older checkpoints of this run from the directory.")] = True
-    keep_steps: Annotated[int, NumberLimits(1), Doc("How many checkpoints to keep in the directory.")] = 3
+    hub_repo: Annotated[
+        str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")
+    ] = None
+    hub_token: Annotated[str | None, Doc("Token for the Hub, read from HF_TOKEN.")] = field(
+        default=None, repr=False
+    )
+    delete_old_steps: Annotated[
+        bool, Doc("Delete older checkpoints of this run from the directory.")
+    ] = True
+    keep_steps: Annotated[
+        int, NumberLimits(1), Doc("How many checkpoints to keep in the directory.")
+    ] = 3
 
     logs: Annotated[
         Literal["tui", "console", "json"],
-        Doc("How to show progress: tui is a screen of tabs on a terminal, and console lines elsewhere."),
+        Doc(
+            "How to show progress: tui is a screen of tabs on a terminal, and console lines elsewhere."
+        ),
     ] = "tui"
     write_log: Annotated[Path | None, Doc("Also append JSON lines to this file.")] = None
     events_dir: Annotated[
         Path | None,
-        Doc("Directory for this member's events: JSON lines, a file per epoch. The commands events and plot read it."),
+        Doc(
+            "Directory for this member's events: JSON lines, a file per epoch. The commands events and plot read it."
+        ),
     ] = None
     metrics_port: Annotated[
         int | None,
@@ -173,18 +200,26 @@ class TrainSettings:
             "from `wandb login` or WANDB_API_KEY. WANDB_MODE=offline sends nothing."
         ),
     ] = None
-    wandb_run: Annotated[str | None, Doc("Run name in --wandb-project. By default made of run, tier and wallet.")] = (
-        None
-    )
-    wandb_group: Annotated[str | None, Doc("Group in --wandb-project. By default the run's id.")] = None
-    wandb_entity: Annotated[str | None, Doc("Account or team of --wandb-project. By default the key's own.")] = None
+    wandb_run: Annotated[
+        str | None, Doc("Run name in --wandb-project. By default made of run, tier and wallet.")
+    ] = None
+    wandb_group: Annotated[
+        str | None, Doc("Group in --wandb-project. By default the run's id.")
+    ] = None
+    wandb_entity: Annotated[
+        str | None, Doc("Account or team of --wandb-project. By default the key's own.")
+    ] = None
     trackio_project: Annotated[
         str | None,
-        Doc("trackio project for the same metrics (extra `trackio`), on this machine or where its own variables say."),
+        Doc(
+            "trackio project for the same metrics (extra `trackio`), on this machine or where its own variables say."
+        ),
     ] = None
     write_gradients_dir: Annotated[
         Path | None,
-        Doc("Directory, one per member, for every result that this member applies. decode-gradients reads it."),
+        Doc(
+            "Directory, one per member, for every result that this member applies. decode-gradients reads it."
+        ),
     ] = None
     optimizer_state_dir: Annotated[
         Path | None,
@@ -195,7 +230,10 @@ class TrainSettings:
         ),
     ] = None
     prompt_text: Annotated[
-        str | None, Doc("Text that the model continues during training, in events `sample`. Needs its tokenizer.")
+        str | None,
+        Doc(
+            "Text that the model continues during training, in events `sample`. Needs its tokenizer."
+        ),
     ] = None
     prompt_tokens: Annotated[
         int | None,
@@ -211,18 +249,24 @@ class TrainSettings:
         ),
     ] = None
     eval_fewshot: Annotated[
-        int | None, NumberLimits(0, 64), Doc("Examples before each question of --eval-tasks. By default 0.")
+        int | None,
+        NumberLimits(0, 64),
+        Doc("Examples before each question of --eval-tasks. By default 0."),
     ] = None
     eval_seed: Annotated[
-        int | None, NumberLimits(0, 2**31 - 1), Doc("Seed for the choice of questions. By default 0.")
+        int | None,
+        NumberLimits(0, 2**31 - 1),
+        Doc("Seed for the choice of questions. By default 0."),
     ] = None
-    eval_task_max_docs: Annotated[int | None, NumberLimits(1), Doc(f"Most questions per task. By default {DOCS}.")] = (
-        None
-    )
+    eval_task_max_docs: Annotated[
+        int | None, NumberLimits(1), Doc(f"Most questions per task. By default {DOCS}.")
+    ] = None
     optim_stats_steps: Annotated[
         int,
         NumberLimits(0),
-        Doc("Steps between events `optimizer`, with the norms of updates, results and residuals. 0 disables them."),
+        Doc(
+            "Steps between events `optimizer`, with the norms of updates, results and residuals. 0 disables them."
+        ),
     ] = 0
 
     @property

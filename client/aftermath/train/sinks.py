@@ -33,7 +33,9 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
         screen = Screen(console, _date, started, "member", settings.run_id, settings.matformer_tier)
         sinks.append(stack.enter_context(screen))
     else:
-        sinks.append(ConsoleLines(console, _date, quiet=is_quiet(), has_own_output=not one_output()))
+        sinks.append(
+            ConsoleLines(console, _date, quiet=is_quiet(), has_own_output=not one_output())
+        )
     if settings.write_log:
         sinks.append(_kept("--write-log", settings.write_log, JsonLines))
     if settings.events_dir:
@@ -66,7 +68,9 @@ def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
     try:
         stack.enter_context(served(metrics, port))
     except OSError as error:
-        raise Unsuitable(f"--metrics-port: port {port} cannot be had: {error.strerror}", "Choose another one") from None
+        raise Unsuitable(
+            f"--metrics-port: port {port} cannot be had: {error.strerror}", "Choose another one"
+        ) from None
     return metrics
 
 

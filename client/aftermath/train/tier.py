@@ -2,9 +2,11 @@
 
 Decided
 - A wallet that is a member of the run already keeps its tier: its optimizer's state is of that one.
-- Else it is the largest tier that memory holds (`replica.fit`) and whose share of a round is done in time at the speed
-  that is measured here. Where none is fast enough it is the smallest, and the member is told so as any other.
-- It is chosen before anything of the member is opened or told, from what the run has recorded of its model.
+- Else it is the largest tier that memory holds (`replica.fit`) and whose share of a round is done
+  in time at the speed that is measured here. Where none is fast enough it is the smallest, and the
+  member is told so as any other.
+- It is chosen before anything of the member is opened or told, from what the run has recorded of
+  its model.
 
 No torch before it is needed: options take their word from here.
 """
@@ -39,10 +41,13 @@ class Choice:
 
 
 def check_alone(tier: int, mesh: Mesh) -> None:
-    """UsageError if a member of several devices leaves its tier to us: what fits on them together is not computed."""
+    """UsageError if a member of several devices leaves its tier to us: what fits on them together
+    is not computed.
+    """
     if tier == AUTO_TIER and not mesh.alone:
         raise UsageError(
-            "--matformer-tier auto chooses for one device, not for several", "Name the tier, for example 0"
+            "--matformer-tier auto chooses for one device, not for several",
+            "Name the tier, for example 0",
         )
 
 
@@ -53,9 +58,15 @@ def held_tier(view: View, wallet: bytes) -> int | None:
 
 
 def chosen(
-    view: View, wallet: bytes, schema: Schema, device: str, free: int, measure: Callable[[int], int | None]
+    view: View,
+    wallet: bytes,
+    schema: Schema,
+    device: str,
+    free: int,
+    measure: Callable[[int], int | None],
 ) -> Choice:
-    """The tier for this wallet on this machine; `measure` gives a tier's sequences per minute, None if memory said no.
+    """The tier for this wallet on this machine; `measure` gives a tier's sequences per minute, None
+    if memory said no.
 
     Raises OutOfMemory if not even the smallest fits.
     """
@@ -79,12 +90,20 @@ def chosen(
         if weight is None:
             continue
         if not too_slow(view, wallet, weight):
-            return Choice(tier, f"{fits.format(needed[tier] / 1e9)} and is fast enough ({weight} sequences/min)")
-    return Choice(last, f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, and this is the smallest")
+            return Choice(
+                tier,
+                f"{fits.format(needed[tier] / 1e9)} and is fast enough ({weight} sequences/min)",
+            )
+    return Choice(
+        last,
+        f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, and this is the smallest",
+    )
 
 
 def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device]) -> None:
-    """Raise OutOfMemory if what a tier holds at least is more than is free on these devices together."""
+    """Raise OutOfMemory if what a tier holds at least is more than is free on these devices
+    together.
+    """
     from aftermath.replica.fit import first_fitting, needs
     from aftermath.replica.memory import free_bytes
     from aftermath.replica.pass_size import OutOfMemory
@@ -97,12 +116,17 @@ def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device
     fits = first_fitting(needed, free)
     raise OutOfMemory(
         f"tier {tier} takes {needed[tier] / 1e9:,.2f} GB at least, and {free / 1e9:,.2f} GB are free on {kind}",
-        "Free memory, or take another --device" + (f", or --matformer-tier {fits}" if fits is not None else ""),
+        "Free memory, or take another --device"
+        + (f", or --matformer-tier {fits}" if fits is not None else ""),
     )
 
 
-def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic) -> Choice:
-    """The same with what this machine has, as `settings` use it; what is measured is said on stderr."""
+def chosen_here(
+    view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic
+) -> Choice:
+    """The same with what this machine has, as `settings` use it; what is measured is said on
+    stderr.
+    """
     from aftermath.replica.memory import free_bytes
     from aftermath.replica.replica import pick_device
 
@@ -114,8 +138,12 @@ def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettin
     return chosen(view, wallet, schema, device.type, free_bytes(device), measure)
 
 
-def speed_here(schema: Schema, tier: int, seq_len: int, settings: TrainSettings, arithmetic: Arithmetic) -> int | None:
-    """Sequences of a tier that this machine trains in a minute; None if memory does not hold it. Says it on stderr."""
+def speed_here(
+    schema: Schema, tier: int, seq_len: int, settings: TrainSettings, arithmetic: Arithmetic
+) -> int | None:
+    """Sequences of a tier that this machine trains in a minute; None if memory does not hold it.
+    Says it on stderr.
+    """
     import time
 
     from aftermath.base.stdio import say
@@ -127,7 +155,9 @@ def speed_here(schema: Schema, tier: int, seq_len: int, settings: TrainSettings,
     device = pick_device(settings.device)
     say(f"benchmarking tier {tier}: about 10 s once the model is made")
     size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
-    origin = Origin(schema, tier, settings.matformer_load_strategy, device, size, time.monotonic, arithmetic)
+    origin = Origin(
+        schema, tier, settings.matformer_load_strategy, device, size, time.monotonic, arithmetic
+    )
     try:
         return origin.measure_weight(origin.stand_in(), seq_len)
     except OutOfMemory:

@@ -40,9 +40,13 @@ def test_run_page_without_answer_says_so_in_red() -> None:
         (50, 3, "joining"),
     ],
 )
-def test_run_page_of_waiting_member_says_when_it_joins(rounds_per_epoch: int, epoch: int, expected: str) -> None:
+def test_run_page_of_waiting_member_says_when_it_joins(
+    rounds_per_epoch: int, epoch: int, expected: str
+) -> None:
     board = Board("member", "demo", 1)
-    rules = builders.config(total_steps=120, rounds_per_epoch=rounds_per_epoch, min_clients=2, init_min_clients=3)
+    rules = builders.config(
+        total_steps=120, rounds_per_epoch=rounds_per_epoch, min_clients=2, init_min_clients=3
+    )
     for message in (told("measured", weight=300, seconds=1.0), told("waiting", epoch=3)):
         board.take(message)
     board.take(Stands(where(config=rules, epoch=epoch)))
@@ -57,16 +61,34 @@ def test_the_phases_follow_the_events() -> None:
     assert board.now == "starting"
     steps: list[tuple[str, dict[str, Any], str]] = [
         ("started", {"run_id": "demo"}, "looking for the run"),
-        ("measuring", {"tier": 1, "parameters": 5, "limit": 60.0}, "measuring this machine's speed"),
+        (
+            "measuring",
+            {"tier": 1, "parameters": 5, "limit": 60.0},
+            "measuring this machine's speed",
+        ),
         ("measured", {"weight": 300, "seconds": 1.0}, "joining"),
         (
             "state",
-            {"epoch": 3, "state": "WAITING_FOR_MEMBERS", "step": 90, "total_steps": 120, "since": 5},
+            {
+                "epoch": 3,
+                "state": "WAITING_FOR_MEMBERS",
+                "step": 90,
+                "total_steps": 120,
+                "since": 5,
+            },
             "epoch 3: waiting for members",
         ),
-        ("state", {"epoch": 3, "state": "WARMUP", "step": 90, "total_steps": 120, "since": 5}, "epoch 3: warm-up"),
+        (
+            "state",
+            {"epoch": 3, "state": "WARMUP", "step": 90, "total_steps": 120, "since": 5},
+            "epoch 3: warm-up",
+        ),
         ("round", {"epoch": 3, "height": 7, "step": 91, "since": 8}, "epoch 3 round 7: training"),
-        ("witnessed", {"height": 6, "held": 3, "sent": True, "seconds": 0.1}, "epoch 3 round 7: training"),
+        (
+            "witnessed",
+            {"height": 6, "held": 3, "sent": True, "seconds": 0.1},
+            "epoch 3 round 7: training",
+        ),
         (
             "trained",
             {"epoch": 3, "height": 7, "step": 91, "loss": None, "tokens_per_sec": 1.0},
@@ -89,7 +111,9 @@ def test_waiting_member_sees_steps_of_others() -> None:
     chain is a step on.
     """
     board = Board("member", "demo", 1)
-    board.take(told("state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000))
+    board.take(
+        told("state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000)
+    )
     board.take(Stands(where(19)))
     assert progress_words(board) == "step 17 of 120"
     board.take(Stands(where(23)))

@@ -41,7 +41,8 @@ async def test_a_look_that_finds_nothing_new_draws_nothing(updates: list[str]) -
             for _ in range(LOOKS):
                 app.draw()
             assert updates == [], tab
-            updates.append("drawn before")  # a tab without a `Static` of its own draws none when it is turned to
+            # a tab without a `Static` of its own draws none when it is turned to
+            updates.append("drawn before")
 
 
 async def test_what_is_new_is_drawn_where_it_stands_and_once(updates: list[str]) -> None:

@@ -13,14 +13,34 @@ from textual.widgets import DataTable, RichLog, TabbedContent
 from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.messages import MESSAGES, TABS, Facts, Line, Stands
 from aftermath.ui.terminal.tabbed import Help
-from ui.terminal.tui_boards import EVIL, NOW, busy_member, failing_member, screen_of, server, told, where
+from ui.terminal.tui_boards import (
+    EVIL,
+    NOW,
+    busy_member,
+    failing_member,
+    screen_of,
+    server,
+    told,
+    where,
+)
 from ui.terminal.tui_drawn import drawn, seen
 
 ROWS = {
     "Run": ["run", "name", "now", "state", "steps", "deadline", "members", "waits for"],
     "Training": ["loss", "speed", "share", "applied", "model", "asked", "text"],
     "Network": ["peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"],
-    "Chain": ["epoch", "round", "state", "deadline", "witnesses", "wallet", "seat", "attested", "checkpoint", "costs"],
+    "Chain": [
+        "epoch",
+        "round",
+        "state",
+        "deadline",
+        "witnesses",
+        "wallet",
+        "seat",
+        "attested",
+        "checkpoint",
+        "costs",
+    ],
 }
 
 
@@ -144,7 +164,9 @@ async def test_leaving_is_shown_until_done(key: str, role: Role, says: str) -> N
 
 
 async def test_a_signal_from_elsewhere_is_said_too() -> None:
-    async with screen_of([*busy_member(), told("leaving", t=129.0)]).run_test(size=(80, 24)) as pilot:
+    async with screen_of([*busy_member(), told("leaving", t=129.0)]).run_test(
+        size=(80, 24)
+    ) as pilot:
         await drawn(pilot)
         assert "Leaving: the run" in seen(pilot.app)
 

@@ -32,7 +32,8 @@ FAST_CASES = {"busy-run", "busy-network", "failing-log", "server-members"}
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES]
+    "case",
+    [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES],
 )
 def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
     role, told, key = CASES[case]

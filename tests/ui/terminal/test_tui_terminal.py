@@ -25,7 +25,9 @@ def state(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["q", "\x03"])
-def test_leaving_by_a_key_ends_the_member_and_says_so(state: dict[str, str], key: str, tmp_path: Path) -> None:
+def test_leaving_by_a_key_ends_the_member_and_says_so(
+    state: dict[str, str], key: str, tmp_path: Path
+) -> None:
     with Terminal([*PROCESS, "stays"], {**state, "GO": str(tmp_path / "go")}) as terminal:
         terminal.shows("step 40 of 120")
         terminal.press("6")
@@ -144,4 +146,6 @@ def test_a_dumb_terminal_and_one_without_keys_get_lines(state: dict[str, str]) -
 
 def children(process: int) -> list[int]:
     """The processes that a process has started."""
-    return [int(found) for found in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [
+        int(found) for found in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ]

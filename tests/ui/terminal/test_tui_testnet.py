@@ -28,7 +28,8 @@ FAST_CASES = {"busy-clients", "killed-client-3"}
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES]
+    "case",
+    [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES],
 )
 def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
     told, key = CASES[case]

@@ -44,7 +44,11 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
     }
     now = builders.header(0b10111, elected=3, attestations=1, height=step - 1, step=step)
     config = builders.config(
-        total_steps=120, max_round_train_time=40, round_witness_time=10, min_clients=2, init_min_clients=3
+        total_steps=120,
+        max_round_train_time=40,
+        round_witness_time=10,
+        min_clients=2,
+        init_min_clients=3,
     )
     values: dict[str, Any] = {
         "rounds": (now,),
@@ -53,7 +57,9 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
         "step": step,
         "epoch_started_at": 900,
     }
-    run = builders.run(RunState.ROUND_TRAIN, **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | given)
+    run = builders.run(
+        RunState.ROUND_TRAIN, **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | given
+    )
     return standing(run, builders.model(), builders.members(seats), 1012)
 
 
@@ -73,7 +79,15 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
         loss = 6.5 - 4.5 * step / (step + 12) + (step % 5) / 25
         messages += [
             told("round", **at, since=1014 + 2 * step),
-            told("trained", **at, loss=loss, tokens=4096, tokens_per_sec=2345.6, seconds=1.31, encode_seconds=0.08),
+            told(
+                "trained",
+                **at,
+                loss=loss,
+                tokens=4096,
+                tokens_per_sec=2345.6,
+                seconds=1.31,
+                encode_seconds=0.08,
+            ),
             told("witnessed", t=at["t"] + 0.2, height=step - 1, held=4, sent=True, seconds=0.1),
             told("fetched", t=at["t"] + 0.4, height=step - 1, seat=2, level=1),
             told("applied", **{**at, "t": at["t"] + 0.5}, results=4, waited=0.21),
@@ -88,8 +102,23 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
             costs={"transactions": 44, "lamports": 220_000},
             sent_by_kind={"announcement": 90_000, "blob": 11_610_000},
         ),
-        told("evaluated", t=101.0, step=40, task="source-choice", metric="acc", value=0.3125, error=0.02, docs=200),
-        told("sample", t=102.0, step=40, prompt="def ", text="total(self, values):\n    return sum(values)"),
+        told(
+            "evaluated",
+            t=101.0,
+            step=40,
+            task="source-choice",
+            metric="acc",
+            value=0.3125,
+            error=0.02,
+            docs=200,
+        ),
+        told(
+            "sample",
+            t=102.0,
+            step=40,
+            prompt="def ",
+            text="total(self, values):\n    return sum(values)",
+        ),
         Facts("Chain", {"rpc": "http://127.0.0.1:8899"}),
         Stands(where()),
     ]
@@ -102,7 +131,11 @@ def failing_member() -> list[MESSAGES]:
     """
     return [
         *busy_member(),
-        told("warning", t=60.0, message="this machine is not waited for any more: it is too slow for the run's rounds"),
+        told(
+            "warning",
+            t=60.0,
+            message="this machine is not waited for any more: it is too slow for the run's rounds",
+        ),
         told("fetch_failed", t=110.0, height=40, seat=2, why="nobody answers"),
         told("refused", t=111.0, height=40, seat=4, why=EVIL),
         told("warning", t=120.0, message=f"a node says: {EVIL}"),
@@ -118,7 +151,10 @@ def server() -> list[MESSAGES]:
     found = where()
     here = frozenset(member.signer for member in found.members[:2])
     return [
-        Facts("Network", {"address": "0.0.0.0:20000", "connected": "2 members", "strangers": "0 connections"}),
+        Facts(
+            "Network",
+            {"address": "0.0.0.0:20000", "connected": "2 members", "strangers": "0 connections"},
+        ),
         Line(1.0, "run demo is training: epoch 2, step 41 of 120"),
         Stands(found, here),
     ]

@@ -20,7 +20,8 @@ async def drawn(pilot: Pilot[None]) -> str:
     shown = ""
     same = 0
     while same < LOOKS:
-        await pilot.wait_for_scheduled_animations()  # which scrolling is, also where nothing is animated
+        # which scrolling is, also where nothing is animated
+        await pilot.wait_for_scheduled_animations()
         now = seen(pilot.app)
         same, shown = (same + 1 if now == shown else 0), now
     return shown

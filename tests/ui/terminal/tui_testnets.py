@@ -16,7 +16,10 @@ NOW = 75.0
 
 
 def rows(state: str = "epoch 0 round 11: training") -> tuple[ClientRow, ...]:
-    return tuple(ClientRow(name, tier, state, 3.5 - tier / 8, 0, 0, 4000 + tier) for tier, name in enumerate(NAMES[1:]))
+    return tuple(
+        ClientRow(name, tier, state, 3.5 - tier / 8, 0, 0, 4000 + tier)
+        for tier, name in enumerate(NAMES[1:])
+    )
 
 
 def stands(*clients: ClientRow, **given: Any) -> Clients:
@@ -32,24 +35,41 @@ def stands(*clients: ClientRow, **given: Any) -> Clients:
 
 def busy() -> list[MESSAGES]:
     messages: list[MESSAGES] = [Line(1.0, "made runs/demo/model")]
-    messages += [Output("localnet", ("local network ready rpc=http://127.0.0.1:20000 ws=ws://127.0.0.1:20001",))]
+    messages += [
+        Output(
+            "localnet", ("local network ready rpc=http://127.0.0.1:20000 ws=ws://127.0.0.1:20001",)
+        )
+    ]
     messages += [Line(9.0, "started 3 clients; what they say is in runs/local-testnet/logs")]
     for step in range(1, 12):
         for name in NAMES[1:]:
             text = f"step {step}  loss {4 - step / 20:.4f}"
-            messages += [Said(20.0 + 4 * step, name, text), Output(name, (f"{step:9.2f}s  {text}",))]
+            messages += [
+                Said(20.0 + 4 * step, name, text),
+                Output(name, (f"{step:9.2f}s  {text}",)),
+            ]
     return [*messages, stands()]
 
 
 def killed() -> list[MESSAGES]:
-    gone = msgspec.structs.replace(rows()[2], state="killed, comes back", killed=2, back=1, pid=None)
+    gone = msgspec.structs.replace(
+        rows()[2], state="killed, comes back", killed=2, back=1, pid=None
+    )
     messages = busy()
-    messages += [Line(66.0, "client-3 was killed (kill -9)"), Line(69.5, "client-3 is started again")]
-    messages += [Line(74.0, "client-3 was killed (kill -9)"), Output("client-3", ("\x1b[2JTraceback: \u202ekilled",))]
+    messages += [
+        Line(66.0, "client-3 was killed (kill -9)"),
+        Line(69.5, "client-3 is started again"),
+    ]
+    messages += [
+        Line(74.0, "client-3 was killed (kill -9)"),
+        Output("client-3", ("\x1b[2JTraceback: \u202ekilled",)),
+    ]
     return [*messages, stands(*rows()[:2], gone)]
 
 
-def overview_of(messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave: Any = lambda: None) -> LocalTestnetApp:
+def overview_of(
+    messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave: Any = lambda: None
+) -> LocalTestnetApp:
     """A screen that shows what these messages say, at a moment that never changes."""
     board = LocalTestnetBoard("local-testnet", names)
     for message in messages:

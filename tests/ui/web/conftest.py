@@ -17,9 +17,15 @@ from chain.networks import share_tls_context
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_asyncio_loop_factories(item: pytest.Function) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(
+    item: pytest.Function,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     is_slow = item.get_closest_marker("slow") is not None
-    return {"loop": asyncio.SelectorEventLoop if is_slow or "real_time" in item.fixturenames else JumpingLoop}
+    return {
+        "loop": asyncio.SelectorEventLoop
+        if is_slow or "real_time" in item.fixturenames
+        else JumpingLoop
+    }
 
 
 @pytest.fixture

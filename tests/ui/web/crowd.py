@@ -34,7 +34,9 @@ STEP_SECONDS = 0.05
 class Crowd:
     """Members of these tiers in one run, by the seat that each gets."""
 
-    def __init__(self, place: Place, run_id: str, members: Sequence[tuple[int, SolanaMember]]) -> None:
+    def __init__(
+        self, place: Place, run_id: str, members: Sequence[tuple[int, SolanaMember]]
+    ) -> None:
         self.place = place
         self.run_id = run_id
         self.states_steps: int | None = None
@@ -49,7 +51,13 @@ class Crowd:
         """All ask for a place, one after the other."""
         for tier, member in self._members:
             weight = 30 // (tier + 1)
-            await member.join(p2p=member.wallet, tier=tier, weight=weight, schema_hash=SCHEMA_HASH, stateless=stateless)
+            await member.join(
+                p2p=member.wallet,
+                tier=tier,
+                weight=weight,
+                schema_hash=SCHEMA_HASH,
+                stateless=stateless,
+            )
 
     async def reach(self, *states: RunState, height: int = 0) -> Run:
         """Act until the run is in one of these states, in that round or a later one."""
@@ -64,7 +72,12 @@ class Crowd:
         seats = (await self.place.coordinator.members(self.run_id)).seats
         for tier, member in self._members:
             seat = next(
-                (number for number, seat in enumerate(seats) if seat.used and seat.signer == member.wallet), None
+                (
+                    number
+                    for number, seat in enumerate(seats)
+                    if seat.used and seat.signer == member.wallet
+                ),
+                None,
             )
             if seat is not None:
                 with contextlib.suppress(Refused):
@@ -79,9 +92,15 @@ class Crowd:
             judged = run.round(run.config.judged(run.current.height))
             seen = judged.roster if judged is not None and judged.batch else 0
             done = {seat: bytes([1]) * 32 for seat in bitmap.seats(seen)}
-            marks = pack_fingerprints(done, judged.roster, run.current.salt) if judged and seen else bytes(320)
+            marks = (
+                pack_fingerprints(done, judged.roster, run.current.salt)
+                if judged and seen
+                else bytes(320)
+            )
             step = run.current.step
-            loss = 1.4 + 0.05 * tier + 4.2 * math.exp(-step / 12) + 0.06 * math.sin(step * (tier + 2))
+            loss = (
+                1.4 + 0.05 * tier + 4.2 * math.exp(-step / 12) + 0.06 * math.sin(step * (tier + 2))
+            )
             told = {"loss": loss, "tokens_per_sec": 5200.0 / (tier + 1), "bytes_per_sec": 90_000.0}
             stated = step if self.states_steps is None else self.states_steps
             await member.witness(seat, run.round_id, seen, marks, step=stated, **told)
@@ -89,7 +108,9 @@ class Crowd:
             found = await member.view(fresh=True)
             levels = levels_to_attest(found.run, found.members, seat)
             if levels:
-                await member.attest(seat, run.round_id, {level: bytes([level + 1]) * 32 for level in levels})
+                await member.attest(
+                    seat, run.round_id, {level: bytes([level + 1]) * 32 for level in levels}
+                )
 
 
 @asynccontextmanager
@@ -99,7 +120,9 @@ async def crowd(
     """A network of its own, and a run on it that members of these tiers are to join."""
     owner = Wallet(Keypair())
     wallets = [Wallet(Keypair()) for _ in tiers]
-    network = await EmbeddedEngine().start(replace(network_config(owner, *wallets), slot_ms=slot_ms))
+    network = await EmbeddedEngine().start(
+        replace(network_config(owner, *wallets), slot_ms=slot_ms)
+    )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(network.close)
         pool = await stack.enter_async_context(RpcPool([endpoint(network.rpc_url, network.ws_url)]))
@@ -115,7 +138,12 @@ async def crowd(
 async def _open(place: Place, run_id: str, name: str, config: dict[str, int]) -> None:
     coordinator = await place.configured_run(run_id, **config)
     description = f"{name}: to look at" if name else ""
-    metadata = {"name": name or run_id, "description": description, "num_parameters": 1000, "vocab_size": 320}
+    metadata = {
+        "name": name or run_id,
+        "description": description,
+        "num_parameters": 1000,
+        "vocab_size": 320,
+    }
     schema = {"hash": SCHEMA_HASH, "tier_widths": [64, 32, 16]}
     await coordinator.update(run_id, metadata=metadata, schema=schema)
     await place.admit_all()
@@ -125,7 +153,9 @@ async def _open(place: Place, run_id: str, name: str, config: dict[str, int]) ->
 async def show() -> None:
     """Show a run for as long as this process lives."""
     rules = {"init_min_clients": 6, "rounds_per_epoch": 12, "cooldown_time": 6, "total_steps": 400}
-    async with crowd("demo", (0, 0, 1, 1, 1, 2, 2), name="Seven unequal computers", **rules) as found:
+    async with crowd(
+        "demo", (0, 0, 1, 1, 1, 2, 2), name="Seven unequal computers", **rules
+    ) as found:
         print(f"rpc={found.place.network.rpc_url} ws={found.place.network.ws_url}", flush=True)
         await found.join()
         while True:

@@ -59,7 +59,9 @@ async def until(socket: ClientWebSocketResponse, found: Callable[[Any], bool]) -
 
 def state_is(state: str) -> Callable[[Any], bool]:
     """That a run is in this state."""
-    return lambda message: bool(((message.get("now") or {}).get("moment") or {}).get("state") == state)
+    return lambda message: bool(
+        ((message.get("now") or {}).get("moment") or {}).get("state") == state
+    )
 
 
 @asynccontextmanager

@@ -43,7 +43,14 @@ class Story:
 
     def play(self) -> Story:
         for member in (0, 1):
-            self.say(member, "started", run_id="told", tier=member, wallet=WALLETS[member], version="0.1.0")
+            self.say(
+                member,
+                "started",
+                run_id="told",
+                tier=member,
+                wallet=WALLETS[member],
+                version="0.1.0",
+            )
             self.say(member, "joined", seat=member, tier=member, weight=20 - 10 * member, epoch=0)
         for member in (0, 1):
             self.say(member, "state", epoch=0, state="WARMUP", step=0, total_steps=20, since=100)
@@ -53,7 +60,9 @@ class Story:
                 self.say(member, "round", since=100 + 2 * step, **at)
                 speed = 500.0 / (member + 1)
                 loss = 5.0 - step / 10 + member
-                self.say(member, "trained", loss=loss, tokens=100, tokens_per_sec=speed, bytes=10, **at)
+                self.say(
+                    member, "trained", loss=loss, tokens=100, tokens_per_sec=speed, bytes=10, **at
+                )
                 self.say(member, "traffic", sent=1000 * step, received=10 * step, peers=1)
             if step == 6:
                 self.say(0, "dropped", seats=[1], height=5)
@@ -84,7 +93,9 @@ async def test_run_is_shown_from_events_without_chain(tmp_path: Path) -> None:
         assert moment["source"] == "events"
         then = await viewer.json(f"/api/runs/told/at/{found['past'][3]}")
         assert (then["state"], then["round"], then["step"]) == ("round_train", 2, 2)
-        assert found["curves"]["loss"]["1"] == [[step, pytest.approx(6.0 - step / 10)] for step in range(1, 5)]
+        assert found["curves"]["loss"]["1"] == [
+            [step, pytest.approx(6.0 - step / 10)] for step in range(1, 5)
+        ]
         assert found["curves"]["sent"]["0"][-1] == [8, 8000]
         assert found["curves"]["epochs"] == {"0": 1}
         assert found["curves"]["marks"] == [[4, "Small222 tier 1 dropped"]]
@@ -95,7 +106,9 @@ def of_run(created: int, loss: float) -> EventRecord:
     say of which run.
     """
     identity = f"{created:016x}" if created else ""
-    about = EventOrigin("twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity)
+    about = EventOrigin(
+        "twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity
+    )
     return EventRecord(NOON, about, said("trained", step=1, loss=loss, tokens=10), Path("x"))
 
 
@@ -135,7 +148,13 @@ def test_what_several_members_tell_is_one_moment() -> None:
         ("cooldown", None),
     ]
     big, small = found.members.values()
-    assert (big.seat, big.tier, big.weight, big.takes_part, big.seen) == (0, 0, 20, True, "epoch 0, round 7")
+    assert (big.seat, big.tier, big.weight, big.takes_part, big.seen) == (
+        0,
+        0,
+        20,
+        True,
+        "epoch 0, round 7",
+    )
     assert (small.standing, small.takes_part, small.figures.sent) == ("dropped", False, 4000)
 
 
@@ -143,7 +162,9 @@ def test_invented_members_are_limited_and_names_cut() -> None:
     found = EventSnapshots("told", Losses())
     for member in range(3000):
         about = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
-        found.take(EventRecord(NOON, about, said("trained", step=member, loss=1.0, tokens=1), Path("x")))
+        found.take(
+            EventRecord(NOON, about, said("trained", step=member, loss=1.0, tokens=1), Path("x"))
+        )
     assert len(found.members) == 1024
     assert max(map(len, found.members)) <= 64
     assert found.told == 1024
@@ -183,7 +204,9 @@ def test_a_loss_that_no_model_has_is_no_place_in_a_chart() -> None:
 
 
 def moment(at: int) -> RunSnapshot:
-    return RunSnapshot(at=at, source="chain", run_id="r", state="paused", epoch=at, step=0, total_steps=0)
+    return RunSnapshot(
+        at=at, source="chain", run_id="r", state="paused", epoch=at, step=0, total_steps=0
+    )
 
 
 def test_the_past_is_bounded_exact_when_near_and_coarse_when_far() -> None:

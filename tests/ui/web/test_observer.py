@@ -46,7 +46,9 @@ AT = "%3Cb%3E%26a%2Fb"
 
 @pytest.fixture
 async def people() -> AsyncIterator[Crowd]:
-    async with crowd(RUN, (0, 1, 2), name=EVIL, slot_ms=200, init_min_clients=3, rounds_per_epoch=4) as found:
+    async with crowd(
+        RUN, (0, 1, 2), name=EVIL, slot_ms=200, init_min_clients=3, rounds_per_epoch=4
+    ) as found:
         yield found
 
 
@@ -61,9 +63,20 @@ def observed_there(people: Crowd, **options: Any) -> Any:
 
 async def test_the_page_is_its_own_files_and_may_run_nothing_else(people: Crowd) -> None:
     async with observed_there(people) as viewer:
-        for path in ("/", f"/run/{AT}", "/main.js", "/style.css", "/icon.svg", "/api/runs", "/nothing"):
+        for path in (
+            "/",
+            f"/run/{AT}",
+            "/main.js",
+            "/style.css",
+            "/icon.svg",
+            "/api/runs",
+            "/nothing",
+        ):
             async with viewer.session.get(viewer.url + path) as reply:
-                rules = dict(rule.split(" ", 1) for rule in reply.headers["Content-Security-Policy"].split("; "))
+                rules = dict(
+                    rule.split(" ", 1)
+                    for rule in reply.headers["Content-Security-Policy"].split("; ")
+                )
                 assert rules["default-src"] == "'none'"
                 assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
                 assert reply.headers["X-Content-Type-Options"] == "nosniff"
@@ -79,9 +92,9 @@ async def test_the_page_is_its_own_files_and_may_run_nothing_else(people: Crowd)
 def test_page_files_make_no_markup_and_no_foreign_requests() -> None:
     for path in PAGE.iterdir():
         text = path.read_text()
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
-            path
-        )
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text
+        ), path
         assert not re.search(r"\bstyle=|<style|\bon\w+=\"", text), path
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path
 
@@ -89,17 +102,26 @@ def test_page_files_make_no_markup_and_no_foreign_requests() -> None:
 async def test_a_run_is_told_as_the_chain_has_it(people: Crowd) -> None:
     async with observed_there(people) as viewer:
         (listed,) = (await viewer.json("/api/runs"))["list"]["runs"]
-        assert (listed["run_id"], listed["name"], listed["state"]) == (RUN, EVIL, "waiting_for_members")
+        assert (listed["run_id"], listed["name"], listed["state"]) == (
+            RUN,
+            EVIL,
+            "waiting_for_members",
+        )
         await people.join()
         async with viewer.live(f"/live/{AT}") as socket:
             await people.reach(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, height=1)
             await until(socket, state_is("round_train"))
             found = await until(
-                socket, lambda message: "now" in message and message["now"]["costs"]["transactions"] > 10
+                socket,
+                lambda message: "now" in message and message["now"]["costs"]["transactions"] > 10,
             )
     now = found["now"]
     moment = now["moment"]
-    assert (moment["name"], moment["description"], moment["total_steps"]) == (EVIL, f"{EVIL}: to look at", 100)
+    assert (moment["name"], moment["description"], moment["total_steps"]) == (
+        EVIL,
+        f"{EVIL}: to look at",
+        100,
+    )
     assert moment["waits"]
     members = moment["members"]
     assert [(member["seat"], member["tier"], member["takes_part"]) for member in members] == [
@@ -118,7 +140,9 @@ async def test_losses_without_events_come_from_witnesses(people: Crowd) -> None:
         await people.join()
         async with viewer.live(f"/live/{AT}") as socket:
             await people.reach(RunState.ROUND_TRAIN, height=2)
-            found = await until(socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3)
+            found = await until(
+                socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3
+            )
     for tier, points in found["curves"]["loss"].items():
         assert points[0][0] == 1
         assert points[0][1] == pytest.approx(5.3, abs=0.3), tier
@@ -133,7 +157,9 @@ async def test_a_step_that_nobody_has_been_at_is_no_place_in_a_chart(people: Cro
             await people.reach(RunState.ROUND_TRAIN, height=1)
             people.states_steps = None
             await people.reach(RunState.ROUND_TRAIN, height=3)
-            found = await until(socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3)
+            found = await until(
+                socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3
+            )
     assert all(step <= 8 for points in found["curves"]["loss"].values() for step, _ in points)
     assert set(found["curves"]["epochs"].values()) <= set(range(8))
 
@@ -175,14 +201,19 @@ async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> Non
             assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING)
 
 
-@pytest.mark.parametrize("asks", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500], ids=["nothing", "500 pages"])
-async def test_idle_strangers_block_nobody(people: Crowd, asks: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "asks", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500], ids=["nothing", "500 pages"]
+)
+async def test_idle_strangers_block_nobody(
+    people: Crowd, asks: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(web_server, "MOST_OTHERS", 24)
     async with observed_there(people) as viewer, viewer.live("/live") as socket:
         await socket.receive_json(timeout=30)
         port = int(viewer.url.rpartition(":")[2])
         ends = [
-            await asyncio.open_connection("127.0.0.1", port, limit=1 << 10) for _ in range(web_server.MOST_OTHERS + 3)
+            await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+            for _ in range(web_server.MOST_OTHERS + 3)
         ]
         for _, writer in ends:
             writer.write(asks)
@@ -212,7 +243,9 @@ async def test_what_is_no_run_is_said(people: Crowd) -> None:
     assert found["now"]["moment"] is None
 
 
-async def test_observer_of_a_dead_node_answers_503_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+async def test_observer_of_a_dead_node_answers_503_and_warns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     port = free_ports("127.0.0.1", 1)
     async with observing(f"http://127.0.0.1:{port}") as viewer:
         status, answer = await viewer.answer("/api/runs/nowhere")
@@ -221,23 +254,31 @@ async def test_observer_of_a_dead_node_answers_503_and_warns(caplog: pytest.LogC
     assert any("does not answer" in record.getMessage() for record in caplog.records)
 
 
-async def test_runs_that_are_followed_are_counted(people: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runs_that_are_followed_are_counted(
+    people: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(observatory, "MOST_RUNS", 2)
     for name in ("second", "third"):
         await people.place.coordinator.create_run(name)
     async with observed_there(people, named=RUN) as viewer:
         async with viewer.live("/live/second") as socket:
             await until(socket, state_is("uninitialized"))
-            assert await viewer.status("/api/runs/third") == 503, "one is named, and a visitor looks at the other"
+            assert await viewer.status("/api/runs/third") == 503, (
+                "one is named, and a visitor looks at the other"
+            )
         async with viewer.live("/live/third") as socket:
             await until(socket, state_is("uninitialized"))
         assert await viewer.status(f"/api/runs/{AT}") == 200
 
 
-async def test_a_network_that_goes_away_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_network_that_goes_away_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(observed, "OUTAGE_SECONDS", 2.5)
     wallet = Wallet(Keypair())
-    config = replace(network_config(wallet), rpc_port=free_ports("127.0.0.1", 2), ledger=tmp_path / "ledger")
+    config = replace(
+        network_config(wallet), rpc_port=free_ports("127.0.0.1", 2), ledger=tmp_path / "ledger"
+    )
     network = await EmbeddedEngine().start(config)
     try:
         async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
@@ -248,11 +289,15 @@ async def test_a_network_that_goes_away_and_comes_back(tmp_path: Path, monkeypat
             ):
                 await until(socket, state_is("waiting_for_members"))
                 await network.close()
-                stale = await until(socket, lambda message: message.get("now", {}).get("silent") is not None)
+                stale = await until(
+                    socket, lambda message: message.get("now", {}).get("silent") is not None
+                )
                 assert stale["now"]["silent"] >= 2
                 assert state_is("waiting_for_members")(stale), "the last that was known stays"
                 network = await EmbeddedEngine().start(config)
-                await until(socket, lambda message: "now" in message and message["now"]["silent"] is None)
+                await until(
+                    socket, lambda message: "now" in message and message["now"]["silent"] is None
+                )
                 await Place(network, pool, wallet).coordinator.set_paused("steady", True)
                 await until(socket, state_is("paused"))
     finally:
@@ -272,17 +317,33 @@ async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -
                 await asyncio.sleep(0.5)
 
 
-async def test_a_run_created_again_shows_nothing_of_the_first(people: Crowd, tmp_path: Path) -> None:
+async def test_a_run_created_again_shows_nothing_of_the_first(
+    people: Crowd, tmp_path: Path
+) -> None:
     coordinator = people.place.coordinator
     await coordinator.create_run("twice")
     run = await coordinator.run("twice")
     events = Events(lambda: 1.0, [JsonLines(tmp_path / "first.jsonl", lambda: datetime.now(UTC))])
     events.emit(said("started", run_id="twice", tier=0, wallet="w", version="1"))
-    events.emit(said("run_found", owner=str(people.place.wallet.pubkey), created=run.created, identity=run.identity))
+    events.emit(
+        said(
+            "run_found",
+            owner=str(people.place.wallet.pubkey),
+            created=run.created,
+            identity=run.identity,
+        )
+    )
     events.emit(said("trained", step=1, loss=2.0, tokens=10))
-    async with observed_there(people, events=[tmp_path]) as viewer, viewer.live("/live/twice") as socket:
-        await until(socket, lambda message: message.get("curves", {}).get("loss") == {"0": [[1, 2.0]]})
-        first = await until(socket, lambda message: "now" in message and message["now"]["costs"]["transactions"])
+    async with (
+        observed_there(people, events=[tmp_path]) as viewer,
+        viewer.live("/live/twice") as socket,
+    ):
+        await until(
+            socket, lambda message: message.get("curves", {}).get("loss") == {"0": [[1, 2.0]]}
+        )
+        first = await until(
+            socket, lambda message: "now" in message and message["now"]["costs"]["transactions"]
+        )
         assert first["now"]["events"] == 2  # after the run was found
         await coordinator.close_run("twice")
         await until(socket, lambda message: message.get("now", {}).get("trouble"))
@@ -303,11 +364,31 @@ async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
 
 
 @pytest.mark.slow
-async def test_command_serves_until_ctrl_c_despite_visitors(real_time: None, people: Crowd, tmp_path: Path) -> None:
+async def test_command_serves_until_ctrl_c_despite_visitors(
+    real_time: None, people: Crowd, tmp_path: Path
+) -> None:
     """The command also ends if SIGINT was ignored when it started, as by a script's `&`."""
     absent = tmp_path / "absent"
-    arguments = ("--rpc", people.place.network.rpc_url, "--events", str(absent), "--port", "0", "--json")
-    started = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", CONSOLE, "observe", "--run-id", RUN, *arguments)
+    arguments = (
+        "--rpc",
+        people.place.network.rpc_url,
+        "--events",
+        str(absent),
+        "--port",
+        "0",
+        "--json",
+    )
+    started = (
+        "sh",
+        "-c",
+        'trap "" INT; exec "$@"',
+        "sh",
+        CONSOLE,
+        "observe",
+        "--run-id",
+        RUN,
+        *arguments,
+    )
     process = await asyncio.create_subprocess_exec(*started, stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -55,7 +55,9 @@ class Browser:
     async def until(self, script: str) -> None:
         """Wait until this is true."""
         wait = WebDriverWait(self.driver, PATIENCE, poll_frequency=0.1)
-        await asyncio.to_thread(wait.until, lambda driver: driver.execute_script(f"return {script}"), script)
+        await asyncio.to_thread(
+            wait.until, lambda driver: driver.execute_script(f"return {script}"), script
+        )
 
     async def press(self, *keys: str) -> None:
         await asyncio.to_thread(lambda: self.driver.switch_to.active_element.send_keys(*keys))
@@ -65,7 +67,9 @@ class Browser:
         colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         window = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
         await asyncio.to_thread(self.driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", colours)
-        await asyncio.to_thread(self.driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", window)
+        await asyncio.to_thread(
+            self.driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", window
+        )
 
     def complaints(self) -> list[Any]:
         found: list[Any] = self.driver.get_log("browser")
@@ -75,7 +79,9 @@ class Browser:
 def chromium(profile: Path) -> Options:
     """How a browser is started; skips the test where there is none."""
     if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium and chromedriver on this machine (apt-get install chromium chromium-driver)")
+        pytest.skip(
+            "no chromium and chromedriver on this machine (apt-get install chromium chromium-driver)"
+        )
     options = Options()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -106,7 +112,12 @@ async def shown(people: Crowd, browser: Browser, url: str) -> None:
     await asyncio.to_thread(lambda: browser.driver.find_element(By.CSS_SELECTOR, ".runs a").click())
     await browser.until("document.querySelector('.machine .here')?.textContent === 'waiting'")
     assert await browser.ask(text("h1")) == EVIL
-    assert await browser.ask("document.querySelectorAll('h1 *, .description *, main script, main img').length") == 0
+    assert (
+        await browser.ask(
+            "document.querySelectorAll('h1 *, .description *, main script, main img').length"
+        )
+        == 0
+    )
     assert await browser.ask("document.title") == f"{EVIL} · aftermath"
 
 
@@ -114,7 +125,9 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
     rules = {"init_min_clients": 3, "rounds_per_epoch": 6}
     async with (
         crowd("shown", (0, 1, 2), name=EVIL, **rules) as people,
-        observing(people.place.network.rpc_url, people.place.network.ws_url, named="shown") as viewer,
+        observing(
+            people.place.network.rpc_url, people.place.network.ws_url, named="shown"
+        ) as viewer,
     ):
         await browser.look("light", 1280)
         await shown(people, browser, f"{viewer.url}/")
@@ -124,7 +137,9 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         await people.reach(RunState.ROUND_TRAIN, height=4)
         await browser.until("document.querySelectorAll('.members tbody tr').length === 3")
         await browser.until("document.querySelectorAll('.chart .line').length === 3")
-        await browser.until("/training|witnessing/.test(document.querySelector('.machine .here').textContent)")
+        await browser.until(
+            "/training|witnessing/.test(document.querySelector('.machine .here').textContent)"
+        )
         await browser.until("document.querySelectorAll('.chip').length === 6")
         assert await browser.ask(text("#link")) == "live"
 
@@ -136,16 +151,25 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         stops = []
         while len(stops) < 20 and (not stops or stops[-1] != "time"):
             await browser.press(Keys.TAB)
-            stops.append(await browser.ask("document.activeElement.id || document.activeElement.dataset.tier || ''"))
+            stops.append(
+                await browser.ask(
+                    "document.activeElement.id || document.activeElement.dataset.tier || ''"
+                )
+            )
             focus = "getComputedStyle(document.activeElement).outlineStyle"
             assert await browser.ask(focus) == "solid", stops
             if stops[-1] == "1":
                 await browser.press(Keys.SPACE)
                 await browser.until("document.querySelectorAll('.chart .line').length === 2")
-                assert await browser.ask("document.activeElement.getAttribute('aria-pressed')") == "false"
+                assert (
+                    await browser.ask("document.activeElement.getAttribute('aria-pressed')")
+                    == "false"
+                )
             if await browser.ask("document.activeElement.classList.contains('chart')"):
                 await browser.press(Keys.HOME)
-                await browser.until("/^step 1, tier 0/.test(document.querySelector('.spoken').textContent)")
+                await browser.until(
+                    "/^step 1, tier 0/.test(document.querySelector('.spoken').textContent)"
+                )
         assert stops[-1] == "time"
         assert {"0", "1", "2"} <= set(stops)
 

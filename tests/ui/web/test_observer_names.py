@@ -10,8 +10,22 @@ from aiohttp import WSServerHandshakeError
 from ui.web.observing import Viewer, observing
 
 NOWHERE = "http://127.0.0.1:9"
-OWN = ("127.0.0.1", "localhost:8600", "LOCALHOST", "[::1]:8600", "192.168.1.5:8600", "observer.example.org")
-FOREIGN = ("evil.example", "evil.example:8600", "localhost.evil.example", "127.0.0.1.evil.example", "[bad", "a@evil")
+OWN = (
+    "127.0.0.1",
+    "localhost:8600",
+    "LOCALHOST",
+    "[::1]:8600",
+    "192.168.1.5:8600",
+    "observer.example.org",
+)
+FOREIGN = (
+    "evil.example",
+    "evil.example:8600",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "[bad",
+    "a@evil",
+)
 
 
 async def status(viewer: Viewer, path: str, host: str) -> int:
@@ -24,7 +38,9 @@ async def test_observer_answers_under_its_own_names_only() -> None:
     async with observing(NOWHERE, names=("Observer.Example.org",)) as viewer:
         assert {host: await status(viewer, "/", host) for host in OWN} == dict.fromkeys(OWN, 200)
         for path in ("/", "/main.js", "/api/runs", "/nothing"):
-            assert {host: await status(viewer, path, host) for host in FOREIGN} == dict.fromkeys(FOREIGN, 403)
+            assert {host: await status(viewer, path, host) for host in FOREIGN} == dict.fromkeys(
+                FOREIGN, 403
+            )
 
 
 async def test_observer_socket_is_refused_under_foreign_name() -> None:

@@ -16,14 +16,22 @@ from aftermath.member.ports import Desync, Ports, Role
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
-from aftermath.rules.commitment import Commitment, LevelPayload, PrivateRoots, SequenceInterval, encode_announcement
+from aftermath.rules.commitment import (
+    Commitment,
+    LevelPayload,
+    PrivateRoots,
+    SequenceInterval,
+    encode_announcement,
+)
 from aftermath.rules.seal import key_of, masked, seal_of
 
 
 class Announcing:
     """Announces one member's results of one epoch."""
 
-    def __init__(self, ports: Ports, role: Role, decode: Worker, kept: CarriedOver, epoch: Epoch) -> None:
+    def __init__(
+        self, ports: Ports, role: Role, decode: Worker, kept: CarriedOver, epoch: Epoch
+    ) -> None:
         self._ports = ports
         self._role = role
         self._decode = decode
@@ -51,11 +59,15 @@ class Announcing:
         )
         said = self._commitment(plan, trained, payloads, private, key)
         try:
-            may_sign = await self._decode(lambda: self._kept.results.may_sign(said.place, said.digest))
+            may_sign = await self._decode(
+                lambda: self._kept.results.may_sign(said.place, said.digest)
+            )
         except OSError as error:
             raise Desync(f"it cannot record that it signs a result: {error.strerror}") from None
         if not may_sign:
-            raise Desync(f"it has signed another result of round {plan.header.height}, which was shown to it again")
+            raise Desync(
+                f"it has signed another result of round {plan.header.height}, which was shown to it again"
+            )
         raw = encode_announcement(said, self._role.p2p_secret)
         self._kept.results.keep_own(said, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
@@ -86,7 +98,12 @@ class Announcing:
             )
 
     def _commitment(
-        self, plan: RoundPlan, trained: Trained, payloads: Mapping[int, bytes], private: PrivateRoots, key: bytes
+        self,
+        plan: RoundPlan,
+        trained: Trained,
+        payloads: Mapping[int, bytes],
+        private: PrivateRoots,
+        key: bytes,
     ) -> Commitment:
         """Publish the masked payloads. Return the commitment to them, to be signed."""
         seat = self.epoch.began.seat

@@ -21,7 +21,12 @@ from aftermath.member.results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.optim.votes import Votes
 from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import TransportError
-from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Commitment, Ready, decode_announcement
+from aftermath.rules.commitment import (
+    MAX_ANNOUNCEMENT_BYTES,
+    Commitment,
+    Ready,
+    decode_announcement,
+)
 from aftermath.rules.consensus import Fingerprint, matches
 from aftermath.rules.run import STORED_ROUNDS, Run
 
@@ -46,7 +51,11 @@ class Collector:
         self._complaints = LogLimits(_log)
 
     async def collect(
-        self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
+        self,
+        height: int,
+        salt: int,
+        accepted: Mapping[int, Fingerprint],
+        vouched: Mapping[int, frozenset[int]],
     ) -> list[Candidate]:
         """Return the accepted results in seat order, once all that concerns us was fetched.
 
@@ -56,8 +65,15 @@ class Collector:
         asked = float("-inf")
         give_up = float("inf")
         while True:
-            found = {seat: self._matching(height, salt, seat, seen) for seat, seen in sorted(accepted.items())}
-            here = [c for c in found.values() if c is not None and not _lacking(c, self._results, vouched)]
+            found = {
+                seat: self._matching(height, salt, seat, seen)
+                for seat, seen in sorted(accepted.items())
+            }
+            here = [
+                c
+                for c in found.values()
+                if c is not None and not _lacking(c, self._results, vouched)
+            ]
             if len(here) == len(accepted):
                 return here
             run = self._ports.feed.run
@@ -65,13 +81,19 @@ class Collector:
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
                 raise Desync(f"results of round {height} could not be had from any peer")
-            unheard = {seat: accepted[seat] for seat, one in found.items() if one is None or not one.key}
+            unheard = {
+                seat: accepted[seat] for seat, one in found.items() if one is None or not one.key
+            }
             if unheard and now >= asked:
                 asked = now + ASK_EVERY
-                await self.ask(height, unheard, lambda said: matches(accepted[said.seat], said.digest, salt))
+                await self.ask(
+                    height, unheard, lambda said: matches(accepted[said.seat], said.digest, salt)
+                )
                 continue
             await first_of(
-                self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(ASK_EVERY)
+                self._results.changed.wait(),
+                self._ports.feed.after(run.seq),
+                self._ports.clock.sleep(ASK_EVERY),
             )
 
     def _too_late(self, run: Run, height: int) -> bool:
@@ -80,7 +102,9 @@ class Collector:
             return run.current.height > height + STORED_ROUNDS
         return run.epoch != self._epoch + 1 or run.active
 
-    def _matching(self, height: int, salt: int, seat: int, accepted: Fingerprint) -> Candidate | None:
+    def _matching(
+        self, height: int, salt: int, seat: int, accepted: Fingerprint
+    ) -> Candidate | None:
         candidates = self._results.candidates(height, seat)
         return next((c for c in candidates if matches(accepted, c.digest, salt)), None)
 
@@ -94,10 +118,13 @@ class Collector:
         for candidate in candidates:
             for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
                 if candidate.said.seat in vouched[level]:
-                    votes[level].append(candidate.votes[level])  # without them this replica would diverge
+                    # without them this replica would diverge
+                    votes[level].append(candidate.votes[level])
         return votes
 
-    async def ask(self, height: int, seats: Collection[int], accepted: Callable[[Commitment], bool]) -> None:
+    async def ask(
+        self, height: int, seats: Collection[int], accepted: Callable[[Commitment], bool]
+    ) -> None:
         """Ask a few reachable members for missing announcements. `accepted` marks those we must
         have.
         """
@@ -106,13 +133,19 @@ class Collector:
         self._turn += _ASKED_AT_ONCE
         chosen = (peers[start:] + peers[:start])[:_ASKED_AT_ONCE]
         question = msgspec.msgpack.encode((height, sorted(seats)))
-        replies = await asyncio.gather(*(self._question(peer, question, len(seats)) for peer in chosen))
-        for raw, peer in {raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply}.items():
+        replies = await asyncio.gather(
+            *(self._question(peer, question, len(seats)) for peer in chosen)
+        )
+        for raw, peer in {
+            raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply
+        }.items():
             try:
                 said = decode_announcement(raw)
                 if not isinstance(said, Ready) and said.height == height and said.seat in seats:
                     if isinstance(said, Commitment):
-                        self._results.admit(said, raw, accepted=accepted(said), relayed=said.sender != peer)
+                        self._results.admit(
+                            said, raw, accepted=accepted(said), relayed=said.sender != peer
+                        )
                     else:
                         self._results.hear_of_opening(said, raw)
             except BadAnnouncement as error:
@@ -129,16 +162,22 @@ class Collector:
         most = MOST_PER_SEAT * seats
         longest = min(_MAX_REPLY, _AROUND + most * (MAX_ANNOUNCEMENT_BYTES + _AROUND))
         try:
-            reply = await self._ports.transport.request(peer, TOPIC, question, longest, _REPLY_SECONDS)
+            reply = await self._ports.transport.request(
+                peer, TOPIC, question, longest, _REPLY_SECONDS
+            )
             answered: list[bytes] = msgpack_as(reply, list[bytes], 1 + most)
         except TransportError:
             return []
         except Malformed:
-            self._ports.transport.bar(peer, f"an answer that is not a list of at most {most} announcements")
+            self._ports.transport.bar(
+                peer, f"an answer that is not a list of at most {most} announcements"
+            )
             return []
         return answered
 
 
 def _lacking(candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]) -> bool:
     """Return whether a level that everybody applies is missing."""
-    return any(candidate.said.seat in vouched[level] for level in results.payloads.missing(candidate))
+    return any(
+        candidate.said.seat in vouched[level] for level in results.payloads.missing(candidate)
+    )

@@ -121,7 +121,9 @@ class Epoch:
         judged = run.round(self.rules.judged(last.height))
         if judged is None or not judged.batch:
             return last.step
-        made = any(bitmap.contains(last.attested, seat) for seat in self._plan(judged, self.members).owing)
+        made = any(
+            bitmap.contains(last.attested, seat) for seat in self._plan(judged, self.members).owing
+        )
         return last.step - self.rules.overlap + made
 
     # --- plans ------------------------------------------------------------------------------------
@@ -141,4 +143,6 @@ class Epoch:
         return [index for span in plan.ranges(self.began.seat) for index in span]
 
     def _plan(self, header: Round, members: Members) -> RoundPlan:
-        return plan_round(self.began.run.run_id, self.number, header, members, self.rules.verification_percent)
+        return plan_round(
+            self.began.run.run_id, self.number, header, members, self.rules.verification_percent
+        )

@@ -60,7 +60,9 @@ class Evaluations:
         finally:
             self._free.clear()
 
-    async def _ask_and_tell(self, model: LanguageModel, step: int, events: Events, compute: Worker) -> None:
+    async def _ask_and_tell(
+        self, model: LanguageModel, step: int, events: Events, compute: Worker
+    ) -> None:
         try:
             if self._asking is None:
                 copied = await compute(lambda: frozen_copy(model, self._free.is_set))
@@ -72,7 +74,11 @@ class Evaluations:
             scores = await asyncio.shield(self._asking)
         except Exception as error:
             self._failed = True
-            said = error.message if isinstance(error, AftermathError) else f"{type(error).__name__}: {error}"
+            said = (
+                error.message
+                if isinstance(error, AftermathError)
+                else f"{type(error).__name__}: {error}"
+            )
             events.emit(event_types.Warning(message=f"this member evaluates no more: {said}"))
             scores = []
         self._asking = None

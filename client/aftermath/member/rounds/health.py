@@ -49,13 +49,19 @@ class Excuses:
         attestations = await coordinator.attestations(attesting)
         seen = scores(attestations)
         needed = quorum(attesting.elected)
-        self._given &= ~bitmap.from_seats(member for member, votes in seen.items() if votes >= needed)
+        self._given &= ~bitmap.from_seats(
+            member for member, votes in seen.items() if votes >= needed
+        )
         missing &= left_out(attesting, attestations, run, members)
         # If nobody's result arrived but some members that owe one attested, they are alive and
         # something held them all up. Do not accuse: otherwise the one member without a share would
         # have all holders dropped. Excuse a member once until its result is seen again, or one
         # could withhold its share in every round by attesting.
-        held_up = missing if not seen and any(bitmap.contains(missing, a.seat) for a in attestations) else 0
+        held_up = (
+            missing
+            if not seen and any(bitmap.contains(missing, a.seat) for a in attestations)
+            else 0
+        )
         excused = held_up & ~self._given
         self._given |= excused
         return missing & ~excused | conviction.incomplete(run, members, attestations)
@@ -76,12 +82,21 @@ async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, seat: int
 
     def current() -> bool:
         now = ports.feed.run
-        return now.epoch == run.epoch and now.state.training and now.current.height == run.current.height
+        return (
+            now.epoch == run.epoch
+            and now.state.training
+            and now.current.height == run.current.height
+        )
 
     if not missing or not current():
         return
     duty = Duty(
-        ports, "a report of members that did not deliver", wanted=current, done_if=SETTLED | {Refusal.NOT_A_MEMBER}
+        ports,
+        "a report of members that did not deliver",
+        wanted=current,
+        done_if=SETTLED | {Refusal.NOT_A_MEMBER},
     )
     if await duty.fulfil(lambda: ports.coordinator.health_check(missing)):
-        ports.events.emit(event_types.Dropped(seats=list(bitmap.seats(missing)), height=run.current.height))
+        ports.events.emit(
+            event_types.Dropped(seats=list(bitmap.seats(missing)), height=run.current.height)
+        )

@@ -35,7 +35,11 @@ class Continuations:
         feed = self._feed
         if self._failed:
             return
-        while feed.run.epoch == epoch and feed.run.state.training and feed.run.current.height == height:
+        while (
+            feed.run.epoch == epoch
+            and feed.run.state.training
+            and feed.run.current.height == height
+        ):
             token = await self._compute(lambda: self._next(replica))
             if token is not None:
                 self._written.append(token)
@@ -49,7 +53,9 @@ class Continuations:
             text = await self._compute(lambda: self._prompt.continued(written))
         except CheckpointError as error:
             self._failed = True
-            self._events.emit(event_types.Warning(message=f"this member writes no more: {error.message}"))
+            self._events.emit(
+                event_types.Warning(message=f"this member writes no more: {error.message}")
+            )
             return
         self._events.emit(event_types.Sample(step=step, prompt=self._prompt.text, text=text))
 

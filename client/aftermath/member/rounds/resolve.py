@@ -39,7 +39,9 @@ class Settled:
 class Settling:
     """Settles the rounds of one epoch for one member."""
 
-    def __init__(self, ports: Ports, levels: range, results: Results, epoch: Epoch, duties: Duties) -> None:
+    def __init__(
+        self, ports: Ports, levels: range, results: Results, epoch: Epoch, duties: Duties
+    ) -> None:
         self._ports = ports
         self._levels = levels
         self._results = results
@@ -66,14 +68,20 @@ class Settling:
             self._duties.start(self.collector.ask(done.height, others, lambda _: False))
         witnesses = {members.seats[one.seat].p2p for one in attestations}
         judged = judged_by(attesting, run, members)
-        self._results.payloads.will_be_had(done.height, had_by_all(judged, attesting, run, members), witnesses)
+        self._results.payloads.will_be_had(
+            done.height, had_by_all(judged, attesting, run, members), witnesses
+        )
         levels = vouched(accepted, attestations, done.roster, run, members, self._levels, judged)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         return Settled(accepted, results, self.collector.by_level(results, levels))
 
     async def _collect(
-        self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
+        self,
+        height: int,
+        salt: int,
+        accepted: Mapping[int, Fingerprint],
+        vouched: Mapping[int, frozenset[int]],
     ) -> list[Candidate]:
         """Return the accepted results of a round.
 
@@ -84,7 +92,9 @@ class Settling:
         async def give_up() -> NoReturn:
             await self._ports.feed.until(lambda now: now.epoch != self._epoch.number)
             await self._ports.clock.sleep(self._epoch.rules.max_round_train_time)
-            raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
+            raise Desync(
+                f"the epoch is over and results of round {height} could not be had from any peer"
+            )
 
         return await first_of(self.collector.collect(height, salt, accepted, vouched), give_up())
 
@@ -93,7 +103,11 @@ class Settling:
     ) -> None:
         for result in results:
             seat = result.said.seat
-            if out := [level for level in vouched if level >= result.said.tier and seat not in vouched[level]]:
+            if out := [
+                level
+                for level in vouched
+                if level >= result.said.tier and seat not in vouched[level]
+            ]:
                 what = f"level{'s' * (len(out) > 1)} {', '.join(map(str, out))}"
                 why = f"{what} left out: too few of the witnesses that judge it have it"
                 self._ports.events.emit(event_types.PeerRefused(height=height, seat=seat, why=why))

@@ -38,7 +38,13 @@ class Rounds:
     """One member's way through the rounds of one epoch."""
 
     def __init__(
-        self, ports: Ports, role: Role, workers: Workers, wishes: Wishes, kept: CarriedOver, began: Beginning
+        self,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        wishes: Wishes,
+        kept: CarriedOver,
+        began: Beginning,
     ) -> None:
         self._ports = ports
         self._workers = workers
@@ -53,7 +59,9 @@ class Rounds:
         self._reading = Reading(ports, workers.read, kept.data)
         self._settling = settling = Settling(ports, role.levels, kept.results, epoch, self._duties)
         hashed = wishes.hash_replicas
-        self._applying = Applying(ports, workers.compute, kept, epoch, settling, self.time, hash_replicas=hashed)
+        self._applying = Applying(
+            ports, workers.compute, kept, epoch, settling, self.time, hash_replicas=hashed
+        )
         self._training = Training(
             ports,
             workers.compute,
@@ -68,7 +76,9 @@ class Rounds:
         self._excuses = Excuses()
         self._allowances = Allowances(rules.max_round_train_time)
         self._continuations = (
-            Continuations(wishes.prompt, ports.feed, ports.events, workers.compute) if wishes.prompt else None
+            Continuations(wishes.prompt, ports.feed, ports.events, workers.compute)
+            if wishes.prompt
+            else None
         )
         self._announced = -1  # height of the newest round with an announced result of this member
         self._duty: WitnessDuty | None = None
@@ -121,8 +131,12 @@ class Rounds:
             return self._applying.step
         self._epoch.open_plans(run)
         height = run.current.height
-        attested = run.state is RunState.COOLDOWN or bitmap.contains(run.current.attested, self._began.seat)
-        await self._applying.through(run, self._epoch.rules.judged(height if attested else height - 1))
+        attested = run.state is RunState.COOLDOWN or bitmap.contains(
+            run.current.attested, self._began.seat
+        )
+        await self._applying.through(
+            run, self._epoch.rules.judged(height if attested else height - 1)
+        )
         return self._applying.step
 
     def _show(self, said: Commitment, pair: Pair) -> None:
@@ -168,7 +182,9 @@ class Rounds:
         number = self._epoch.number
         step = plan.header.step
         since = run.state_started_at
-        self._ports.events.emit(event_types.RoundStarted(epoch=number, height=height, step=step, since=since))
+        self._ports.events.emit(
+            event_types.RoundStarted(epoch=number, height=height, step=step, since=since)
+        )
         return plan
 
     # --- until the next round ---------------------------------------------------------------------
@@ -187,7 +203,9 @@ class Rounds:
         place = (plan.epoch, plan.header.height)
 
         async def over() -> None:
-            await feed.until(lambda run: not run.state.training or (run.epoch, run.current.height) != place)
+            await feed.until(
+                lambda run: not run.state.training or (run.epoch, run.current.height) != place
+            )
 
         model = self._began.replica.model
         step = self._applying.step

@@ -73,13 +73,17 @@ class Lateness:
 
     def closes(self, left_out: frozenset[int], now: float) -> None:
         """Record that the round is over, and which members a quorum of witnesses missed."""
-        in_time = self._allowances.left_out - left_out - self._charged.keys() - self._charged_since.keys()
+        in_time = (
+            self._allowances.left_out - left_out - self._charged.keys() - self._charged_since.keys()
+        )
         self._allowances.late -= in_time
         self._allowances.left_out = left_out
         # A member that does not witness cannot see all that witnesses wait for.
         if self._most_took is not None:
             for seat in sorted(left_out):  # without the time already charged for its key
-                self._charge(seat, now - self._began - self._most_took - self._charged_since.get(seat, 0.0))
+                self._charge(
+                    seat, now - self._began - self._most_took - self._charged_since.get(seat, 0.0)
+                )
 
     def _opens(self, seat: int, seconds: float) -> bool:
         if seconds > _OPENS:
@@ -89,7 +93,9 @@ class Lateness:
         return not (self._allowances.used_up(seat) and seat in self._allowances.late)
 
     def _are_most(self, there: frozenset[int], due: frozenset[int]) -> bool:
-        weight_there, weight = (sum(self._plan.seats[seat].weight for seat in those) for those in (there, due))
+        weight_there, weight = (
+            sum(self._plan.seats[seat].weight for seat in those) for those in (there, due)
+        )
         return len(there) >= quorum(len(due)) and 3 * weight_there >= 2 * weight
 
     def _waits(self, seat: int, passed: float, most_took: float) -> bool:

@@ -49,7 +49,9 @@ class ShareTime:
         self._given_up = 0 if done else self._given_up + 1
         if self._given_up >= self._say_at:
             self._say_at *= 4
-            self._tell(f"{counted(self._given_up, 'share')} in a row came too late, with {self._limit:.0f} s for each")
+            self._tell(
+                f"{counted(self._given_up, 'share')} in a row came too late, with {self._limit:.0f} s for each"
+            )
             return
         if self._applying + seconds <= self._limit or self._told:
             return
@@ -64,7 +66,9 @@ class ShareTime:
     def waited_for_enough(self, seconds: float) -> None:
         """Warn that the others no longer wait for this member's results in this epoch."""
         if not self._told:
-            self._tell(f"the others have waited for its results for {seconds:.0f} s in this epoch, and do no longer")
+            self._tell(
+                f"the others have waited for its results for {seconds:.0f} s in this epoch, and do no longer"
+            )
 
     def _tell(self, why: str) -> None:
         self._told = True

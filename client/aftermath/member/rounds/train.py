@@ -76,17 +76,22 @@ class Training:
             )
         except Cancelled:
             self._ports.events.emit(
-                event_types.Warning(message=f"skipped round {plan.header.height}: too slow, the run moved on")
+                event_types.Warning(
+                    message=f"skipped round {plan.header.height}: too slow, the run moved on"
+                )
             )
             self._took(len(indices), started, done=False)
             return None
         except NonFiniteGradient as error:
-            self._ports.events.emit(event_types.Warning(message=f"step {plan.header.step} is left out: {error}"))
+            self._ports.events.emit(
+                event_types.Warning(message=f"step {plan.header.step} is left out: {error}")
+            )
             self._divergence.not_finite(plan.header.step, error.message)
             return None
         finally:
             watch.cancel()
-            cancelled.set()  # if this task was cancelled, the worker thread stops at its next micro-batch
+            # if this task was cancelled, the worker thread stops at its next micro-batch
+            cancelled.set()
         for message in self._replica.news():
             self._ports.events.emit(event_types.Warning(message=message))
         self._divergence.finite()
@@ -106,7 +111,9 @@ class Training:
         """Raise Cancelled once a result is of no use: when the round that judges it has closed."""
         latest = self._epoch.rules.judges(plan.header.height)
         await self._ports.feed.until(
-            lambda run: run.epoch != plan.epoch or not run.state.training or run.current.height > latest
+            lambda run: (
+                run.epoch != plan.epoch or not run.state.training or run.current.height > latest
+            )
         )
         raise Cancelled
 

@@ -23,7 +23,8 @@ from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Config, RoundId, Run
 from aftermath.rules.state import MemberState, RunState
 
-_PATIENCE = 3.0  # seconds that it waits for unreachable members, plus twice the time of our own share
+# seconds that it waits for unreachable members, plus twice the time of our own share
+_PATIENCE = 3.0
 _LOOK_AGAIN = 0.5
 _MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
 _MOST_OPENING = 1.0  # seconds for two messages before and after the last call
@@ -83,7 +84,9 @@ class WitnessDuty:
         seconds.
         """
         run = self._ports.feed.run
-        trains = run.state is RunState.ROUND_TRAIN and run.current.height == self._plan.header.height
+        trains = (
+            run.state is RunState.ROUND_TRAIN and run.current.height == self._plan.header.height
+        )
         return max(0.0, self._ports.coordinator.now() - run.state_started_at - 1) if trains else 0.0
 
     def _closes(self, now: float) -> None:
@@ -94,7 +97,9 @@ class WitnessDuty:
         closed = self._ports.feed.run.round(self._plan.header.height)
         if judged is None or closed is None or self._ports.attention.held_up_since(self._started):
             return
-        delivered = frozenset(seat for seat in judged.owing if bitmap.contains(closed.attested, seat))
+        delivered = frozenset(
+            seat for seat in judged.owing if bitmap.contains(closed.attested, seat)
+        )
         if len(delivered) >= quorum(len(judged.owing)):
             self._lateness.closes(judged.owing - delivered, now)
 
@@ -108,7 +113,11 @@ class WitnessDuty:
     def _over(self) -> bool:
         run = self._ports.feed.run
         training = run.state.training
-        return run.epoch != self._plan.epoch or not training or run.current.height != self._plan.header.height
+        return (
+            run.epoch != self._plan.epoch
+            or not training
+            or run.current.height != self._plan.header.height
+        )
 
     async def attend(self) -> None:
         """Attest when the time has come. Return when that is done, refused for good, or the round
@@ -135,10 +144,15 @@ class WitnessDuty:
                 await self._close()
                 continue
             due = duty.due and elected and self._time_has_come(run, missing)
-            if due and (await self._attest(duty) or bitmap.contains(self._ports.feed.run.current.attested, self._seat)):
+            if due and (
+                await self._attest(duty)
+                or bitmap.contains(self._ports.feed.run.current.attested, self._seat)
+            ):
                 return
             await first_of(
-                self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(_LOOK_AGAIN)
+                self._results.changed.wait(),
+                self._ports.feed.after(run.seq),
+                self._ports.clock.sleep(_LOOK_AGAIN),
             )
 
     def _healthy(self) -> int:
@@ -193,11 +207,18 @@ class WitnessDuty:
         there, missing, sealed = due - missing, due & missing - failing, due & sealed - failing
         if self._out_of_patience():
             here = self._ports.transport.reachable() | {self._ports.transport.node_id}
-            missing, sealed = (frozenset(s for s in x if self._plan.seats[s].p2p in here) for x in (missing, sealed))
+            missing, sealed = (
+                frozenset(s for s in x if self._plan.seats[s].p2p in here)
+                for x in (missing, sealed)
+            )
         if self._own_done is not None:
             missing -= {self._seat}  # it has stopped working, so nothing more will come
         now = self._ports.clock.monotonic()
-        if self._may_open is None and self._closed and self._results.closings.by_quorum(self._judged):
+        if (
+            self._may_open is None
+            and self._closed
+            and self._results.closings.by_quorum(self._judged)
+        ):
             self._may_open = now
         if not self._ports.attention.held_up_since(
             self._started
@@ -214,7 +235,9 @@ class WitnessDuty:
         judged = self._results.plan(self._judged)
         if judged is None or not judged.owing:
             return False
-        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run, _for_opening(run.config)):
+        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(
+            run, _for_opening(run.config)
+        ):
             return True
         done = self._own_done is not None
         unheard = judged.owing - self._results.announced(self._judged)
@@ -231,10 +254,14 @@ class WitnessDuty:
             await self._opening.close_round(judged, self._seat)
 
     def _time_has_come(self, run: Run, missing: frozenset[int]) -> bool:
-        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run, -_for_opening(run.config)):
+        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(
+            run, -_for_opening(run.config)
+        ):
             return True
         if self._too_late_to_wait(run):
-            return not missing & self._results.fetched(self._judged) - self._results.settled(self._judged)
+            return not missing & self._results.fetched(self._judged) - self._results.settled(
+                self._judged
+            )
         if self._own_done is None or missing:
             return False
         now = self._ports.clock.monotonic()
@@ -286,7 +313,9 @@ class WitnessDuty:
         owing = judged.owing if judged is not None else frozenset()
         self.lacked = owing - held.keys() if len(held) >= quorum(len(owing)) else frozenset()
         seconds = self._ports.clock.monotonic() - started
-        self._ports.events.emit(event_types.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
+        self._ports.events.emit(
+            event_types.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds)
+        )
         return sent
 
 

@@ -51,9 +51,13 @@ class DeepseekDecoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._rotation = Rotation(partial(scaled_rotary, config, config.qk_rope_head_dim))
 
-    def forward(self, input_ids: Tensor, through: Through, cache: TextCache | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, through: Through, cache: TextCache | None = None
+    ) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
+        rotation = self._rotation.after(
+            cache.length if cache else 0, input_ids.shape[1], hidden.device
+        )
         for name, layer in self.layers.items():
             hidden = through(layer, hidden, rotation, cache and cache.of_layer(name))
         out: Tensor = self.norm(hidden)
@@ -71,7 +75,9 @@ class DeepseekLayer(nn.Module):
         dense = number < config.dense_layers
         self.mlp = SwiGLU(config.hidden_size, width) if dense else Experts(config, width)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None
+    ) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
@@ -94,22 +100,31 @@ class LatentAttention(nn.Module):
             self.q_a_proj = linear(hidden, rank)
             self.q_a_layernorm = nn.RMSNorm(rank, eps=_LATENT_EPSILON)
             self.q_b_proj = linear(rank, queries)
-        self.kv_a_proj_with_mqa = linear(hidden, config.kv_lora_rank + config.qk_rope_head_dim)  # [C + R, D]
+        # [C + R, D]
+        self.kv_a_proj_with_mqa = linear(hidden, config.kv_lora_rank + config.qk_rope_head_dim)
         self.kv_a_layernorm = nn.RMSNorm(config.kv_lora_rank, eps=_LATENT_EPSILON)
-        self.kv_b_proj = linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim))
+        self.kv_b_proj = linear(
+            config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim)
+        )
         self.o_proj = linear(heads * config.v_head_dim, hidden)  # [D, H K]
         self._pairs = not isinstance(config, DeepseekV3Config) or config.rope_interleave
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None
+    ) -> Tensor:
         config = self.config
         queries = (
             self.q_proj(hidden)
             if config.q_lora_rank is None
             else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden).float()))
         )
-        plain, turned = self._heads(queries).split((config.qk_nope_head_dim, config.qk_rope_head_dim), -1)
+        plain, turned = self._heads(queries).split(
+            (config.qk_nope_head_dim, config.qk_rope_head_dim), -1
+        )
         query = torch.cat((plain, self._rotate(turned, rotation)), -1)  # [B, H, T, P + R]
-        latent, shared = self.kv_a_proj_with_mqa(hidden).split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
+        latent, shared = self.kv_a_proj_with_mqa(hidden).split(
+            (config.kv_lora_rank, config.qk_rope_head_dim), -1
+        )
         both = self._heads(self.kv_b_proj(self.kv_a_layernorm(latent.float())))  # [B, H, T, P + K]
         plain, value = both.split((config.qk_nope_head_dim, config.v_head_dim), -1)
         shared = self.shared_key(shared).unsqueeze(1)  # [B, 1, T, R]
@@ -168,7 +183,9 @@ class Gate(nn.Module):
         if allowed < groups:
             grouped = scores.unflatten(-1, (groups, -1))  # [N, groups, E / groups]
             strength = grouped.topk(best, -1).values.sum(-1)  # values alone: ties change nothing
-            kept = torch.zeros_like(strength, dtype=torch.bool).scatter(1, _highest(strength, allowed), True)
+            kept = torch.zeros_like(strength, dtype=torch.bool).scatter(
+                1, _highest(strength, allowed), True
+            )
             scores = grouped.masked_fill(~kept.unsqueeze(-1), below).flatten(1)
         return _highest(scores, self.config.num_experts_per_tok)
 
@@ -194,7 +211,8 @@ class Experts(nn.Module):
         # device. An expert without tokens stays in the graph: its gradient is zero, not absent.
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
-            rows, places = (chosen == number).nonzero(as_tuple=True)  # rows are unique: a token takes an expert once
+            # rows are unique: a token takes an expert once
+            rows, places = (chosen == number).nonzero(as_tuple=True)
             found = expert(tokens[rows]) * weights[rows, places].unsqueeze(-1)
             out = out.index_add(0, rows, found.to(out.dtype))
         both: Tensor = self.made(out.view_as(hidden) + self.shared_experts(self.given(hidden)))
@@ -214,7 +232,9 @@ class _Counted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, bias: Tensor, chosen: Tensor) -> Tensor:
-        taken = torch.zeros(len(chosen), len(bias), dtype=torch.bool, device=chosen.device).scatter(1, chosen, True)
+        taken = torch.zeros(len(chosen), len(bias), dtype=torch.bool, device=chosen.device).scatter(
+            1, chosen, True
+        )
         ctx.save_for_backward(taken.sum(0).to(bias.dtype))
         return weights.view_as(weights)
 

@@ -16,7 +16,14 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.known_keys import refuse_contradictions, refuse_ideas
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
-from aftermath.model.config import ModelConfig, ModelConfigError, TensorPlan, check_divisible, sized, stored_tier
+from aftermath.model.config import (
+    ModelConfig,
+    ModelConfigError,
+    TensorPlan,
+    check_divisible,
+    sized,
+    stored_tier,
+)
 from aftermath.model.tiers import KEY, TierShape
 
 if TYPE_CHECKING:
@@ -47,7 +54,11 @@ class DeepseekShape(ScaledConfig):
     CHOICE_BIAS: ClassVar[bool] = False
     """Whether experts are chosen by their scores and a bias."""
     CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "moe_intermediate_size")
-    BASE: ClassVar[tuple[str, ...]] = ("num_hidden_layers", "first_k_dense_replace", "moe_intermediate_size")
+    BASE: ClassVar[tuple[str, ...]] = (
+        "num_hidden_layers",
+        "first_k_dense_replace",
+        "moe_intermediate_size",
+    )
 
     moe_intermediate_size: int = Field(ge=1, le=1 << 20)
     n_routed_experts: int = Field(ge=1, le=512)
@@ -63,9 +74,13 @@ class DeepseekShape(ScaledConfig):
     @model_validator(mode="after")
     def _head_is_even(self) -> Self:
         if self.qk_rope_head_dim % 2:
-            raise ValueError(f"qk_rope_head_dim {self.qk_rope_head_dim} is odd; rotary embeddings need an even one")
+            raise ValueError(
+                f"qk_rope_head_dim {self.qk_rope_head_dim} is odd; rotary embeddings need an even one"
+            )
         if self.hidden_size % self.num_attention_heads:  # transformers refuses it too
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads"
+            )
         return self
 
     @property
@@ -83,7 +98,9 @@ class DeepseekShape(ScaledConfig):
     def width(self, tier: int) -> int:
         """Return the hidden units of the widest dense layer, or the file's number without one."""
         held = max(self.shape(tier).intermediate_size)
-        return held or (self.intermediate_size if self.matformer_tiers else ModelConfig.width(self, tier))
+        return held or (
+            self.intermediate_size if self.matformer_tiers else ModelConfig.width(self, tier)
+        )
 
     def expert_width(self, tier: int) -> int:
         """Return the hidden units of the widest expert of a tier."""
@@ -94,7 +111,9 @@ class DeepseekShape(ScaledConfig):
         shape = self.shape(tier)
         return {
             "num_hidden_layers": len(shape.layers),
-            "first_k_dense_replace": sum(size > 0 for size in shape.intermediate_size) if tier else self.dense_layers,
+            "first_k_dense_replace": sum(size > 0 for size in shape.intermediate_size)
+            if tier
+            else self.dense_layers,
             "moe_intermediate_size": self.expert_width(tier),
         }
 
@@ -110,7 +129,11 @@ class DeepseekShape(ScaledConfig):
         return TensorPlan(
             {**self.HEAD_DIMS, **{f"mlp.{name}": dim for name, dim in units.items()}},
             divided,
-            inner={f"{of}.{name}": dim for of in ("experts.*", "shared_experts") for name, dim in units.items()},
+            inner={
+                f"{of}.{name}": dim
+                for of in ("experts.*", "shared_experts")
+                for name, dim in units.items()
+            },
             spread=("self_attn.shared_key", "mlp.given"),
             summed=("mlp.made",),
         )
@@ -130,7 +153,9 @@ class DeepseekShape(ScaledConfig):
         """Return the shape of each tensor of a tier-k replica. A tied output head has no tensor."""
         hidden = self.hidden_size
         kept = self.shape(tier)
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden)
+        }
         for layer in kept.layers:
             prefix = f"model.layers.{layer}."
             width, _ = kept.of_layer(layer)
@@ -145,7 +170,9 @@ class DeepseekShape(ScaledConfig):
             shapes[prefix + "mlp.gate.weight"] = (self.n_routed_experts, hidden)
             if self.CHOICE_BIAS:
                 shapes[prefix + "mlp.gate.e_score_correction_bias"] = (self.n_routed_experts,)
-            shapes.update(self._feed_forward(prefix + "mlp.shared_experts.", width * self.n_shared_experts))
+            shapes.update(
+                self._feed_forward(prefix + "mlp.shared_experts.", width * self.n_shared_experts)
+            )
             for number in range(self.n_routed_experts):
                 shapes.update(self._feed_forward(f"{prefix}mlp.experts.{number}.", width))
         shapes["model.norm.weight"] = (hidden,)
@@ -166,9 +193,15 @@ class DeepseekShape(ScaledConfig):
                 prefix + "q_b_proj.weight": (queries, rank),
             }
         return shapes | {
-            prefix + "kv_a_proj_with_mqa.weight": (self.kv_lora_rank + self.qk_rope_head_dim, hidden),
+            prefix + "kv_a_proj_with_mqa.weight": (
+                self.kv_lora_rank + self.qk_rope_head_dim,
+                hidden,
+            ),
             prefix + "kv_a_layernorm.weight": (self.kv_lora_rank,),
-            prefix + "kv_b_proj.weight": (heads * (self.qk_nope_head_dim + self.v_head_dim), self.kv_lora_rank),
+            prefix + "kv_b_proj.weight": (
+                heads * (self.qk_nope_head_dim + self.v_head_dim),
+                self.kv_lora_rank,
+            ),
             prefix + "o_proj.weight": (hidden, heads * self.v_head_dim),
         }
 
@@ -212,7 +245,9 @@ class DeepseekConfig(DeepseekShape):
     def _groups_fit(self) -> Self:
         groups, chosen = self.groups
         if self.n_routed_experts % groups:
-            raise ValueError(f"n_routed_experts {self.n_routed_experts} is not a multiple of n_group {groups}")
+            raise ValueError(
+                f"n_routed_experts {self.n_routed_experts} is not a multiple of n_group {groups}"
+            )
         if chosen > groups:
             raise ValueError(f"topk_group {chosen} is more than n_group {groups}")
         if self.num_experts_per_tok > (most := chosen * (self.n_routed_experts // groups)):
@@ -227,7 +262,9 @@ class DeepseekConfig(DeepseekShape):
         refuse_ideas(hf_config)
         refuse_contradictions(hf_config, cls.ALIASES)
         derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
-        only_these = {"moe_layer_freq": 1, **cls.ONLY} | {key: hf_config.get(of) for key, of in derived.items()}
+        only_these = {"moe_layer_freq": 1, **cls.ONLY} | {
+            key: hf_config.get(of) for key, of in derived.items()
+        }
         for key, only in only_these.items():
             if None not in (only, hf_config.get(key)) and hf_config[key] != only:
                 raise ModelConfigError(
@@ -251,10 +288,13 @@ class DeepseekConfig(DeepseekShape):
             known["moe_intermediate_size"] = size << tier
         if "q_lora_rank" not in hf_config:
             raise ModelConfigError(
-                "config.json: q_lora_rank is missing", "Say the rank of the queries, or null for none"
+                "config.json: q_lora_rank is missing",
+                "Say the rank of the queries, or null for none",
             )
         known = {key: value for key, value in known.items() if key not in POSITIONS}
-        longest = known.get("max_position_embeddings", cls.model_fields["max_position_embeddings"].default)
+        longest = known.get(
+            "max_position_embeddings", cls.model_fields["max_position_embeddings"].default
+        )
         return cls.checked(known | fields_of_positions(hf_config, longest))
 
     @property
@@ -311,7 +351,11 @@ class DeepseekV2Config(DeepseekConfig):
     @property
     def groups(self) -> tuple[int, int]:
         """Return one group unless the choice is limited to groups."""
-        return (self.n_group, self.topk_group) if self.topk_method == "group_limited_greedy" else (1, 1)
+        return (
+            (self.n_group, self.topk_group)
+            if self.topk_method == "group_limited_greedy"
+            else (1, 1)
+        )
 
     @property
     def dense_layers(self) -> int:
@@ -356,5 +400,7 @@ class DeepseekV3Config(DeepseekConfig):
         if self.n_routed_experts < 2 * self.n_group:
             raise ValueError(f"n_group {self.n_group} leaves fewer than two experts to a group")
         if self.norm_topk_prob and self.num_experts_per_tok == 1:
-            raise ValueError("num_experts_per_tok 1 leaves norm_topk_prob nothing to divide; say at least 2, or false")
+            raise ValueError(
+                "num_experts_per_tok 1 leaves norm_topk_prob nothing to divide; say at least 2, or false"
+            )
         return self

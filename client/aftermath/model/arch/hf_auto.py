@@ -34,7 +34,8 @@ class HfAuto(LanguageModel):
         wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         if wanted != {name: tuple(tensor.shape) for name, tensor in params.items()}:
             raise RuntimeError("names or shapes of the tensors do not match this network")
-        inner.load_state_dict(dict(params), strict=False, assign=True)  # a tied tensor has one name here
+        # a tied tensor has one name here
+        inner.load_state_dict(dict(params), strict=False, assign=True)
         inner.tie_weights()
         return model.requires_grad_(True)
 

@@ -27,7 +27,13 @@ from aftermath.model.arch.hf_auto_document import (
     without_choices,
 )
 from aftermath.model.arch.known_keys import SILENT, refuse_contradictions
-from aftermath.model.config import FileTensor, ModelConfig, ModelConfigError, TensorPlan, stored_tier
+from aftermath.model.config import (
+    FileTensor,
+    ModelConfig,
+    ModelConfigError,
+    TensorPlan,
+    stored_tier,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +67,9 @@ class HfAutoConfig(ModelConfig):
     def _width_is_the_documents(self) -> Self:
         found = width_of(self.document)
         if found is not None and found[1] != self.intermediate_size:
-            raise ValueError(f"intermediate_size {self.intermediate_size} is {found[1]} in the document")
+            raise ValueError(
+                f"intermediate_size {self.intermediate_size} is {found[1]} in the document"
+            )
         return self
 
     @classmethod
@@ -69,12 +77,17 @@ class HfAutoConfig(ModelConfig):
         """Return the config of a file. Raises ModelConfigError, also without transformers."""
         if (why := _UNTRAINABLE.get(str(hf_config.get("model_type")))) is not None:
             raise ModelConfigError(
-                f"config.json: model_type {hf_config['model_type']} is not supported: {why}", "Use another model"
+                f"config.json: model_type {hf_config['model_type']} is not supported: {why}",
+                "Use another model",
             )
-        said = without_choices({key: value for key, value in hf_config.items() if key not in SILENT})
+        said = without_choices(
+            {key: value for key, value in hf_config.items() if key not in SILENT}
+        )
         refuse_contradictions(said, config_of_document(canonical(said)).attribute_map)
         document, width = _whole(said, hf_config)
-        tokens = {key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        tokens = {
+            key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
         if isinstance(tokens["eos_token_id"], list):
             tokens["eos_token_id"] = tuple(tokens["eos_token_id"])
         return cls.checked(
@@ -92,7 +105,10 @@ class HfAutoConfig(ModelConfig):
         tokens = self.model_dump(include={"bos_token_id", "eos_token_id"})
         said: dict[str, Any] = json.loads(self.document_of(tier))
         if tier:
-            said |= {"matformer_tier": tier, "matformer_base_intermediate_size": self.intermediate_size}
+            said |= {
+                "matformer_tier": tier,
+                "matformer_base_intermediate_size": self.intermediate_size,
+            }
             said |= {"intermediate_size": width}  # whatever transformers calls it here
         return said | tokens | {"torch_dtype": "float32"}
 
@@ -103,7 +119,8 @@ class HfAutoConfig(ModelConfig):
         if tier and isinstance(why := cuts_of(self.document), str):
             name = shown(json.loads(self.document)["model_type"])
             raise ModelConfigError(
-                f"a model of type {name} has no tier {tier}: {why}", "Give the run one tier, or another model"
+                f"a model of type {name} has no tier {tier}: {why}",
+                "Give the run one tier, or another model",
             )
         return super().width(tier)
 
@@ -124,7 +141,9 @@ class HfAutoConfig(ModelConfig):
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Return why ranks cannot share these layers."""
         del tier
-        return "its layers are transformers' own, and each of its models computes them in another way"
+        return (
+            "its layers are transformers' own, and each of its models computes them in another way"
+        )
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Return the shapes under transformers' names."""
@@ -183,7 +202,9 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
         tier, base = stored_tier(hf_config)
     if found is None:
         if tier:
-            raise ModelConfigError("config.json: matformer_tier must be 0 here", "Name the full checkpoint")
+            raise ModelConfigError(
+                "config.json: matformer_tier must be 0 here", "Name the full checkpoint"
+            )
         return document, _of_text(document, _width_of_text)
     key, width = found
     if tier and width << tier != base:
@@ -192,7 +213,8 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
             "Export the tier again from the full checkpoint",
         )
     whole = base if tier else width
-    kept = {name: value for name, value in said.items() if name != "intermediate_size"}  # a tier's file has both
+    # a tier's file has both
+    kept = {name: value for name, value in said.items() if name != "intermediate_size"}
     return canonical(kept | {key: whole}), whole
 
 
@@ -203,7 +225,8 @@ def _of_text(document: str, asked: Callable[[Any], T]) -> T:
         return asked(made.get_text_config())
     except Exception as error:  # each model has a config of its own
         raise ModelConfigError(
-            f"config.json: transformers does not say what is wanted of it: {shown(str(error))}", "Use another model"
+            f"config.json: transformers does not say what is wanted of it: {shown(str(error))}",
+            "Use another model",
         ) from None
 
 

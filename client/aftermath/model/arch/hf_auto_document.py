@@ -35,7 +35,9 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
 """The most that a key with one of these words may say. The first line that matches counts."""
 _MOST = 1 << 20
 """The most that any other key may say."""
-_CODE = frozenset({"auto_map", "quantization_config", "compression_config", "attribute_map", "sub_configs"})
+_CODE = frozenset(
+    {"auto_map", "quantization_config", "compression_config", "attribute_map", "sub_configs"}
+)
 """Keys that make transformers import code, of the checkpoint or of a package."""
 _DOWNLOADS = frozenset({"backbone", "use_timm_backbone", "use_pretrained_backbone"})
 """Keys by which transformers fetches another model."""
@@ -66,11 +68,13 @@ def check_document(said: Any) -> None:
             )
         if (key in _DOWNLOADS and value) or (key == "model_type" and str(value).startswith("timm")):
             raise ModelConfigError(
-                f"config.json: {shown(key)} {shown(value)} is not supported", "Use a model of text alone"
+                f"config.json: {shown(key)} {shown(value)} is not supported",
+                "Use a model of text alone",
             )
         if isinstance(value, int | float) and value > (most := _most(key)):
             raise ModelConfigError(
-                f"config.json: {shown(key)} is {shown(value)}, and at most {most} here", f"Correct {shown(key)}"
+                f"config.json: {shown(key)} is {shown(value)}, and at most {most} here",
+                f"Correct {shown(key)}",
             )
 
 
@@ -125,12 +129,17 @@ def network_of(document: str) -> Any:
     """Return an untrained network of transformers. Raises ModelConfigError if it brings code."""
     transformers = _transformers("it")
     made = config_of_document(document)
-    made._experts_implementation = "eager"  # products in groups are not known in every precision on every device
+    # products in groups are not known in every precision on every device
+    made._experts_implementation = "eager"
     _forbid_hub_kernels()
     with _bounded_modules():
         network = transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
     attention = getattr(network.config, "_attn_implementation", None)
-    if not type(network).__module__.startswith("transformers.") or attention not in (None, "eager", "sdpa"):
+    if not type(network).__module__.startswith("transformers.") or attention not in (
+        None,
+        "eager",
+        "sdpa",
+    ):
         raise ModelConfigError(
             f"config.json: its network would run {type(network).__module__} with attention {shown(attention)}",
             "Use a checkpoint of plain weights without code of its own",
@@ -191,7 +200,9 @@ def canonical(said: Mapping[str, Any]) -> str:
     except (TypeError, ValueError) as error:
         raise ModelConfigError(f"config.json: {error}", "Take the file as published") from None
     if len(text) > LONGEST:
-        raise ModelConfigError(f"config.json: it is longer than {LONGEST} characters", "Take the file as published")
+        raise ModelConfigError(
+            f"config.json: it is longer than {LONGEST} characters", "Take the file as published"
+        )
     return text
 
 
@@ -201,7 +212,8 @@ def _transformers(asked_for: str) -> Any:
         import transformers
     except ImportError:
         raise ModelConfigError(
-            f"config.json: model_type {shown(asked_for)} is one that only transformers knows", _INSTALL
+            f"config.json: model_type {shown(asked_for)} is one that only transformers knows",
+            _INSTALL,
         ) from None
     return transformers
 
@@ -218,7 +230,8 @@ def config_of_document(document: str) -> Any:
     name = said.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
-            f"config.json: model_type {shown(name)} is no causal language model of transformers", "Use another model"
+            f"config.json: model_type {shown(name)} is no causal language model of transformers",
+            "Use another model",
         )
     try:
         return _transformers(name).AutoConfig.for_model(name, **said)
@@ -240,7 +253,9 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
             f"config.json: transformers cannot build it: {shown(str(error))}", "Correct it"
         ) from None
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-    empty = next((name for name, shape in shapes.items() if not shape or math.prod(shape) == 0), None)
+    empty = next(
+        (name for name, shape in shapes.items() if not shape or math.prod(shape) == 0), None
+    )
     if empty is not None:
         raise ModelConfigError(
             f"config.json: {empty} is of shape {shapes[empty]}, and only vectors, matrices and stacks of these are "
@@ -260,9 +275,13 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
     class Views(TorchDispatchMode):
         """Copies that are made for a file are views here, so that it can be seen of what."""
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             cuts.one_more()
-            return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
+            return (
+                args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
+            )
 
     network = _shapes_alone(document)
     cuts = _Bounded("its files have more tensors", _CUTS)
@@ -273,7 +292,10 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
             filed = revert_weight_conversion(network, dict(held))
         made = {
             listed: FileTensor(
-                names[part.untyped_storage()._cdata], tuple(part.shape), part.stride(), part.storage_offset()
+                names[part.untyped_storage()._cdata],
+                tuple(part.shape),
+                part.stride(),
+                part.storage_offset(),
             )
             for listed, part in filed.items()
         }
@@ -293,7 +315,11 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
             "Use another model",
         )
     whole = {name: (name, tuple(tensor.shape)) for name, tensor in held.items()}
-    return {listed: piece for listed, piece in made.items() if whole.get(listed) != (piece.name, piece.shape)}
+    return {
+        listed: piece
+        for listed, piece in made.items()
+        if whole.get(listed) != (piece.name, piece.shape)
+    }
 
 
 @lru_cache(maxsize=8)
@@ -344,7 +370,8 @@ def width_of(document: str) -> tuple[str, int] | None:
 def _width_key(model_type: str) -> str | None:
     """Return the key of the feed-forward width for this type, or None if there is none."""
     try:
-        blank = config_of_document(canonical({"model_type": model_type}))  # another keeps every key that its file has
+        # another keeps every key that its file has
+        blank = config_of_document(canonical({"model_type": model_type}))
     except ModelConfigError:
         return None
     return next((key for key in WIDTHS if key in vars(blank)), None)
@@ -375,8 +402,20 @@ def cuts_of(document: str) -> Mapping[str, Literal[0, 1]] | str:
     for name, shape in whole.items():
         if (held := part.get(name)) == shape:
             continue
-        dim = next((dim for dim in either if held == (*shape[:dim], width // 2, *shape[dim + 1 :])), None)
-        if dim is None or len(shape) > 2 or shape[dim] != width or name in apart or not _FEED_FORWARD.search(name):
+        dim = next(
+            (dim for dim in either if held == (*shape[:dim], width // 2, *shape[dim + 1 :])), None
+        )
+        if (
+            dim is None
+            or len(shape) > 2
+            or shape[dim] != width
+            or name in apart
+            or not _FEED_FORWARD.search(name)
+        ):
             return f"{key} is also the width of {name}, which cannot be cut"
         dims[name] = dim
-    return dims if dims and whole.keys() == part.keys() else f"{key} is the width of none of its tensors"
+    return (
+        dims
+        if dims and whole.keys() == part.keys()
+        else f"{key} is the width of none of its tensors"
+    )

@@ -9,21 +9,61 @@ from typing import Any
 from aftermath.base.errors import shown
 from aftermath.model.config import ModelConfigError
 
-IDEAS = ("relu_squared", "qk_norm", "logit_softcap", "value_embeddings", "x0_residual", "unet_skips")
+IDEAS = (
+    "relu_squared",
+    "qk_norm",
+    "logit_softcap",
+    "value_embeddings",
+    "x0_residual",
+    "unet_skips",
+)
 """Keys of a NanoGPT alone."""
 SILENT = frozenset(
     {
-        *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"),
+        *(
+            "_name_or_path",
+            "transformers_version",
+            "torch_dtype",
+            "dtype",
+            "architectures",
+            "use_cache",
+        ),
         *("bos_token_id", "eos_token_id", "decoder_start_token_id", "task_specific_params"),
         *("matformer_tier", "matformer_base_intermediate_size"),
     }
 )
 """Keys that change no function, whatever the model."""
 _ANYWHERE = SILENT | {
-    *("model_type", "name_or_path", "pad_token_id", "sep_token_id", "unk_token_id", "tokenizer_class"),
-    *("chunk_size_feed_forward", "id2label", "label2id", "problem_type", "finetuning_task", "is_decoder"),
-    *("is_encoder_decoder", "output_attentions", "output_hidden_states", "return_dict", "torchscript"),
-    *("matformer_base", "rope_scaling", "rope_parameters", "original_max_position_embeddings", "pretraining_tp"),
+    *(
+        "model_type",
+        "name_or_path",
+        "pad_token_id",
+        "sep_token_id",
+        "unk_token_id",
+        "tokenizer_class",
+    ),
+    *(
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "finetuning_task",
+        "is_decoder",
+    ),
+    *(
+        "is_encoder_decoder",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "torchscript",
+    ),
+    *(
+        "matformer_base",
+        "rope_scaling",
+        "rope_parameters",
+        "original_max_position_embeddings",
+        "pretraining_tp",
+    ),
 }
 _GPT2S: Mapping[str, str] = {
     "n_layer": "num_hidden_layers",
@@ -40,7 +80,9 @@ _NEAR = 0.3
 def refuse_ideas(hf_config: Mapping[str, Any]) -> None:
     """Raises ModelConfigError for what only a NanoGPT has."""
     if other := next((key for key in IDEAS if hf_config.get(key)), None):
-        raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
+        raise ModelConfigError(
+            f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it'
+        )
 
 
 # transformers silently prefers one of two names of a key. Here both must agree.
@@ -56,7 +98,9 @@ def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, st
 
 # transformers ignores keys that it does not read, so they pass. No other program defines the keys
 # of a NanoGPT: unknown ones are refused, with the closest known key.
-def refuse_strange(hf_config: Mapping[str, Any], options: Collection[str], others: Collection[str]) -> None:
+def refuse_strange(
+    hf_config: Mapping[str, Any], options: Collection[str], others: Collection[str]
+) -> None:
     """Raise ModelConfigError for a key outside of `options` and `others`."""
     for key, value in hf_config.items():
         if key in options or key in others or key in _ANYWHERE:

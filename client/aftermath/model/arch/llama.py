@@ -34,15 +34,22 @@ class LlamaDecoder(nn.Module):
         super().__init__()
         self.config = config
         kept = config.shape(tier)
-        blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]; torch's own init imports its compiler
+        # [V, D]; torch's own init imports its compiler
+        blank = torch.empty(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
-        self.layers = nn.ModuleDict({str(layer): LlamaLayer(config, *kept.of_layer(layer)) for layer in kept.layers})
+        self.layers = nn.ModuleDict(
+            {str(layer): LlamaLayer(config, *kept.of_layer(layer)) for layer in kept.layers}
+        )
         self.norm = _norm(config)
         self._rotation = Rotation(partial(scaled_rotary, config, config.head_dim))
 
-    def forward(self, input_ids: Tensor, through: Through, cache: TextCache | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, through: Through, cache: TextCache | None = None
+    ) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
+        rotation = self._rotation.after(
+            cache.length if cache else 0, input_ids.shape[1], hidden.device
+        )
         for name, layer in self.layers.items():
             hidden = through(layer, hidden, rotation, cache and cache.of_layer(name))
         out: Tensor = self.norm(hidden)
@@ -59,7 +66,9 @@ class LlamaLayer(nn.Module):
         self.post_attention_layernorm = _norm(config)
         self.mlp = SwiGLU(config.hidden_size, width, bias=config.mlp_bias)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None
+    ) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
@@ -83,25 +92,33 @@ class GroupedAttention(nn.Module):
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None
+    ) -> Tensor:
         query = self._heads(self.q_proj(hidden))
         key = self._heads(self.k_proj(hidden))
         if self.normed:
-            query, key = self.q_norm(query.float()), self.k_norm(key.float())  # a norm wants one type, its weight's
+            # a norm wants one type, its weight's
+            query, key = self.q_norm(query.float()), self.k_norm(key.float())
         query, key = rotate(query, rotation), rotate(key, rotation)  # [B, H, T, K], [B, G, T, K]
         value = self._heads(self.v_proj(hidden))  # [B, G, T, K]
         if cache is not None:
             key, value = cache.joined(key, value)
         shared = query.shape[1] // key.shape[1]
-        if query.device.type == "cpu" and shared > 1:  # nothing is spared there, and runs so far had these bits
-            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)  # [B, H, T, K]
-        mixed = attention(query, key, value, enable_gqa=query.shape[1] != key.shape[1])  # [B, H, T, K]
+        if (
+            query.device.type == "cpu" and shared > 1
+        ):  # nothing is spared there, and runs so far had these bits
+            # [B, H, T, K]
+            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+        # [B, H, T, K]
+        mixed = attention(query, key, value, enable_gqa=query.shape[1] != key.shape[1])
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
         return out
 
     def _heads(self, projected: Tensor) -> Tensor:
         batch, length, _ = projected.shape
-        return projected.view(batch, length, -1, self.head_dim).transpose(1, 2)  # [B, T, n K] -> [B, n, T, K]
+        # [B, T, n K] -> [B, n, T, K]
+        return projected.view(batch, length, -1, self.head_dim).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):

@@ -79,10 +79,15 @@ class LlamaConfig(ScaledConfig):
         name = str(hf_config.get("model_type") or cls.MODEL_TYPE)
         family = _FAMILIES[name]
         _refuse_windows(hf_config, family)
-        unsaid = {"head_dim": family.head_dim} if family.head_dim and hf_config.get("head_dim") is None else {}
+        unsaid = (
+            {"head_dim": family.head_dim}
+            if family.head_dim and hf_config.get("head_dim") is None
+            else {}
+        )
         known = cls.known({**hf_config, **unsaid})
         known = {key: value for key, value in known.items() if key not in _OWN | POSITIONS}
-        kv_heads = None if "num_key_value_heads" in hf_config else family.kv_heads  # null: as many as query heads
+        # null: as many as query heads
+        kv_heads = None if "num_key_value_heads" in hf_config else family.kv_heads
         known.setdefault("num_key_value_heads", kv_heads or known.get("num_attention_heads"))
         known.setdefault("max_position_embeddings", family.longest)
         if not family.tokens:
@@ -92,7 +97,9 @@ class LlamaConfig(ScaledConfig):
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Return a `config.json` that any Hugging Face client loads."""
-        said = {key: value for key, value in self.common_hf(tier).items() if key not in _OWN | POSITIONS}
+        said = {
+            key: value for key, value in self.common_hf(tier).items() if key not in _OWN | POSITIONS
+        }
         said |= {"model_type": self.family, "architectures": [_FAMILIES[self.family].architecture]}
         said |= {"hidden_act": "silu"}
         if self.family in ("llama", "qwen3"):
@@ -127,7 +134,9 @@ class LlamaConfig(ScaledConfig):
         """Return the shape of each tensor of a tier-k replica. A tied output head has no tensor."""
         hidden = self.hidden_size
         kept = self.shape(tier)
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden)
+        }
         for layer in kept.layers:
             prefix = f"model.layers.{layer}."
             ffn, heads = kept.of_layer(layer)
@@ -144,11 +153,23 @@ class LlamaConfig(ScaledConfig):
                 prefix + "mlp.up_proj.weight": (ffn, hidden),
                 prefix + "mlp.down_proj.weight": (hidden, ffn),
             }
-            biased = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
-            shapes |= {f"{prefix}{name}.bias": (size,) for name, size in biased.items() if self.attention_bias}
+            biased = {
+                "self_attn.q_proj": queries,
+                "self_attn.k_proj": keys,
+                "self_attn.v_proj": keys,
+            }
+            shapes |= {
+                f"{prefix}{name}.bias": (size,)
+                for name, size in biased.items()
+                if self.attention_bias
+            }
             shapes |= {f"{prefix}self_attn.o_proj.bias": (hidden,)} if self.output_bias else {}
             widths = {"gate_proj": ffn, "up_proj": ffn, "down_proj": hidden}
-            shapes |= {f"{prefix}mlp.{name}.bias": (size,) for name, size in widths.items() if self.mlp_bias}
+            shapes |= {
+                f"{prefix}mlp.{name}.bias": (size,)
+                for name, size in widths.items()
+                if self.mlp_bias
+            }
             normed = ("q_norm", "k_norm") if self.head_norm else ()
             shapes |= {f"{prefix}self_attn.{name}.weight": (self.head_dim,) for name in normed}
         shapes["model.norm.weight"] = (hidden,)
@@ -170,7 +191,9 @@ def _biases(hf_config: Mapping[str, Any], family: str) -> dict[str, Any]:
 def _flag(hf_config: Mapping[str, Any], key: str) -> bool:
     value = hf_config.get(key)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
-        raise ModelConfigError(f"config.json: {key} {shown(value)} is not supported", f"{key} is true or false")
+        raise ModelConfigError(
+            f"config.json: {key} {shown(value)} is not supported", f"{key} is true or false"
+        )
     return bool(value)
 
 

@@ -43,30 +43,42 @@ class NanoGPTDecoder(nn.Module):
         self.embed_tokens = _table(config.vocab_size, config.hidden_size)
         if tables := config.value_tables(tier):
             self.value_embeds = nn.ModuleDict(
-                {str(table): _table(config.vocab_size, heads * config.head_dim) for table, heads in tables.items()}
+                {
+                    str(table): _table(config.vocab_size, heads * config.head_dim)
+                    for table, heads in tables.items()
+                }
             )
         if config.has_skips(tier):
             self.skip_lambdas = nn.Parameter(torch.empty(config.skips))
         self.layers = nn.ModuleDict(
-            {str(number): NanoGPTLayer(config, *kept.of_layer(number), number) for number in kept.layers}
+            {
+                str(number): NanoGPTLayer(config, *kept.of_layer(number), number)
+                for number in kept.layers
+            }
         )
 
         self._rotation = Rotation(partial(rotary, config.head_dim, config.rope_theta))
 
-    def forward(self, input_ids: Tensor, through: Through, cache: TextCache | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, through: Through, cache: TextCache | None = None
+    ) -> Tensor:
         config = self.config
         hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
-        rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
+        rotation = self._rotation.after(
+            cache.length if cache else 0, input_ids.shape[1], hidden.device
+        )
         # what the first layers ended with
         layers = config.num_hidden_layers
         skips = list[Tensor]()
         for name, layer in self.layers.items():
             number = int(name)
-            skips += [hidden] * (min(number, config.skips) - len(skips))  # of layers that are left out, between
+            # of layers that are left out, between
+            skips += [hidden] * (min(number, config.skips) - len(skips))
             if number >= layers - config.skips:
                 hidden = hidden + self.skip_lambdas[number - layers] * skips[layers - 1 - number]
             table = config.value_table(number)
-            added = None if table is None else self.value_embeds[str(table)](input_ids)  # [B, T, H K] or wider
+            # [B, T, H K] or wider
+            added = None if table is None else self.value_embeds[str(table)](input_ids)
             hidden = through(layer, hidden, start, added, rotation, cache and cache.of_layer(name))
             if number < config.skips:
                 skips.append(hidden)
@@ -116,7 +128,11 @@ class NanoGPTAttention(nn.Module):
             self.value_lambda = nn.Parameter(torch.empty(1))
 
     def forward(
-        self, hidden: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor], cache: LayerCache | None
+        self,
+        hidden: Tensor,
+        added: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        cache: LayerCache | None,
     ) -> Tensor:
         # [B, H, T, K]
         query = self._heads(self.q_proj(hidden))
@@ -138,7 +154,8 @@ class NanoGPTAttention(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         batch, length, _ = projected.shape
-        return projected.view(batch, length, -1, self.config.head_dim).transpose(1, 2)  # [B, T, H K] -> [B, H, T, K]
+        # [B, T, H K] -> [B, H, T, K]
+        return projected.view(batch, length, -1, self.config.head_dim).transpose(1, 2)
 
 
 class NanoGPTFeedForward(nn.Module):
@@ -154,7 +171,9 @@ class NanoGPTFeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         up = self.up_proj(hidden)  # [B, T, F]
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * up if self._gated else F.relu(up).square())
+        out: Tensor = self.down_proj(
+            F.silu(self.gate_proj(hidden)) * up if self._gated else F.relu(up).square()
+        )
         return out
 
 

@@ -61,7 +61,8 @@ class NanoGPTConfig(TransformerConfig):
         for key in hf_config:
             if key in IDEAS and hf_config[key] is None:
                 raise ModelConfigError(
-                    f"config.json: {key} None says nothing here", f"Say what {key} is, or leave it out"
+                    f"config.json: {key} None says nothing here",
+                    f"Say what {key} is, or leave it out",
                 )
             if key.startswith("use_") and key not in JUDGED and hf_config[key]:
                 raise ModelConfigError(
@@ -76,13 +77,19 @@ class NanoGPTConfig(TransformerConfig):
         # Other NanoGPTs give `use_...` keys another meaning, so a set one is refused above. So is
         # any unknown key (`known_keys`).
         passed = {key for key in hf_config if key.startswith("use_")}  # each of them says no
-        refuse_strange(hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"})
+        refuse_strange(
+            hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"}
+        )
         if (kind := rope_table(hf_config, 1)["rope_type"]) != "default":
             raise ModelConfigError(
-                f"config.json: positions of type {shown(kind)} are not supported", "A NanoGPT has plain positions"
+                f"config.json: positions of type {shown(kind)} are not supported",
+                "A NanoGPT has plain positions",
             )
         known = cls.known(hf_config)
-        if (heads := hf_config.get("num_key_value_heads")) not in (None, known.get("num_attention_heads")):
+        if (heads := hf_config.get("num_key_value_heads")) not in (
+            None,
+            known.get("num_attention_heads"),
+        ):
             raise ModelConfigError(
                 f"config.json: num_key_value_heads {shown(heads)} is not num_attention_heads",
                 "Leave it out: a NanoGPT has as many keys as queries",
@@ -131,7 +138,9 @@ class NanoGPTConfig(TransformerConfig):
         """Return the shape of each tensor of a tier, which depends on the options."""
         hidden = self.hidden_size
         kept = self.shape(tier)
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden)
+        }
         for table, heads in self.value_tables(tier).items():
             shapes[f"model.value_embeds.{table}.weight"] = (self.vocab_size, heads * self.head_dim)
         if self.has_skips(tier):
@@ -148,7 +157,10 @@ class NanoGPTConfig(TransformerConfig):
                 shapes[prefix + "self_attn.value_lambda"] = (1,)
             if not self.relu_squared:
                 shapes[prefix + "mlp.gate_proj.weight"] = (ffn, hidden)
-            shapes |= {prefix + "mlp.up_proj.weight": (ffn, hidden), prefix + "mlp.down_proj.weight": (hidden, ffn)}
+            shapes |= {
+                prefix + "mlp.up_proj.weight": (ffn, hidden),
+                prefix + "mlp.down_proj.weight": (hidden, ffn),
+            }
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
         return shapes

@@ -64,10 +64,15 @@ def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     Raises ModelConfigError for two tables that contradict each other, and for what is not computed
     here.
     """
-    found = [_plain(hf_config, key, longest) for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)]
+    found = [
+        _plain(hf_config, key, longest)
+        for key in ("rope_scaling", "rope_parameters")
+        if hf_config.get(key)
+    ]
     if len(found) == 2 and found[0] != found[1]:
         raise ModelConfigError(
-            "config.json: rope_parameters and rope_scaling contradict each other", "Leave one of the two tables"
+            "config.json: rope_parameters and rope_scaling contradict each other",
+            "Leave one of the two tables",
         )
     if found:
         return found[0]
@@ -84,7 +89,11 @@ def rope_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The table of a config's fields, as transformers reads it."""
     kind = str(fields["rope_type"])
     keys = (*_NEEDS[kind], *_MAY.get(kind, ()))
-    said = {key: fields[ROPE_FIELDS[key]] for key in keys if key in _NEEDS[kind] or fields[ROPE_FIELDS[key]]}
+    said = {
+        key: fields[ROPE_FIELDS[key]]
+        for key in keys
+        if key in _NEEDS[kind] or fields[ROPE_FIELDS[key]]
+    }
     if kind == "yarn":
         said["truncate"] = fields["rope_truncate"]
     return {"rope_type": kind, "rope_theta": fields["rope_theta"]} | said
@@ -93,8 +102,12 @@ def rope_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, Any]:
     """One table without what says nothing."""
     table = hf_config[key]
-    if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
-        raise ModelConfigError(f"config.json: {key} is not one table of numbers", "Say its rope_theta alone")
+    if not isinstance(table, Mapping) or any(
+        isinstance(value, Mapping) for value in table.values()
+    ):
+        raise ModelConfigError(
+            f"config.json: {key} is not one table of numbers", "Say its rope_theta alone"
+        )
     said = {name: value for name, value in table.items() if value is not None and name != "type"}
     kind = said.setdefault("rope_type", table.get("type", "default"))
     if not isinstance(kind, str) or kind not in _NEEDS:
@@ -118,7 +131,9 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
     needed = _NEEDS[kind]
     for name in needed:
         if said.get(name) is None:
-            raise ModelConfigError(f"config.json: {key} of type {kind} has no {name}", "Take the file as published")
+            raise ModelConfigError(
+                f"config.json: {key} of type {kind} has no {name}", "Take the file as published"
+            )
     kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
     found = {name: value for name, value in said.items() if name in kept}
     for name, value in found.items():
@@ -129,7 +144,9 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
 def _require_number(key: str, name: str, value: object) -> None:
     """Raises ModelConfigError, with what is expected, for what a table may not say."""
     if name == "truncate" and not isinstance(value, bool):
-        raise ModelConfigError(f"config.json: {key}.{name} {shown(value)} is not supported", "Say true or false")
+        raise ModelConfigError(
+            f"config.json: {key}.{name} {shown(value)} is not supported", "Say true or false"
+        )
     if name not in _BOUNDS:
         return
     (low, touched, high) = _BOUNDS[name]
@@ -146,4 +163,6 @@ def _require_number(key: str, name: str, value: object) -> None:
 def _number(key: str, value: object) -> object:
     """Whole numbers where reals are meant are reals; all else is for the field to judge."""
     real = key not in (_LENGTH, "truncate", "rope_type", "rope_theta")
-    return float(value) if real and isinstance(value, int) and not isinstance(value, bool) else value
+    return (
+        float(value) if real and isinstance(value, int) and not isinstance(value, bool) else value
+    )

@@ -78,7 +78,9 @@ def rotary(head_dim: int, theta: float, length: int, device: torch.device) -> tu
     return _angles(1.0 / _powers(head_dim, theta, device), length)
 
 
-def scaled_rotary(rope: Rope, head_dim: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def scaled_rotary(
+    rope: Rope, head_dim: int, length: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine [T, K] of positions as a config has them."""
     theta = rope.rope_theta
     factor = rope.rope_factor

@@ -59,7 +59,11 @@ class TransformerConfig(ModelConfig):
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
     """What `hidden_act` may say."""
-    BASE: ClassVar[tuple[str, ...]] = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    BASE: ClassVar[tuple[str, ...]] = (
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
     """Keys with the tier's value in a tier's file; `matformer_base` has the full model's."""
 
     hidden_size: int = sized("hidden_size")
@@ -90,7 +94,12 @@ class TransformerConfig(ModelConfig):
             known["rope_theta"] = theta
         heads = known.get("num_attention_heads")
         hidden = known.get("hidden_size")
-        if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        if (
+            "head_dim" not in known
+            and isinstance(heads, int)
+            and isinstance(hidden, int)
+            and heads > 0
+        ):
             if hidden % heads:
                 raise ModelConfigError(
                     f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads",
@@ -151,7 +160,9 @@ class TransformerConfig(ModelConfig):
     @property
     def heads_differ(self) -> bool:
         """Whether a tier has fewer heads than the full model in a layer that it keeps."""
-        return any(set(tier.num_key_value_heads) - {0, self.key_heads} for tier in self.matformer_tiers)
+        return any(
+            set(tier.num_key_value_heads) - {0, self.key_heads} for tier in self.matformer_tiers
+        )
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
         """Return the dimension of hidden units, or of heads where tiers differ in heads."""
@@ -164,7 +175,10 @@ class TransformerConfig(ModelConfig):
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Whole heads, and hidden units."""
         held = self.shape(tier)  # query heads are a multiple of the key heads
-        divided = {"key/value heads": held.num_key_value_heads, "hidden units": held.intermediate_size}
+        divided = {
+            "key/value heads": held.num_key_value_heads,
+            "hidden units": held.intermediate_size,
+        }
         return TensorPlan({**self.HEAD_DIMS, **self.ELASTIC_DIMS}, divided, self.PARTIAL)
 
     def stored_name(self, name: str, tier: int) -> str:
@@ -185,11 +199,16 @@ class TransformerConfig(ModelConfig):
     def agreed(self, hf_config: Mapping[str, Any]) -> Self:
         """Return this config if a tier's file agrees with it. Raises ModelConfigError."""
         tier, _ = stored_tier(hf_config)
-        held = self._sizes(tier) | {"intermediate_size": self.width(tier)} if self.matformer_tiers else {}
+        held = (
+            self._sizes(tier) | {"intermediate_size": self.width(tier)}
+            if self.matformer_tiers
+            else {}
+        )
         for key, size in held.items():
             if hf_config.get(key, size) != size:
                 raise ModelConfigError(
-                    f"config.json: {key} is {shown(hf_config[key])}, and {size} by {KEY}", "Export the tier again"
+                    f"config.json: {key} is {shown(hf_config[key])}, and {size} by {KEY}",
+                    "Export the tier again",
                 )
         return self
 
@@ -230,7 +249,9 @@ def _base(hf_config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]
         return {}
     base = hf_config.get(_BASE)
     if not isinstance(base, dict) or any(key not in keys for key in base):
-        raise ModelConfigError(f"config.json: {_BASE} must name {', '.join(keys)}", "Export the tier again")
+        raise ModelConfigError(
+            f"config.json: {_BASE} must name {', '.join(keys)}", "Export the tier again"
+        )
     return dict(base)
 
 
@@ -291,8 +312,13 @@ class ScaledConfig(TransformerConfig):
     def _positions_fit(self) -> Self:
         if self.rope_type in ("dynamic", "llama3", "yarn") and not self.rope_original_length:
             raise ValueError("rope_parameters: original_max_position_embeddings must be at least 1")
-        if self.rope_type == "llama3" and not 0 < self.rope_low_freq_factor < self.rope_high_freq_factor:
-            raise ValueError("rope_parameters: low_freq_factor must be above 0 and below high_freq_factor")
+        if (
+            self.rope_type == "llama3"
+            and not 0 < self.rope_low_freq_factor < self.rope_high_freq_factor
+        ):
+            raise ValueError(
+                "rope_parameters: low_freq_factor must be above 0 and below high_freq_factor"
+            )
         if self.rope_type == "dynamic" and self.head_dim < 4:
             raise ValueError(f"head_dim {self.head_dim} is too small for dynamic positions")
         if self.rope_type == "yarn" and self.rope_theta <= 1:
@@ -307,7 +333,11 @@ class ScaledConfig(TransformerConfig):
 
     def positions(self) -> dict[str, Any]:
         """The table as a file has it, unless it is the plain one."""
-        return {} if self.rope_type == "default" else {"rope_parameters": rope_parameters(self.model_dump())}
+        return (
+            {}
+            if self.rope_type == "default"
+            else {"rope_parameters": rope_parameters(self.model_dump())}
+        )
 
 
 def fields_of_positions(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
@@ -316,6 +346,8 @@ def fields_of_positions(hf_config: Mapping[str, Any], longest: int) -> dict[str,
     Raises ModelConfigError.
     """
     table = rope_table(hf_config, longest)
-    if table["rope_type"] == "dynamic":  # transformers goes by the longest text, whatever the table says
+    if (
+        table["rope_type"] == "dynamic"
+    ):  # transformers goes by the longest text, whatever the table says
         table = table | {"original_max_position_embeddings": longest}
     return rope_fields(table)

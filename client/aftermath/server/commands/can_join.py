@@ -9,7 +9,8 @@ from aftermath.server.commands.options import ServerOptions, trusted
 
 
 @command(
-    "can-join", example="aftermath-centralized can-join --run-id demo --server-addr 192.168.1.5:20000 -i secret.key"
+    "can-join",
+    example="aftermath-centralized can-join --run-id demo --server-addr 192.168.1.5:20000 -i secret.key",
 )
 async def can_join(
     server: ServerOptions,
@@ -32,7 +33,9 @@ async def can_join(
     from aftermath.server.connection import ServerRefused
 
     wallet = identity_of(server.identity_secret_key_path)
-    subject = Subject(device=device, tier=matformer_tier, files=files, wallet=wallet.pubkey, run_id=run_id)
+    subject = Subject(
+        device=device, tier=matformer_tier, files=files, wallet=wallet.pubkey, run_id=run_id
+    )
     try:
         async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
             subject.chain = chain

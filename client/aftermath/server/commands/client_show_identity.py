@@ -20,10 +20,14 @@ from aftermath.server.commands.options import Identity
 def client_show_identity(
     identity_secret_key_path: Identity = None,
     run_id: Annotated[
-        str | None, shared("--run-id", text="Also show the key that peers see in this run.", check=checked_run_id)
+        str | None,
+        shared(
+            "--run-id", text="Also show the key that peers see in this run.", check=checked_run_id
+        ),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="First make the secret key's file, readable by you only.")
+        bool,
+        typer.Option("--create", help="First make the secret key's file, readable by you only."),
     ] = False,
 ) -> Result:
     """Show the public key by which a server knows a member.
@@ -33,7 +37,12 @@ def client_show_identity(
     """
     import os
 
-    from aftermath.chain.wallet import IDENTITY_VARIABLE, create_identity, identity_public, identity_secret
+    from aftermath.chain.wallet import (
+        IDENTITY_VARIABLE,
+        create_identity,
+        identity_public,
+        identity_secret,
+    )
     from aftermath.server.client_backend import identity_of
 
     if create and identity_secret_key_path is None:

@@ -45,7 +45,8 @@ def client_train(
     server: ServerOptions,
     settings: TrainSettings,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Events as JSON lines (--logs json), and an error as JSON.")
+        bool,
+        typer.Option("--json", help="Events as JSON lines (--logs json), and an error as JSON."),
     ] = False,
 ) -> NoReturn:
     """Join the run of a server and train until it ends.
@@ -58,6 +59,8 @@ def client_train(
     from aftermath.train.session import run_member
 
     def train(chosen: TrainSettings) -> None:
-        run_member(chosen, reaching(server.server_addr, trusted(server), server.identity_secret_key_path))
+        run_member(
+            chosen, reaching(server.server_addr, trusted(server), server.identity_secret_key_path)
+        )
 
     take_part(settings, train, as_json=json_output)

@@ -14,7 +14,10 @@ from aftermath.rules.limits import MAX_LEVELS
 from aftermath.server.commands.options import ServerOptions, trusted
 
 
-@command("doctor", example="aftermath-centralized doctor --run-id demo --server-addr 192.168.1.5:20000 -i secret.key")
+@command(
+    "doctor",
+    example="aftermath-centralized doctor --run-id demo --server-addr 192.168.1.5:20000 -i secret.key",
+)
 async def doctor(
     server: ServerOptions,
     run_id: RunId,
@@ -22,7 +25,10 @@ async def doctor(
     matformer_tier: Annotated[
         int | None,
         shared(
-            "--matformer-tier", text="The tier that must fit; else the one that does.", least=0, most=MAX_LEVELS - 1
+            "--matformer-tier",
+            text="The tier that must fit; else the one that does.",
+            least=0,
+            most=MAX_LEVELS - 1,
         ),
     ] = None,
     device: Device = "auto",

@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
 SERVER = "Server"
 
-State = Annotated[Path, typer.Option("--state", help="The run's state.toml: a run's config file, and its run_id.")]
+State = Annotated[
+    Path, typer.Option("--state", help="The run's state.toml: a run's config file, and its run_id.")
+]
 DataConfig = Annotated[
     Path | None,
-    typer.Option(help="A data.toml: serve these tokens next to the run, at the address that the state file names."),
+    typer.Option(
+        help="A data.toml: serve these tokens next to the run, at the address that the state file names."
+    ),
 ]
 MaybeRunId = Annotated[
-    str | None, shared("--run-id", text="The run's name, if the state file does not say it.", check=checked_run_id)
+    str | None,
+    shared(
+        "--run-id", text="The run's name, if the state file does not say it.", check=checked_run_id
+    ),
 ]
 Identity = Annotated[
     Path | None,
@@ -37,15 +44,24 @@ Identity = Annotated[
 class ServerOptions:
     """Where the server is, and how it is known."""
 
-    server_addr: Annotated[str, shared("--server-addr", text="The server, HOST:PORT.", panel=SERVER)]
+    server_addr: Annotated[
+        str, shared("--server-addr", text="The server, HOST:PORT.", panel=SERVER)
+    ]
     identity_secret_key_path: Identity = None
     tls: Annotated[
         bool,
-        typer.Option("--tls", help="The server has a certificate that this machine trusts.", rich_help_panel=SERVER),
+        typer.Option(
+            "--tls",
+            help="The server has a certificate that this machine trusts.",
+            rich_help_panel=SERVER,
+        ),
     ] = False
     tls_ca: Annotated[
         Path | None,
-        typer.Option(help="The server has this certificate, or one that it signed (PEM).", rich_help_panel=SERVER),
+        typer.Option(
+            help="The server has this certificate, or one that it signed (PEM).",
+            rich_help_panel=SERVER,
+        ),
     ] = None
 
 

@@ -21,28 +21,45 @@ class Listening:
     """Where the server listens, and who may come in."""
 
     server_port: Annotated[
-        int, typer.Option("--server-port", "-s", min=0, max=65535, help="TCP port for members; 0 picks a free one.")
+        int,
+        typer.Option(
+            "--server-port",
+            "-s",
+            min=0,
+            max=65535,
+            help="TCP port for members; 0 picks a free one.",
+        ),
     ] = 0
-    host: Annotated[str, typer.Option(help="Address to listen at; 127.0.0.1 lets only this machine in.")] = "0.0.0.0"
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 127.0.0.1 lets only this machine in.")
+    ] = "0.0.0.0"
     allow: Annotated[
         Path | None,
         typer.Option(
-            help="File of the identities that may join, one a line; without it, all.", rich_help_panel=MEMBERS
+            help="File of the identities that may join, one a line; without it, all.",
+            rich_help_panel=MEMBERS,
         ),
     ] = None
     tls_certificate: Annotated[
-        Path | None, typer.Option(help="Serve with TLS and this certificate (PEM).", rich_help_panel=MEMBERS)
+        Path | None,
+        typer.Option(help="Serve with TLS and this certificate (PEM).", rich_help_panel=MEMBERS),
     ] = None
     tls_key: Annotated[
-        Path | None, typer.Option(help="The certificate's private key (PEM).", rich_help_panel=MEMBERS)
+        Path | None,
+        typer.Option(help="The certificate's private key (PEM).", rich_help_panel=MEMBERS),
     ] = None
     withdraw_on_disconnect: Annotated[
         Switch,
-        typer.Option(help="Withdraw members that are gone for some seconds.", rich_help_panel=MEMBERS),
+        typer.Option(
+            help="Withdraw members that are gone for some seconds.", rich_help_panel=MEMBERS
+        ),
     ] = "true"
 
 
-@command("server run", example="aftermath-centralized server run --state state.toml -s 20000 --save-state-dir state")
+@command(
+    "server run",
+    example="aftermath-centralized server run --state state.toml -s 20000 --save-state-dir state",
+)
 async def server_run(
     state: State,
     run_id: MaybeRunId = None,
@@ -50,12 +67,20 @@ async def server_run(
     listening: Listening,
     data_config: DataConfig = None,
     save_state_dir: Annotated[
-        Path | None, typer.Option(help="Directory that keeps the run and its owner's key; without it, nothing is kept.")
+        Path | None,
+        typer.Option(
+            help="Directory that keeps the run and its owner's key; without it, nothing is kept."
+        ),
     ] = None,
     init_warmup_time: Annotated[
-        int | None, typer.Option(min=1, help="Seconds of the warm-up, instead of warmup_time in the state file.")
+        int | None,
+        typer.Option(
+            min=1, help="Seconds of the warm-up, instead of warmup_time in the state file."
+        ),
     ] = None,
-    tui: Annotated[Switch, typer.Option(help="Show the run on a screen of tabs, if there is a terminal.")] = "true",
+    tui: Annotated[
+        Switch, typer.Option(help="Show the run on a screen of tabs, if there is a terminal.")
+    ] = "true",
 ) -> Result:
     """Keep a run, and serve it to its members.
 
@@ -83,7 +108,9 @@ async def server_run(
         withdraw=listening.withdraw_on_disconnect == "true",
     )
     if directory is None:
-        note("warning: nothing is kept. When this server stops, the run is lost: pass --save-state-dir DIR to keep it")
+        note(
+            "warning: nothing is kept. When this server stops, the run is lost: pass --save-state-dir DIR to keep it"
+        )
     wallet = owner_wallet(directory)
     async with serving(served, listening.host), opened(config) as server:
         async with inside(server.node, wallet) as chain:

@@ -11,7 +11,9 @@ from aftermath.server.commands.options import DataConfig, MaybeRunId, State
     "server validate-config",
     example="aftermath-centralized server validate-config --state state.toml --data-config data.toml",
 )
-def server_validate_config(state: State, data_config: DataConfig = None, run_id: MaybeRunId = None) -> Result:
+def server_validate_config(
+    state: State, data_config: DataConfig = None, run_id: MaybeRunId = None
+) -> Result:
     """Check the files of a server without starting it.
 
     The run's rules, its model and how that is cut into tiers; with --data-config the data, and that

@@ -8,7 +8,10 @@ from aftermath.cli.present import Result
 from aftermath.server.commands.options import ServerOptions, trusted
 
 
-@command("show-run", example="aftermath-centralized show-run --run-id demo --server-addr 192.168.1.5:20000")
+@command(
+    "show-run",
+    example="aftermath-centralized show-run --run-id demo --server-addr 192.168.1.5:20000",
+)
 async def show_run(server: ServerOptions, run_id: RunId) -> Result:
     """Show the state of a server's run: its progress, members, what it waits for and until when.
 
@@ -19,5 +22,7 @@ async def show_run(server: ServerOptions, run_id: RunId) -> Result:
     from aftermath.cli.run_view import shown
     from aftermath.server.client_backend import visiting
 
-    async with visiting(server.server_addr, trusted(server), server.identity_secret_key_path, run_id) as coordinator:
+    async with visiting(
+        server.server_addr, trusted(server), server.identity_secret_key_path, run_id
+    ) as coordinator:
         return await shown(coordinator, run_id)

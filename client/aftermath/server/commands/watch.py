@@ -8,7 +8,9 @@ from aftermath.cli.present import Result
 from aftermath.server.commands.options import ServerOptions, trusted
 
 
-@command("watch", example="aftermath-centralized watch --run-id demo --server-addr 192.168.1.5:20000")
+@command(
+    "watch", example="aftermath-centralized watch --run-id demo --server-addr 192.168.1.5:20000"
+)
 async def watch(server: ServerOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
     """Follow where the run of a server stands, until it is finished, or until Ctrl-C.
 
@@ -20,5 +22,7 @@ async def watch(server: ServerOptions, run_id: RunId, json_output: JsonLines = F
     from aftermath.server.client_backend import visiting
 
     where = ("Network", {"server": server.server_addr})
-    async with visiting(server.server_addr, trusted(server), server.identity_secret_key_path, run_id) as coordinator:
+    async with visiting(
+        server.server_addr, trusted(server), server.identity_secret_key_path, run_id
+    ) as coordinator:
         return await followed(coordinator, run_id, where, as_json=json_output)

@@ -53,7 +53,9 @@ class ToldScreen(Tabbed):
     async def _listen(self) -> None:
         reader = asyncio.StreamReader(limit=_LONGEST)
         loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self.told, "rb"))
+        await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self.told, "rb")
+        )
         while line := await reader.readline():
             message = message_of(line)
             if isinstance(message, End):
@@ -109,7 +111,8 @@ def main() -> None:
         print(app.last_words, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(app.return_code or 0)  # nothing of it is wanted any more, least of all the time that tidying up takes
+    # nothing of it is wanted any more, least of all the time that tidying up takes
+    os._exit(app.return_code or 0)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ class Alert:
 
     def words(self, now: float) -> str:
         """Return when it was raised, how often, and its message."""
-        when = f"{span(max(now - self.at, 0))} ago" + (f", {self.times} times" if self.times > 1 else "")
+        when = f"{span(max(now - self.at, 0))} ago" + (
+            f", {self.times} times" if self.times > 1 else ""
+        )
         return f"{when}: {self.message}"
 
 
@@ -55,13 +57,19 @@ class Alerts:
             fatal = isinstance(event, event_types.Error)
             before = self._alerts.pop(message, None)
             until = event.until if isinstance(event, event_types.Warning) else None
-            self._alerts[message] = Alert(message, event.t, until, before.times + 1 if before else 1, fatal)
+            self._alerts[message] = Alert(
+                message, event.t, until, before.times + 1 if before else 1, fatal
+            )
             for outdated in list(self._alerts)[:-_MOST]:
                 del self._alerts[outdated]
 
     def now(self, now: float) -> list[Alert]:
         """Return the current warnings, the newest first."""
-        fresh = (said for said in self._alerts.values() if said.until or said.fatal or now - said.at <= STALE)
+        fresh = (
+            said
+            for said in self._alerts.values()
+            if said.until or said.fatal or now - said.at <= STALE
+        )
         return sorted(fresh, key=lambda said: -said.at)
 
 
@@ -178,7 +186,9 @@ class Board:
                 counts.trouble = f"member {event.seat}, round {event.height}: {event.why}"
             case event_types.PeerRefused():
                 counts.refused += 1
-                counts.trouble = event.why if event.seat is None else f"member {event.seat}: {event.why}"
+                counts.trouble = (
+                    event.why if event.seat is None else f"member {event.seat}: {event.why}"
+                )
             case event_types.Leaving():
                 self.leaving = True
 

@@ -77,7 +77,13 @@ def _waits_for_epoch(board: Board) -> str:
     """
     waiting = board.of(event_types.Waiting)
     found = board.standing
-    if waiting is None or waiting.leaves or board.leaving or found is None or found.epoch >= waiting.epoch:
+    if (
+        waiting is None
+        or waiting.leaves
+        or board.leaving
+        or found is None
+        or found.epoch >= waiting.epoch
+    ):
         return ""
     when = "" if found.rounds_left is None else f", in about {counted(found.rounds_left, 'round')}"
     return f"waits: it joins at the next epoch{when}"
@@ -90,13 +96,17 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     counts = board.counts
     trained = board.of(event_types.ShareTrained)
     applied = board.of(event_types.Applied)
-    rows: Facts = dict.fromkeys(("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN)
+    rows: Facts = dict.fromkeys(
+        ("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN
+    )
     if board.losses:
         step, loss = board.losses[-1]
         rows["loss"] = f"{loss:.4f} at step {step:,}, of this member's share"
     if trained is not None:
         rows["speed"] = f"{trained.tokens_per_sec:,.0f} tokens/s, {counts.tokens:,} tokens so far"
-        rows["share"] = f"trained in {trained.seconds:.2f} s, encoded in {trained.encode_seconds:.2f} s"
+        rows["share"] = (
+            f"trained in {trained.seconds:.2f} s, encoded in {trained.encode_seconds:.2f} s"
+        )
     elif (measured := board.of(event_types.SpeedMeasured)) is not None:
         rows["speed"] = f"about {counted(measured.weight, 'sequence')} a minute"
     if applied is not None:
@@ -107,12 +117,16 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     if (model := board.of(event_types.ModelReady)) is not None:
         rows["model"] = f"from {model.source}, of step {model.step:,}"
     if board.asked:
-        rows["asked"] = [f"{name} {one.value:.4f} at step {one.step:,}" for name, one in board.asked.items()]
+        rows["asked"] = [
+            f"{name} {one.value:.4f} at step {one.step:,}" for name, one in board.asked.items()
+        ]
     if (sample := board.of(event_types.Sample)) is not None:
         rows["text"] = " ".join(f"{sample.prompt}{sample.text}".split())
     drawn = chart(board.losses, width, 2 * _CHART if height >= _TALL else _CHART)
     return Group(
-        Text("\n".join(drawn) if drawn else loss_line(board.losses, width)), Text(), _rows(board, "Training", rows)
+        Text("\n".join(drawn) if drawn else loss_line(board.losses, width)),
+        Text(),
+        _rows(board, "Training", rows),
     )
 
 
@@ -122,7 +136,9 @@ def _training_from_outside(board: Board) -> RenderableType:
     rows["losses"] = "members tell them: train --logs tui, or plot of what train --events-dir keeps"
     if (found := board.standing) is not None:
         if found.left is not None and found.total_steps > found.step:
-            rows["pace"] = f"{found.left / (found.total_steps - found.step):.1f} s a step, in this epoch"
+            rows["pace"] = (
+                f"{found.left / (found.total_steps - found.step):.1f} s a step, in this epoch"
+            )
         rows["tiers"] = _tiers(found) or UNKNOWN
     return _rows(board, "Training", rows)
 
@@ -144,7 +160,8 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
     rows: Facts = {}
     if board.role == "member":
         rows = dict.fromkeys(
-            ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"), UNKNOWN
+            ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"),
+            UNKNOWN,
         )
         traffic = board.of(event_types.Traffic)
         counts = board.counts
@@ -153,7 +170,9 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
             rows["peers"] = f"{traffic.peers} in reach"
             rows["sent"] = f"{_bytes(traffic.sent)}{per}"
             rows["received"] = _bytes(traffic.received)
-            rows["sent as"] = [f"{kind}: {_bytes(sent)}" for kind, sent in sorted(traffic.sent_by_kind.items())]
+            rows["sent as"] = [
+                f"{kind}: {_bytes(sent)}" for kind, sent in sorted(traffic.sent_by_kind.items())
+            ]
         rows["fetched"] = counted(counts.fetched, "part of a result", "parts of results")
         rows["not had"] = counted(counts.failed, "time")
         rows["refused"] = counted(counts.refused, "time")
@@ -161,7 +180,9 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
     elif board.role == "watch":
         rows["peers"] = "members know whom they reach: train --logs tui"
     if (found := board.standing) is not None and board.role != "member":
-        rows["members"] = f"{taking_part(found)} of {counted(len(found.members), 'member')} take part"
+        rows["members"] = (
+            f"{taking_part(found)} of {counted(len(found.members), 'member')} take part"
+        )
     return _rows(board, "Network", rows)
 
 
@@ -179,7 +200,9 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         started = board.of(event_types.MemberStarted)
         joined = board.of(event_types.Joined)
         traffic = board.of(event_types.Traffic)
-        rows["wallet" if started is None else started.key] = UNKNOWN if started is None else started.wallet
+        rows["wallet" if started is None else started.key] = (
+            UNKNOWN if started is None else started.wallet
+        )
         rows |= dict.fromkeys(("seat", "attested", "checkpoint", "costs"), UNKNOWN)
         rows["attested"] = counted(board.counts.attested, "time")
         if joined is not None and joined.seat is not None:
@@ -187,7 +210,10 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         if (kept := board.of(event_types.CheckpointWritten)) is not None:
             rows["checkpoint"] = f"of step {kept.step:,} at {kept.path}"
         if traffic is not None:
-            rows["costs"] = [f"{name.replace('_', ' ')} {spent:,}" for name, spent in sorted(traffic.costs.items())]
+            rows["costs"] = [
+                f"{name.replace('_', ' ')} {spent:,}"
+                for name, spent in sorted(traffic.costs.items())
+            ]
     return _rows(board, "Chain", rows)
 
 
@@ -267,7 +293,8 @@ def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[s
     high = max(values)
     rows = height - 1
     scale = (high - low) or 1.0
-    tall = [1 + round((value - low) / scale * (rows * 8 - 1)) for value in values]  # eighths of a line
+    # eighths of a line
+    tall = [1 + round((value - low) / scale * (rows * 8 - 1)) for value in values]
     lines = []
     for row in range(rows - 1, -1, -1):
         label = f"{high:.3f}" if row == rows - 1 else f"{low:.3f}" if row == 0 else ""
@@ -276,5 +303,8 @@ def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[s
     first = f"step {curve[0][0]:,}"
     last = f"{curve[-1][0]:,}"
     gap = len(values) - len(first) - len(last)
-    lines.append(" " * LABEL + (first + " " * gap + last if gap > 0 and curve[0][0] != curve[-1][0] else first))
+    lines.append(
+        " " * LABEL
+        + (first + " " * gap + last if gap > 0 and curve[0][0] != curve[-1][0] else first)
+    )
     return lines

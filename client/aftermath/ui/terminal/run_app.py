@@ -65,8 +65,12 @@ class RunApp(Tabbed):
         started = self._board.of(event_types.MemberStarted)
         shown: Table = (COLUMNS, {})
         if found is not None:
-            room = self.size.width - (_SCROLLBAR if len(found.members) > self.size.height - _AROUND else 0)
-            shown = table(found, self._board.here, started.wallet if started is not None else None, room)
+            room = self.size.width - (
+                _SCROLLBAR if len(found.members) > self.size.height - _AROUND else 0
+            )
+            shown = table(
+                found, self._board.here, started.wallet if started is not None else None, room
+            )
         self.bottom.query_one(KeyedTable).show(*shown)
 
 
@@ -104,7 +108,10 @@ def table(found: RunStatus, here: frozenset[bytes] | None, own: str | None, room
         }
     for cut, without in _FORMS:
         named = tuple(name for name in columns if name not in without)
-        cells = {seat: [printable(_cell(name, row[name], cut)) for name in named] for seat, row in rows.items()}
+        cells = {
+            seat: [printable(_cell(name, row[name], cut)) for name in named]
+            for seat, row in rows.items()
+        }
         if _width(named, cells.values()) <= room:
             break
     return named, cells
@@ -120,4 +127,6 @@ def _cell(name: str, words: str, cut: int) -> str:
 
 
 def _width(named: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
-    return sum(_CELL_PADDING + max(map(cell_len, column)) for column in zip(named, *rows, strict=True))
+    return sum(
+        _CELL_PADDING + max(map(cell_len, column)) for column in zip(named, *rows, strict=True)
+    )

@@ -28,14 +28,27 @@ from aftermath.events.status import RunStatus
 from aftermath.events.stream import Wall
 from aftermath.ui.terminal import terminal
 from aftermath.ui.terminal.board import Role
-from aftermath.ui.terminal.messages import MESSAGES, Clients, End, Facts, Line, Output, Said, Stands, Told, line_of
+from aftermath.ui.terminal.messages import (
+    MESSAGES,
+    Clients,
+    End,
+    Facts,
+    Line,
+    Output,
+    Said,
+    Stands,
+    Told,
+    line_of,
+)
 from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 
 _LOOK = 1.0  # seconds between two looks at where the run stands
 _CLOSE = 0.6  # seconds that the screen has to close
 _MOST = 5000  # messages that wait for a screen that is slow
 _LAST = 20  # events that are said once more when it is closed
-_ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h"
+_ORDINARY = (
+    b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h"
+)
 """A terminal's usual modes: no other screen, keys, mouse or cursor."""
 
 
@@ -86,7 +99,9 @@ class Screen:
 
     def __call__(self, event: event_types.Event) -> None:
         self._progress.take(event)
-        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.RunFinished)
+        self._going = self._going or isinstance(
+            event, event_types.Leaving | event_types.Left | event_types.RunFinished
+        )
         if self._going:
             self._last.append(event)
         if self._open:
@@ -149,19 +164,25 @@ class Screen:
         opening = msgspec.json.encode(self._opening).decode()
         command = [sys.executable, "-P", "-m", "aftermath.ui.terminal", str(ours), opening]
         with terminal.unheard():
-            self._process = subprocess.Popen(command, stdout=self._terminal, stderr=self._terminal, pass_fds=[ours])
+            self._process = subprocess.Popen(
+                command, stdout=self._terminal, stderr=self._terminal, pass_fds=[ours]
+            )
         os.close(ours)
         self._open = True
         self._caught = _Caught(self.line)
         self._threads = [
-            threading.Thread(target=work, name=work.__name__, daemon=True) for work in (self._tell, self._await_end)
+            threading.Thread(target=work, name=work.__name__, daemon=True)
+            for work in (self._tell, self._await_end)
         ]
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         shown = self._open
         with self._changed:
@@ -169,7 +190,11 @@ class Screen:
             self._changed.notify()
         self._over()
         if shown and self._opening.role == "member":
-            self._console.print(f"run {self._opening.run_id}: {self._progress.words()}", highlight=False, markup=False)
+            self._console.print(
+                f"run {self._opening.run_id}: {self._progress.words()}",
+                highlight=False,
+                markup=False,
+            )
             for event in self._last:
                 self._lines(event)
 
@@ -198,7 +223,10 @@ class Screen:
             place = errors_of(self._process.pid)
             why = f" (see {place})" if place.exists() else ""
             self._console.print(
-                f"the screen has ended{why}; lines follow", style="yellow", highlight=False, markup=False
+                f"the screen has ended{why}; lines follow",
+                style="yellow",
+                highlight=False,
+                markup=False,
             )
 
     def _tell(self) -> None:
@@ -215,7 +243,9 @@ class Screen:
                     self._queue.clear()
                 if self._look is not None and not closing:
                     newest[Stands] = Stands(self._look())
-                messages += [message for kind, message in newest.items() if message != known.get(kind)]
+                messages += [
+                    message for kind, message in newest.items() if message != known.get(kind)
+                ]
                 known |= newest
                 for message in [*messages, End()] if closing else messages:
                     pipe.write(line_of(message))

@@ -91,7 +91,9 @@ class Tabbed(App[None]):
         Binding("question_mark,h", "keys", "Help", key_display="?"),
     ]
 
-    def __init__(self, role: Role, tabs: Sequence[str], clock: Callable[[], float], leave: Callable[[], None]) -> None:
+    def __init__(
+        self, role: Role, tabs: Sequence[str], clock: Callable[[], float], leave: Callable[[], None]
+    ) -> None:
         super().__init__()
         self.theme = "ansi-dark"
         self.animation_level = "none"
@@ -183,7 +185,9 @@ class Tabbed(App[None]):
 
     def action_keys(self) -> None:
         """Show the keys."""
-        self.push_screen(Help(f"{KEYS.format(last=min(_KEYS, len(self._tabs)))}\n{HELP[self._role]}"))
+        self.push_screen(
+            Help(f"{KEYS.format(last=min(_KEYS, len(self._tabs)))}\n{HELP[self._role]}")
+        )
 
     # --- tabs ---
 

@@ -44,7 +44,9 @@ def unheard() -> Iterator[None]:
     Before the screen reads keys, Ctrl-C is meant for its parent only. If the parent dies, the
     screen must live long enough to restore the terminal.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTTOU})
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTTOU}
+    )
     try:
         yield
     finally:

@@ -34,7 +34,9 @@ class LocalTestnetApp(Tabbed):
     #lately {{ height: 5; padding-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }}
     """
 
-    def __init__(self, board: LocalTestnetBoard, clock: Callable[[], float], leave: Callable[[], None]) -> None:
+    def __init__(
+        self, board: LocalTestnetBoard, clock: Callable[[], float], leave: Callable[[], None]
+    ) -> None:
         super().__init__("testnet", (CLIENTS, LOG, *board.names), clock, leave)
         self._board = board
 
@@ -55,7 +57,11 @@ class LocalTestnetApp(Tabbed):
 
     def title_text(self) -> Text:
         found = self._board.stands
-        title = Text(f"local testnet of run {printable(self._board.run_id)}", no_wrap=True, overflow="ellipsis")
+        title = Text(
+            f"local testnet of run {printable(self._board.run_id)}",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
         return title.append(f"   {found.progress if found else 'being started'}", "not bold")
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
@@ -73,11 +79,20 @@ class LocalTestnetApp(Tabbed):
             kills = sum(client.killed for client in found.clients)
             facts["config"] = found.config
             facts["state"] = found.state
-            facts["steps"] = bar(found.progress, found.step, found.total, self.size.width - 2 - NAMES)
+            facts["steps"] = bar(
+                found.progress, found.step, found.total, self.size.width - 2 - NAMES
+            )
             facts["clients"] = f"{there} of {len(found.clients)} run, {kills} killed so far"
             for client in found.clients:
                 loss = UNKNOWN if client.loss is None else f"{client.loss:.4f}"
-                cells = (client.tier, loss, client.killed, client.back, client.pid or UNKNOWN, client.state)
+                cells = (
+                    client.tier,
+                    loss,
+                    client.killed,
+                    client.back,
+                    client.pid or UNKNOWN,
+                    client.state,
+                )
                 rows[client.name] = [client.name, *(printable(str(cell)) for cell in cells)]
         bottom.query_one("#facts", DrawnText).show(grid(facts))
         bottom.query_one(KeyedTable).show(COLUMNS, rows)

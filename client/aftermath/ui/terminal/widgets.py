@@ -50,7 +50,9 @@ class KeyedTable(DataTable[Text]):
             # The table measures its cells only after it was drawn once, with columns as wide as
             # their names.
             made = self.columns[self.add_column(name, key=name)]
-            made.content_width = max(map(cell_len, (name, *(cells[number] for cells in rows.values()))))
+            made.content_width = max(
+                map(cell_len, (name, *(cells[number] for cells in rows.values())))
+            )
         for key, cells in rows.items():
             self.add_row(*map(Text, cells), key=key)
         self.move_cursor(row=min(at, max(0, len(rows) - 1)))
@@ -93,7 +95,9 @@ class Log(RichLog):
             self._drawn = kept.said - len(kept.lines)
         new = min(kept.said - self._drawn, len(kept.lines))
         for t, text in list(kept.lines)[len(kept.lines) - new :]:
-            self.write(text if t is None else Text.assemble((f"{clock(t):>8}  ", "dim"), text), expand=True)
+            self.write(
+                text if t is None else Text.assemble((f"{clock(t):>8}  ", "dim"), text), expand=True
+            )
         self._drawn = kept.said
 
 

@@ -79,7 +79,10 @@ class RunFollower:
     async def _standings(self) -> AsyncIterator[RunStatus]:
         async for run in self._watcher.updates():
             known = self._view
-            if known is not None and (known.run.model_seq, known.run.members_seq) == (run.model_seq, run.members_seq):
+            if known is not None and (known.run.model_seq, known.run.members_seq) == (
+                run.model_seq,
+                run.members_seq,
+            ):
                 self._view = replace(known, run=run)
             else:
                 await self._read()

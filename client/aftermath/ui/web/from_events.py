@@ -21,7 +21,12 @@ MOST_EPOCHS = 400
 MOST_MARKS = 200
 _MOST_MEMBERS = 4 * MAX_MEMBERS  # of all times; a run has fewer at once
 _MOST_TEXT = 64
-_TAKES_PART = (event_types.RoundStarted, event_types.ShareTrained, event_types.Applied, event_types.ModelReady)
+_TAKES_PART = (
+    event_types.RoundStarted,
+    event_types.ShareTrained,
+    event_types.Applied,
+    event_types.ModelReady,
+)
 _STANDINGS: dict[type[event_types.Event], str] = {
     event_types.MemberStarted: "starting",
     event_types.Joined: "joins the next epoch",
@@ -66,17 +71,29 @@ class EventSnapshots:
         if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
             return None
         if wallet != told.about.wallet:
-            told = msgspec.structs.replace(told, about=msgspec.structs.replace(told.about, wallet=wallet))
+            told = msgspec.structs.replace(
+                told, about=msgspec.structs.replace(told.about, wallet=wallet)
+            )
         self.told += 1
         self._comings.take(told)
         self._know(wallet, told)
         match told.event:
-            case event_types.StateChanged() as state if self._is_new(state.since, state.epoch, state.state):
+            case event_types.StateChanged() as state if self._is_new(
+                state.since, state.epoch, state.state
+            ):
                 self._total_steps = state.total_steps
                 return self._moment(told, state.state, state.epoch, None, state.step)
-            case event_types.RoundStarted() as begun if self._is_new(begun.since, begun.epoch, str(begun.height)):
+            case event_types.RoundStarted() as begun if self._is_new(
+                begun.since, begun.epoch, str(begun.height)
+            ):
                 self._epoch(begun)
-                return self._moment(told, RunState.ROUND_TRAIN.name, begun.epoch, begun.height, max(0, begun.step - 1))
+                return self._moment(
+                    told,
+                    RunState.ROUND_TRAIN.name,
+                    begun.epoch,
+                    begun.height,
+                    max(0, begun.step - 1),
+                )
         return None
 
     def _is_new(self, since: int, epoch: int, what: str) -> bool:
@@ -111,14 +128,21 @@ class EventSnapshots:
             case event_types.Joined():
                 member = msgspec.structs.replace(member, seat=event.seat, weight=event.weight)
             case event_types.ShareTrained():
-                member = msgspec.structs.replace(member, seen=f"epoch {event.epoch}, round {event.height}")
+                member = msgspec.structs.replace(
+                    member, seen=f"epoch {event.epoch}, round {event.height}"
+                )
                 figures = msgspec.structs.replace(
-                    figures, step=event.step, loss=event.loss, tokens_per_second=event.tokens_per_sec
+                    figures,
+                    step=event.step,
+                    loss=event.loss,
+                    tokens_per_second=event.tokens_per_sec,
                 )
                 if event.loss is not None:
                     self._losses.told(told.about.tier, event.step, event.loss, event.tokens)
             case event_types.Traffic():
-                self.sent.add(told.about.tier, self._comings.step_of(wallet), event.sent - (figures.sent or 0))
+                self.sent.add(
+                    told.about.tier, self._comings.step_of(wallet), event.sent - (figures.sent or 0)
+                )
                 figures = msgspec.structs.replace(figures, sent=event.sent, received=event.received)
             case event_types.Dropped():
                 self._lost(event.seats, "dropped")
@@ -129,9 +153,13 @@ class EventSnapshots:
     def _lost(self, seats: list[int], how: str) -> None:
         for wallet, member in self.members.items():
             if member.seat in seats:
-                self.members[wallet] = msgspec.structs.replace(member, standing=how, takes_part=False)
+                self.members[wallet] = msgspec.structs.replace(
+                    member, standing=how, takes_part=False
+                )
 
-    def _moment(self, told: EventRecord, state: str, epoch: int, height: int | None, step: int) -> RunSnapshot:
+    def _moment(
+        self, told: EventRecord, state: str, epoch: int, height: int | None, step: int
+    ) -> RunSnapshot:
         return RunSnapshot(
             at=round(told.at.timestamp() * 1000),
             source="events",
@@ -167,7 +195,11 @@ class _Curve:
         if not 0 <= step < _MOST_STEP:
             return
         last, total, weights = self._places.get(step >> self._shift, (0, 0.0, 0.0))
-        self._places[step >> self._shift] = max(last, step), total + value * weight, weights + weight
+        self._places[step >> self._shift] = (
+            max(last, step),
+            total + value * weight,
+            weights + weight,
+        )
         while len(self._places) > MOST_PLACES:
             self._halve()
 
@@ -238,7 +270,12 @@ def _means(sums: list[tuple[int, float, float]]) -> Points:
     begin = 0
     for end in _ends(len(sums)):
         part = sums[begin : end + 1]
-        points.append((part[-1][0], sum(total for _, total, _ in part) / sum(weights for _, _, weights in part)))
+        points.append(
+            (
+                part[-1][0],
+                sum(total for _, total, _ in part) / sum(weights for _, _, weights in part),
+            )
+        )
         begin = end + 1
     return points
 

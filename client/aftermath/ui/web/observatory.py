@@ -62,7 +62,11 @@ class Observatory:
     """
 
     def __init__(
-        self, coordinator: CoordinatorClient, *, named: str | None = None, events: Sequence[Path] = ()
+        self,
+        coordinator: CoordinatorClient,
+        *,
+        named: str | None = None,
+        events: Sequence[Path] = (),
     ) -> None:
         self.changed = Pulse()
         """When the list of runs has changed."""
@@ -98,7 +102,9 @@ class Observatory:
         invalid id.
         """
         run_seed(run_id)
-        run = self._runs.get(run_id) or ObservedRun(self._coordinator, run_id, steady=run_id == self._named)
+        run = self._runs.get(run_id) or ObservedRun(
+            self._coordinator, run_id, steady=run_id == self._named
+        )
         run.looked_at = time.monotonic()
         self._forget_ended()
         if run_id not in self._following:
@@ -116,7 +122,9 @@ class Observatory:
 
     def _make_room(self) -> bool:
         """Stop following the run that nobody has viewed for longest."""
-        idle = [run for name, run in self._runs.items() if name in self._following and not run.viewers]
+        idle = [
+            run for name, run in self._runs.items() if name in self._following and not run.viewers
+        ]
         idle = [run for run in idle if run.run_id != self._named]
         if not idle:
             return False
@@ -164,12 +172,20 @@ class Observatory:
             self._trouble = error.message
         except Exception:
             log.exception("the runs could not be listed")
-            self._trouble = "something unexpected went wrong while runs were listed: the server's log says what"
+            self._trouble = (
+                "something unexpected went wrong while runs were listed: the server's log says what"
+            )
         self._list_read = time.monotonic()
         there = {one.run_id for one in self._on_chain}
-        told = [Listed(name, False) for name, run in sorted(self._runs.items()) if run.told and name not in there]
+        told = [
+            Listed(name, False)
+            for name, run in sorted(self._runs.items())
+            if run.told and name not in there
+        ]
         listed = [*self._on_chain, *told]
-        packed = msgspec.json.encode(Runs(listed[:MOST_LISTED], self._trouble, max(0, len(listed) - MOST_LISTED)))
+        packed = msgspec.json.encode(
+            Runs(listed[:MOST_LISTED], self._trouble, max(0, len(listed) - MOST_LISTED))
+        )
         if packed != self._listed:
             self._listed = packed
             self.changed.fire()

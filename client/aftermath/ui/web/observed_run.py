@@ -75,7 +75,9 @@ class ObservedRun:
     chain's since this process started, and otherwise that of events.
     """
 
-    def __init__(self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False) -> None:
+    def __init__(
+        self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False
+    ) -> None:
         self.run_id = run_id
         self._steady = steady
         self.changed = Pulse()
@@ -122,7 +124,10 @@ class ObservedRun:
             record = self._records.shown
             retold = record.retold
             drawn = Curves(
-                record.losses.by_tier(), retold.sent.by_tier(), {**record.epochs, **retold.epochs}, retold.marks
+                record.losses.by_tier(),
+                retold.sent.by_tier(),
+                {**record.epochs, **retold.epochs},
+                retold.marks,
             )
             self._curves = msgspec.json.encode(drawn)
         return self._curves
@@ -207,7 +212,10 @@ class ObservedRun:
             self._trouble = ""
             self.missing = False
             self.asked.set()
-            tasks = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
+            tasks = [
+                asyncio.create_task(self._mind(follower)),
+                asyncio.create_task(self._read_transactions(follower)),
+            ]
             try:
                 async for _ in standings:
                     self._see(follower)
@@ -238,7 +246,10 @@ class ObservedRun:
 
     def _chain_moment(self, follower: RunFollower) -> RunSnapshot:
         record = self._records.shown
-        figures = {**record.stated, **{wallet: member.figures for wallet, member in record.retold.members.items()}}
+        figures = {
+            **record.stated,
+            **{wallet: member.figures for wallet, member in record.retold.members.items()},
+        }
         return snapshot_of(follower.standing(), round(time.time() * 1000), figures)
 
     async def _mind(self, follower: RunFollower) -> None:
@@ -280,8 +291,11 @@ class ObservedRun:
         wallet = str(transaction.payer)
         for stated in transaction.stated:
             if stated.step > newest_step:
-                continue  # nobody has been there, and of a chart such a point would be all that is seen
-            record.epochs[stated.epoch] = min(stated.step, record.epochs.get(stated.epoch, stated.step))
+                # nobody has been there, and of a chart such a point would be all that is seen
+                continue
+            record.epochs[stated.epoch] = min(
+                stated.step, record.epochs.get(stated.epoch, stated.step)
+            )
             if len(record.epochs) > MOST_EPOCHS:
                 del record.epochs[min(record.epochs)]
             tier = self._tiers.get(wallet)

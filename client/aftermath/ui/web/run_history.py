@@ -35,7 +35,9 @@ class SnapshotHistory:
         packed = zlib.compress(msgspec.json.encode(moment), 1)
         insort(self._kept, (moment.at, packed))
         self._bytes += len(packed)
-        while len(self._kept) > self._most or (self._bytes > self._most_bytes and len(self._kept) > 2):
+        while len(self._kept) > self._most or (
+            self._bytes > self._most_bytes and len(self._kept) > 2
+        ):
             self._thin()
 
     def forget(self, at: int) -> None:
@@ -108,7 +110,11 @@ class RunRecords:
         """Return the record for events of a run. None for a run older than the records that are
         kept.
         """
-        if run.identity not in self._records and len(self._records) >= MOST_RECORDS and not self._make_room(run):
+        if (
+            run.identity not in self._records
+            and len(self._records) >= MOST_RECORDS
+            and not self._make_room(run)
+        ):
             return None
         record = self._record(run)
         if not self._on_chain and record.run.created >= self.shown.run.created:

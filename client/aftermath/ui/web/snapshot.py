@@ -98,7 +98,9 @@ def snapshot_of(found: RunStatus, at: int, figures: Mapping[str, Figures]) -> Ru
         waits=found.waits,
         tokens_per_second=found.tokens_per_second,
         members=tuple(_member(member, figures) for member in found.members),
-        levels=tuple(LevelSnapshot(one.level, one.holders, one.attested, one.lost) for one in found.levels),
+        levels=tuple(
+            LevelSnapshot(one.level, one.holders, one.attested, one.lost) for one in found.levels
+        ),
     )
 
 

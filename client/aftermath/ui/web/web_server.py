@@ -31,13 +31,19 @@ MOST_VIEWERS = 256
 MOST_OTHERS = 128
 """Connections that are pushed to, and those that ask, have asked, or say nothing."""
 _PAGE = Path(__file__).parent / "page"
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 _LEAST_SECONDS = 0.25
 _STALLED_SECONDS = 15.0
 _PING_SECONDS = 20.0
 """Between two messages to a viewer; for one to be taken; between pings."""
 _ANSWER_SECONDS = 5.0  # for which a first look at a run waits for the chain
-_IDLE_SECONDS = 20.0  # for which a connection stays on which nothing is asked: each holds a file of this process
+# for which a connection stays on which nothing is asked: each holds a file of this process
+_IDLE_SECONDS = 20.0
 _MOST_HEARD = 1024  # bytes of a viewer's message, of which none is expected
 _SAFE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -89,7 +95,11 @@ class ObserverServer:
     """
 
     def __init__(
-        self, observatory: Observatory, *, most_viewers: int = MOST_VIEWERS, names: Collection[str] = ()
+        self,
+        observatory: Observatory,
+        *,
+        most_viewers: int = MOST_VIEWERS,
+        names: Collection[str] = (),
     ) -> None:
         """Serve under the listening address and these host names."""
         self._observatory = observatory
@@ -97,7 +107,9 @@ class ObserverServer:
         self._names = {"localhost", *(name.lower() for name in names)}
         self._viewers: set[asyncio.Task[object]] = set()
         self._entrance: _Entrance
-        self._parts = {f"/{path.name}": path.read_bytes() for path in _PAGE.iterdir() if path.suffix in _KINDS}
+        self._parts = {
+            f"/{path.name}": path.read_bytes() for path in _PAGE.iterdir() if path.suffix in _KINDS
+        }
         app = web.Application(client_max_size=_MOST_HEARD, middlewares=[self._check_host])
         app.on_response_prepare.append(_make_safe)
         app.router.add_get("/", self._page)
@@ -110,7 +122,11 @@ class ObserverServer:
         app.router.add_get("/live", self._live_list)
         app.router.add_get("/live/{run}", self._live_run)
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_IDLE_SECONDS
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=_IDLE_SECONDS,
         )
 
     @asynccontextmanager
@@ -128,7 +144,8 @@ class ObserverServer:
             await self._runner.cleanup()
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise ObserveError(
-                f"cannot listen at {host}:{port}: {why}", "Choose another --port, or another address with --host"
+                f"cannot listen at {host}:{port}: {why}",
+                "Choose another --port, or another address with --host",
             ) from None
         try:
             yield int(listener.sockets[0].getsockname()[1])
@@ -149,20 +166,26 @@ class ObserverServer:
         if header is not None:
             name = host_of(header)
             if name not in self._names and not is_address(name):
-                raise web.HTTPForbidden(text="the observer has another name; observe --name NAME adds one\n")
+                raise web.HTTPForbidden(
+                    text="the observer has another name; observe --name NAME adds one\n"
+                )
         return await handler(request)
 
     # --- files and JSON ---
 
     async def _page(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._parts["/index.html"], content_type="text/html", charset="utf-8")
+        return web.Response(
+            body=self._parts["/index.html"], content_type="text/html", charset="utf-8"
+        )
 
     async def _part(self, request: web.Request) -> web.Response:
         kind = _KINDS[Path(request.path).suffix]
         return web.Response(body=self._parts[request.path], content_type=kind, charset="utf-8")
 
     async def _list(self, request: web.Request) -> web.Response:
-        return _json(_object(list=await self._observatory.runs(), states=msgspec.json.encode(STATES)))
+        return _json(
+            _object(list=await self._observatory.runs(), states=msgspec.json.encode(STATES))
+        )
 
     async def _run(self, request: web.Request) -> web.Response:
         run = self._asked(request)
@@ -186,7 +209,9 @@ class ObserverServer:
         except UsageError as error:
             raise web.HTTPNotFound(text=f"{error.message}\n") from None
         if run is None:
-            raise web.HTTPServiceUnavailable(text="as many runs are looked at as this observer follows\n")
+            raise web.HTTPServiceUnavailable(
+                text="as many runs are looked at as this observer follows\n"
+            )
         return run
 
     # --- live ---
@@ -296,9 +321,15 @@ async def _make_safe(request: web.Request, response: web.StreamResponse) -> None
 
 
 def _json(document: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=document, status=status, content_type="application/json", charset="utf-8")
+    return web.Response(
+        body=document, status=status, content_type="application/json", charset="utf-8"
+    )
 
 
 def _object(**parts: bytes) -> bytes:
     """Return a JSON object whose values are JSON already."""
-    return b"{" + b",".join(msgspec.json.encode(name) + b":" + part for name, part in parts.items()) + b"}"
+    return (
+        b"{"
+        + b",".join(msgspec.json.encode(name) + b":" + part for name, part in parts.items())
+        + b"}"
+    )
