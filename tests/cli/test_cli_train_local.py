@@ -221,7 +221,7 @@ def test_what_is_not_there_is_a_sentence_and_ends_with_1(material: Path, tmp_pat
         (("--held-out-path", tmp_path / "none"), "there is no token data"),
         (("--config-path", tmp_path / "none.toml"), "cannot read the config file"),
         (("--out", material / "config.toml"), "cannot write to"),
-        (("--token-bytes", 4), "no multiple of the 4 bytes of a token"),
+        (("--token-bytes", 4), "is not a multiple of the 4 bytes of a token"),
     ):
         told = invoke(*quick(material, *more), "--json").error
         assert sentence in told["error"], told

@@ -283,6 +283,10 @@ Prepare = Callable[[Scenario], object]
 Send = Callable[[Scenario], Outcome]
 CHANGING: dict[str, tuple[Prepare, Send]] = {
     "update": (lambda run: run.owner("set_paused", True).ok(), lambda run: run.update()),
+    "write_spec": (
+        lambda run: run.owner("set_paused", True).ok(),
+        lambda run: run.write_spec(),
+    ),
     "rewind": (
         lambda run: run.owner("set_paused", True).ok(),
         lambda run: run.owner("rewind", 0, 0),

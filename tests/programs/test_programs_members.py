@@ -17,7 +17,7 @@ def test_a_member_waits_for_the_next_epoch(run: Scenario) -> None:
     seat = run.members.seats[0]
     assert (seat.signer, seat.p2p) == (bytes(member(0).pubkey()), bytes(member(0).pubkey())[::-1])
     assert (seat.tier, seat.declared, seat.state, seat.pending) == (2, 7, MemberState.IDLE, True)
-    assert (run.run.seq, run.run.members_seq) == (4, 1)
+    assert (run.run.seq, run.run.members_seq) == (5, 1)
 
 
 def test_a_waiting_member_may_change_its_terms(run: Scenario) -> None:
