@@ -33,11 +33,11 @@ from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.launch import launched
-from aftermath.ranks.lead import Lead, LedReplica
-from aftermath.ranks.mesh import Mesh
-from aftermath.ranks.orders import CopyMoments
-from aftermath.ranks.sharded_inner import ShardedInner
+from aftermath.parallel.launch import launched
+from aftermath.parallel.lead import Lead, LedReplica
+from aftermath.parallel.mesh import Mesh
+from aftermath.parallel.orders import CopyMoments
+from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.memory import LiveBytes
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.sparseloco import InnerOptimizerName as Kind

@@ -61,7 +61,7 @@ QUEUES = (
 )
 
 # Folders whose files share what is costly to make: all their tests go to one worker.
-TOGETHER = ("tests/ranks/",)
+TOGETHER = ("tests/parallel/",)
 
 # Files whose tests share nothing: each test may go to another worker.
 SPREAD = (

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.test_benchmarks_step import BENCHMARKS
 
 
-@pytest.mark.nightly  # a minute of CPU; that both ways train the same is held by tests/ranks
+@pytest.mark.nightly  # a minute of CPU; that both ways train the same is held by tests/parallel
 def test_figures_are_of_both_ways_and_of_both_optimizers() -> None:
     line = [sys.executable, str(BENCHMARKS / "ranks.py"), "--json", "--repetitions", "1"]
     found = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True, timeout=280).stdout)

@@ -32,7 +32,7 @@ NEVER = {
     }
     | {"aftermath.server"},
     "replica": {"solders", "aftermath.chain", "aftermath.member"},
-    "ranks": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
+    "parallel": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
     "chain": {"torch", "aftermath.p2p"},
     "server": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},
     "owner": {"aftermath.cli", "aftermath.server", "aftermath.member"},

@@ -12,7 +12,7 @@ import torch
 from aftermath.base.errors import UsageError
 from aftermath.coordinator.view import View
 from aftermath.model.schema import state_schema
-from aftermath.ranks.mesh import Mesh
+from aftermath.parallel.mesh import Mesh
 from aftermath.replica.fit import needs
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.state import RunState

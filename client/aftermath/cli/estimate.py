@@ -265,7 +265,7 @@ def measured(
 
     Raises UsageError for several devices, and what is wrong with the one that is named.
     """
-    from aftermath.ranks.mesh import mesh_of
+    from aftermath.parallel.mesh import mesh_of
     from aftermath.replica.passes import arithmetic_of
     from aftermath.train.settings import TrainSettings
     from aftermath.train.tier import speed_here

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aftermath.cli.connection import Cluster
     from aftermath.coordinator.view import View
     from aftermath.optim.schema import Schema
-    from aftermath.ranks.mesh import Mesh
+    from aftermath.parallel.mesh import Mesh
     from aftermath.rules.members import Membership
     from aftermath.train.access_options import AccessChoice
 

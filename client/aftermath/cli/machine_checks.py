@@ -68,7 +68,7 @@ def torch_and_device(subject: Subject) -> Finding:
     """Check that the device exists, and that it computes the same bits as all others."""
     import torch
 
-    from aftermath.ranks.mesh import mesh_of
+    from aftermath.parallel.mesh import mesh_of
     from aftermath.replica.exactness import exact_device
 
     subject.mesh = mesh_of(subject.device, 0, 1)

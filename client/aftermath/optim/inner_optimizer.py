@@ -31,7 +31,7 @@ EPSILON = 1e-8
 
 
 # An interface, since the ranks of a member on several devices share the steps
-# (`ranks.sharded_inner`).
+# (`parallel.sharded_inner`).
 class Inner(Remembering, Protocol):
     """Makes steps of parameters by the gradients in their `grad`."""
 

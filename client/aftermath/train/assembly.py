@@ -37,7 +37,7 @@ from aftermath.model.outline import Outline
 from aftermath.model.steps import saved_steps, stem_of_run
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.ranks.launch import Launched
+from aftermath.parallel.launch import Launched
 from aftermath.replica.options import PLAIN
 from aftermath.replica.origin import Origin
 from aftermath.replica.outlineshare import OutlineShare
@@ -141,7 +141,7 @@ def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
 def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
     """Raises Unsuitable or UsageError if what the options say does not fit the run's model."""
     if named.mesh.tensor > 1:
-        from aftermath.ranks.tensor import check_tensor_parallelism
+        from aftermath.parallel.tensor import check_tensor_parallelism
 
         check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.mesh.tensor)
     check_room(settings, schema.state)
@@ -171,7 +171,7 @@ async def _origin(
             access=access,
         )
     # torch's sharding takes a second to import, which few members need
-    from aftermath.ranks.lead import Lead, led_by
+    from aftermath.parallel.lead import Lead, led_by
 
     make = led_by(
         await compute(

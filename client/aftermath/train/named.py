@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aftermath.base.errors import UsageError
 from aftermath.evals.suite import check_known
-from aftermath.ranks.mesh import Mesh, mesh_of
+from aftermath.parallel.mesh import Mesh, mesh_of
 from aftermath.replica.exactness import exact_device, keep_compiled
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import arithmetic_of

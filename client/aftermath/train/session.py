@@ -58,7 +58,7 @@ from aftermath.train.tier import AUTO_TIER
 
 if TYPE_CHECKING:
     from aftermath.member.member import Member
-    from aftermath.ranks.launch import Launched
+    from aftermath.parallel.launch import Launched
     from aftermath.train.named import Named
 
 
@@ -151,7 +151,7 @@ def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
     """
     import torch
 
-    from aftermath.ranks.launch import threads_of
+    from aftermath.parallel.launch import threads_of
     from aftermath.train.named import named_by
 
     named = named_by(settings, reach)
@@ -288,7 +288,7 @@ async def _ports(
     """Open chain and transport, check that we fit the run, and hand out the member and its other
     ranks, if any.
     """
-    from aftermath.ranks.launch import launched, threads_of
+    from aftermath.parallel.launch import launched, threads_of
     from aftermath.train.assembly import assembled
 
     reach, pool = named.reach, named.reach.pool

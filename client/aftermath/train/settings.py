@@ -15,7 +15,7 @@ from annotated_doc import Doc
 from aftermath.base.bounded import NumberLimits
 from aftermath.chain import defaults
 from aftermath.evals.eval_options import DOCS
-from aftermath.ranks import MOST_RANKS
+from aftermath.parallel import MOST_RANKS
 from aftermath.replica.options import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 

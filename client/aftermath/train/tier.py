@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from aftermath.coordinator.view import View
     from aftermath.optim.schema import Schema
-    from aftermath.ranks.mesh import Mesh
+    from aftermath.parallel.mesh import Mesh
     from aftermath.replica.options import Arithmetic
     from aftermath.train.settings import TrainSettings
 

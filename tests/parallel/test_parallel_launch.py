@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.launch import Launched, RankLost, launched
-from aftermath.ranks.mesh import Mesh
-from ranks.rank_processes import RATE, learnt, ranks_on_cpu, share, two
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.launch import Launched, RankLost, launched
+from aftermath.parallel.mesh import Mesh
+from parallel.rank_processes import RATE, learnt, ranks_on_cpu, share, two
 
 CPU = torch.device("cpu")
 MUON = SparseLoCo(inner_steps=3, inner_optimizer="muon", chunk=16, topk=16)
@@ -98,7 +98,7 @@ async def test_killed_rank_that_holds_moments_is_named(
 async def test_error_unrelated_to_the_ranks_stays_what_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aftermath.ranks.launch._BLAME", 0.01)
+    monkeypatch.setattr("aftermath.parallel.launch._BLAME", 0.01)
 
     async def fail() -> None:
         raise RuntimeError("of its own")
@@ -130,7 +130,7 @@ async def test_rank_that_crashes_says_where_it_was(capfd: pytest.CaptureFixture[
             await processes.while_all_run(_endless())
     said = capfd.readouterr().err
     assert "Fatal Python error: " in said
-    assert "aftermath/ranks/follow.py" in said
+    assert "aftermath/parallel/follow.py" in said
 
 
 def test_launched_leaves_no_process_and_no_file(

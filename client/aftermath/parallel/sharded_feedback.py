@@ -28,8 +28,8 @@ from aftermath.optim.parts import Measured, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, digests_told, told_size
 from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.schema import Schema
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import (
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.orders import (
     Choose,
     Copy,
     Digests,
@@ -41,8 +41,8 @@ from aftermath.ranks.orders import (
     Restore,
     Weigh,
 )
-from aftermath.ranks.pieces import parts_of
-from aftermath.ranks.shard import Shard
+from aftermath.parallel.pieces import parts_of
+from aftermath.parallel.shard import Shard
 
 
 class ShardedFeedback:
@@ -58,7 +58,7 @@ class ShardedFeedback:
         decay: float,
         balances: Balances,
     ) -> None:
-        """Collective, as what it does; the others follow (`ranks.follow`). `schema` has what the
+        """Collective, as what it does; the others follow (`parallel.follow`). `schema` has what the
         others are told.
         """
         del decay

@@ -1,7 +1,7 @@
 """A rank that follows the first: a process that does what it is told, and knows of no run, chain or
 peer.
 
-It is started by `ranks.launch`, and ends when the process that started it does, however that ends.
+It is started by `parallel.launch`, and ends when the process that started it does, however that ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.optim.schema import Schema
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.inner_shard import InnerShard
-from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
-from aftermath.ranks.shard import Shard
-from aftermath.ranks.sharded import ShardedModel, is_short
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.inner_shard import InnerShard
+from aftermath.parallel.orders import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
+from aftermath.parallel.shard import Shard
+from aftermath.parallel.sharded import ShardedModel, is_short
 from aftermath.replica.exactness import set_exact
 
 # seconds for the first rank to name who ended first; who fails because of another ends after that

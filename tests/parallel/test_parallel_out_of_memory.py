@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.launch import Launched
-from aftermath.ranks.lead import LedReplica
-from aftermath.ranks.motions import Motions
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.launch import Launched
+from aftermath.parallel.lead import LedReplica
+from aftermath.parallel.motions import Motions
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
-from ranks.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two
+from parallel.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two
 
 pytestmark = pytest.mark.skipif(
     not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's"

@@ -15,10 +15,10 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
 from aftermath.optim.engine import Trained
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.tensor import check_tensor_parallelism
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.tensor import check_tensor_parallelism
 from aftermath.replica.replica import Replica
-from ranks.rank_processes import (
+from parallel.rank_processes import (
     CUT,
     MODELS,
     PAIR,

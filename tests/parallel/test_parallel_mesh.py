@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.ranks.launch import threads_of
-from aftermath.ranks.mesh import Mesh, mesh_of
+from aftermath.parallel.launch import threads_of
+from aftermath.parallel.mesh import Mesh, mesh_of
 from aftermath.train.named import mesh_named
 from aftermath.train.settings import TrainSettings
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.launch import Launched
-from ranks.rank_processes import TWO, RankPool
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.launch import Launched
+from parallel.rank_processes import TWO, RankPool
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,9 @@ def _order(item: pytest.Item) -> tuple[tuple[int, int], bool]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests of this directory so that as few processes as possible start."""
-    places = [number for number, item in enumerate(items) if item.nodeid.startswith("tests/ranks/")]
+    places = [
+        number for number, item in enumerate(items) if item.nodeid.startswith("tests/parallel/")
+    ]
     ordered = sorted((items[number] for number in places), key=_order)
     for number, item in zip(places, ordered, strict=True):
         items[number] = item

@@ -21,10 +21,10 @@ from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of
 from aftermath.optim.schema import build_schema
-from aftermath.ranks.deal import deal, moments_of
-from aftermath.ranks.group import Arrived, Ranks
+from aftermath.parallel.deal import deal, moments_of
+from aftermath.parallel.group import Arrived, Ranks
 from aftermath.replica.replica import Cancelled
-from ranks.rank_processes import (
+from parallel.rank_processes import (
     MODELS,
     RATE,
     WIDE,

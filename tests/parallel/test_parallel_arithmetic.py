@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from aftermath.ranks.group import Ranks
+from aftermath.parallel.group import Ranks
 from aftermath.replica.replica import Cancelled
-from ranks.rank_processes import MODELS, RATE, gradients, parts, same_gradients, share, two
+from parallel.rank_processes import MODELS, RATE, gradients, parts, same_gradients, share, two
 
 ESSENTIAL = [("uneven", 2), ("whole nanogpt", 2)]
 """Sizes that the ranks do not divide, and a network with tables and scalars of its own."""

@@ -24,8 +24,8 @@ from aftermath.optim.moments import Kind
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
-from aftermath.ranks.group import Ranks, octets
-from aftermath.ranks.orders import (
+from aftermath.parallel.group import Ranks, octets
+from aftermath.parallel.orders import (
     Choose,
     Copy,
     Digests,
@@ -36,7 +36,7 @@ from aftermath.ranks.orders import (
     Restore,
     Weigh,
 )
-from aftermath.ranks.pieces import Rows, dealt
+from aftermath.parallel.pieces import Rows, dealt
 
 
 class Plan:

@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aftermath.ranks.group import Ranks
+from aftermath.parallel.group import Ranks
 from aftermath.replica.pass_size import AUTO, MOST
 from aftermath.replica.replica import Replica
-from ranks.rank_processes import PAIR, TWO, gradients, share, two
+from parallel.rank_processes import PAIR, TWO, gradients, share, two
 
 
 def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
@@ -46,7 +46,7 @@ def test_the_rank_with_the_least_room_decides_for_all(
     """The others have gigabytes, and agree: else they would part in the next share."""
     alone, led = two(ranks, "llama", 0, AUTO)
     led._pass_size = alone._pass_size  # what is found holds for both
-    monkeypatch.setattr("aftermath.ranks.sharded.free_bytes", lambda device: room * ranks.size)
+    monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: room * ranks.size)
     led.measure_weight(16, 0.0)
     assert led._pass_size.size in sizes
     assert led._pass_size.recompute == recompute
@@ -58,7 +58,7 @@ def test_who_must_not_compute_layers_twice_does_not(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone, led = two(ranks, "llama", 0, AUTO)
-    monkeypatch.setattr("aftermath.ranks.sharded.free_bytes", lambda device: 0)
+    monkeypatch.setattr("aftermath.parallel.sharded.free_bytes", lambda device: 0)
     led._pass_size._may_recompute = False
     led.measure_weight(16, 0.0)
     assert (led._pass_size.size, led._pass_size.recompute) == (1, False)

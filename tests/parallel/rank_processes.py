@@ -24,11 +24,11 @@ from aftermath.optim.inner import InnerSteps
 from aftermath.optim.private_blocks import BlockSpan, block_of, tree_of
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.launch import Launched, launched
-from aftermath.ranks.lead import Lead, LedReplica
-from aftermath.ranks.mesh import Mesh
-from aftermath.ranks.sharded_inner import ShardedInner
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.launch import Launched, launched
+from aftermath.parallel.lead import Lead, LedReplica
+from aftermath.parallel.mesh import Mesh
+from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 

@@ -2,7 +2,7 @@
 where one holds all.
 
 Decided
-- The ranks have what a step takes from the pass before it (`ranks.inner_shard`), so the first one
+- The ranks have what a step takes from the pass before it (`parallel.inner_shard`), so the first one
   tells them the rate and by what it clipped gradients, which it does by one norm: a step has the
   bits that a single rank's has. What comes back is written where it belongs, all tensors at once
   while the first rank steps its own: for few bytes, each message of its own would cost a change of
@@ -27,9 +27,9 @@ from aftermath.optim.moments import Kind, bytes_of, check_moments
 from aftermath.optim.private_blocks import BLOCK, BlockSpan
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.inner_shard import InnerShard, parameter_of
-from aftermath.ranks.orders import (
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.inner_shard import InnerShard, parameter_of
+from aftermath.parallel.orders import (
     Advance,
     CopyMoments,
     ForgetMoments,
@@ -57,7 +57,7 @@ class ShardedInner:
         params: Mapping[str, Tensor],
         settings: SparseLoCo,
     ) -> None:
-        """Of the replica whose state the ranks hold now (`ranks.sharded_feedback`)."""
+        """Of the replica whose state the ranks hold now (`parallel.sharded_feedback`)."""
         del settings  # the schema has them
         self._ranks, self._params, self._own = ranks, dict(params), ranks.holder
         self._shard = InnerShard(ranks, schema, tier)

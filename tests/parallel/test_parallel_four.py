@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from aftermath.kernels.runtime import unavailable_reason
-from aftermath.ranks.group import Ranks
-from ranks.rank_processes import (
+from aftermath.parallel.group import Ranks
+from parallel.rank_processes import (
     CUT,
     FOUR,
     MODELS,

@@ -14,7 +14,7 @@ import torch
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.text import counted
-from aftermath.ranks import MOST_RANKS
+from aftermath.parallel import MOST_RANKS
 from aftermath.replica.options import indices_named
 from aftermath.replica.replica import pick_device
 

@@ -20,12 +20,12 @@ from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BlockSpan, block_of, outline, tree_of
 from aftermath.optim.remembered import state_sizes
 from aftermath.optim.schema import build_schema
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.lead import LedReplica
-from aftermath.ranks.pieces import dealt
-from aftermath.ranks.sharded_feedback import ShardedFeedback
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.lead import LedReplica
+from aftermath.parallel.pieces import dealt
+from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.replica import stateshare
-from ranks.rank_processes import (
+from parallel.rank_processes import (
     DIGITS,
     FLOATS,
     MODELS,

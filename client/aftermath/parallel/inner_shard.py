@@ -8,7 +8,7 @@ Decided
   Differences would not do, since adding one to a weight can lose a bit of what the step made of it.
 - A tensor's step is what one rank makes of it, whichever ranks make the others.
 - What a device needs for moments, their copies and its own weights is kept free when it is measured
-  how much fits into a pass. Gradients come when what the ranks summed goes (`ranks.sharded`).
+  how much fits into a pass. Gradients come when what the ranks summed goes (`parallel.sharded`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from aftermath.optim.moments import Kind, States, bytes_of, moment_kinds, moment
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.deal import deal, moments_of
-from aftermath.ranks.group import Ranks, octets
-from aftermath.ranks.orders import (
+from aftermath.parallel.deal import deal, moments_of
+from aftermath.parallel.group import Ranks, octets
+from aftermath.parallel.orders import (
     Advance,
     CopyMoments,
     Mark,

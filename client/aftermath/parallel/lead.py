@@ -4,8 +4,8 @@ Decided
 - The shared weights are the first rank's, in the machine's memory; the exact apply is computed on
   its CPU.
 - A rank holds its part of the network while a share is trained, and all along its part of what was
-  not sent yet (`ranks.sharded_feedback`) and of an inner optimizer's moments
-  (`ranks.sharded_inner`).
+  not sent yet (`parallel.sharded_feedback`) and of an inner optimizer's moments
+  (`parallel.sharded_inner`).
 - The price is that weights go to the ranks, and gradients come back, once for every gradient that
   is taken; and with an inner optimizer weights that other ranks stepped.
 """
@@ -22,11 +22,11 @@ from torch import Tensor
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.optim.parts import Loss
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import Begin, Gather, Make, Measure, Step
-from aftermath.ranks.sharded import ShardedModel, is_short
-from aftermath.ranks.sharded_feedback import ShardedFeedback
-from aftermath.ranks.sharded_inner import ShardedInner
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.orders import Begin, Gather, Make, Measure, Step
+from aftermath.parallel.sharded import ShardedModel, is_short
+from aftermath.parallel.sharded_feedback import ShardedFeedback
+from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import OutOfMemory, PassSize
@@ -45,7 +45,7 @@ class Lead:
         pass_size: PassSize,
         arithmetic: Arithmetic = PLAIN,
     ) -> None:
-        """Collective, as everything here: the others follow (`ranks.follow`)."""
+        """Collective, as everything here: the others follow (`parallel.follow`)."""
         self.ranks, self._pass_size = ranks, pass_size
         ranks.tell(Make(config.to_hf(), tier, arithmetic.bf16))
         self._model = ShardedModel(config, tier, ranks.mesh, bf16=arithmetic.bf16)

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.launch import launched
-from aftermath.ranks.mesh import Mesh
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.launch import launched
+from aftermath.parallel.mesh import Mesh
 from aftermath.replica.exactness import exact_device
-from ranks.rank_processes import DISTRO, RATE, RankPool, apply, gradients, share, two
+from parallel.rank_processes import DISTRO, RATE, RankPool, apply, gradients, share, two
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device here"
