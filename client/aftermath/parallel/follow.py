@@ -1,7 +1,8 @@
 """A rank that follows the first: a process that does what it is told, and knows of no run, chain or
 peer.
 
-It is started by `parallel.launch`, and ends when the process that started it does, however that ends.
+It is started by `parallel.launch`, and ends when the process that started it does, however that
+ends.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rows:
-    """A rank's blocks of a group of a level: [first, first + count), which are a group of its own."""
+    """A rank's blocks of a group of a level: [first, first + count), which are a group of its own.
+    """
 
     own: int
     first: int

@@ -2,8 +2,8 @@
 
 Decided
 - FSDP2 shards parameters and gradients over the data-parallel ranks, layer by layer; DTensor cuts
-  layers over the tensor-parallel ones. Gradients are added up by `parallel.fold`, so that their sum is
-  that of a single rank.
+  layers over the tensor-parallel ones. Gradients are added up by `parallel.fold`, so that their sum
+  is that of a single rank.
 - A rank that has no micro-batch left goes through the motions with another's: all ranks take part
   in gathering the layers. What it computes is not added.
 - One that runs out of memory stands aside until the share's end (`parallel.motions`) and makes its

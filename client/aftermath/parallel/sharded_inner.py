@@ -2,11 +2,11 @@
 where one holds all.
 
 Decided
-- The ranks have what a step takes from the pass before it (`parallel.inner_shard`), so the first one
-  tells them the rate and by what it clipped gradients, which it does by one norm: a step has the
-  bits that a single rank's has. What comes back is written where it belongs, all tensors at once
-  while the first rank steps its own: for few bytes, each message of its own would cost a change of
-  processes.
+- The ranks have what a step takes from the pass before it (`parallel.inner_shard`), so the first
+  one tells them the rate and by what it clipped gradients, which it does by one norm: a step has
+  the bits that a single rank's has. What comes back is written where it belongs, all tensors at
+  once while the first rank steps its own: for few bytes, each message of its own would cost a
+  change of processes.
 - The state comes to the first rank only to be kept, or copied for those who check it, or a block at
   a time.
 - A share that failed is not undone at once, but before the next thing that is asked of moments: it
