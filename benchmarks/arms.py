@@ -38,11 +38,11 @@ from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.tokenise import hold_out, standard_library, standard_library_root, tokenise
 from aftermath.demo.commands import model_config
 from aftermath.events.event_types import Event
-from aftermath.lab import kinds
-from aftermath.lab.course import Course
-from aftermath.lab.fill_in import recipe_of
+from aftermath.lab import lab_events
+from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import OVERLAPS, LabSettings
-from aftermath.lab.start import start
+from aftermath.lab.setup import start
+from aftermath.lab.training_loop import Course
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
@@ -182,7 +182,8 @@ def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
 
 
 def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
-    """What is said to the laboratory. Raises pydantic's ValidationError for what it does not know."""
+    """What is said to the laboratory. Raises pydantic's ValidationError for what it does not know.
+    """
     return LabSettings(
         **places,  # type: ignore[arg-type]  # pydantic checks them
         **training.said,
@@ -220,7 +221,7 @@ def train(training: Training, root: Path) -> dict[str, Any]:
         shutil.rmtree(out)
     if not clock.rounds:  # it was stopped after its last step, and nobody knows how long they took
         return train(training, root)
-    assert isinstance(clock.last, kinds.Finished)
+    assert isinstance(clock.last, lab_events.Finished)
     by_tier = {
         tier: round(loss, 4)
         for tier, loss in clock.last.held_out_by_tier.items()
@@ -258,7 +259,7 @@ class _Clock:
     def take(self, event: Event) -> None:
         """Follow the course."""
         now = self._read()
-        if isinstance(event, kinds.Step) and event.step % self._save_every != 1:
+        if isinstance(event, lab_events.Step) and event.step % self._save_every != 1:
             self.seconds += now - self._since
             self.rounds += 1
         self.last, self._since = event, now

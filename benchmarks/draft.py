@@ -34,9 +34,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.lab.course import Course
-from aftermath.lab.fill_in import recipe_of
-from aftermath.lab.start import start
+from aftermath.lab.resolve_recipe import recipe_of
+from aftermath.lab.setup import start
+from aftermath.lab.training_loop import Course
 from aftermath.model.architectures import config_of
 from aftermath.model.generate import Continuation, Draft, generate
 from aftermath.model.initial import init_weights

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.lab.fill_in import recipe_of
-from aftermath.lab.together import Results, Together
+from aftermath.lab.multi_replica import Results, Together
+from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.model.schema import Segment, is_hidden_matrix, is_table, prefix
 from aftermath.model.segments import view
 from aftermath.optim import mean, proof, sparseloco

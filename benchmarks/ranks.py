@@ -33,10 +33,10 @@ from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.parallel.commands import CopyMoments
 from aftermath.parallel.launch import launched
-from aftermath.parallel.lead import Lead, LedReplica
+from aftermath.parallel.leader import Lead, LedReplica
 from aftermath.parallel.mesh import Mesh
-from aftermath.parallel.orders import CopyMoments
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.memory import LiveBytes
 from aftermath.replica.pass_size import PassSize

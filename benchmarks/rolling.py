@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.lab.together import Together
+from aftermath.lab.multi_replica import Together
 from aftermath.lab.trainer import Stepped
 from aftermath.model.schema import prefix
 from arms import RUNS, Training, arms, kept, train

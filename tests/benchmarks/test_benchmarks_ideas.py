@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.lab.together import Together
+from aftermath.lab.multi_replica import Together
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import prefix
 from aftermath.optim import mean

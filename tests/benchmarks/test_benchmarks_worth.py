@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from aftermath.lab import kinds
+from aftermath.lab import lab_events
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -366,7 +366,7 @@ def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def stop(self: Any, event: Any) -> None:
         take(self, event)
-        if isinstance(event, kinds.Step) and event.step == 3:
+        if isinstance(event, lab_events.Step) and event.step == 3:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(arms._Clock, "take", stop)
@@ -377,7 +377,7 @@ def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         arms._Clock, "take", lambda self, event: (began.append(event), take(self, event))[1]
     )
     assert arms.train(short, tmp_path)["held_out"] == line["held_out"]
-    assert next(event.done for event in began if isinstance(event, kinds.Started)) == 2, (
+    assert next(event.done for event in began if isinstance(event, lab_events.Started)) == 2, (
         "the last save"
     )
     assert not list((tmp_path / "under-way").iterdir())

@@ -31,9 +31,9 @@ from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import COORDINATOR_ID
 from aftermath.rules.state import RunState
-from aftermath.train.letting_in import let_in
+from aftermath.train.admission import let_in
+from aftermath.train.connection import member_of, on_solana
 from aftermath.train.lock import only_process
-from aftermath.train.reach import member_of, on_solana
 from aftermath.train.settings import TrainSettings
 from chain.faults import answer_error, meddling
 from cli.cli_lone_member import QUICK

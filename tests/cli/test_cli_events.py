@@ -15,7 +15,7 @@ import pytest
 from aftermath.events.event_files import EpochFiles
 from aftermath.events.reader import columns
 from aftermath.events.stream import Events, JsonLines
-from aftermath.lab import kinds
+from aftermath.lab import lab_events
 from cli.cli_runs import CONSOLE, invoke
 from events.sample_events import said
 
@@ -238,23 +238,23 @@ def test_a_plot_says_what_it_drew(kept: Path, tmp_path: Path) -> None:
 def local_training(place: Path, losses: list[float | None]) -> Path:
     """Events as train-local writes them."""
     place.mkdir(parents=True)
-    events = Events(lambda: 1.0, [JsonLines(place / kinds.EVENTS, lambda: NOON)])
+    events = Events(lambda: 1.0, [JsonLines(place / lab_events.EVENTS, lambda: NOON)])
     events.emit(
-        kinds.Started(
+        lab_events.Started(
             optimizer="adamw", tiers=(0,), parameters=9, sequences=9, steps=len(losses), done=0
         )
     )
     for step, loss in enumerate(losses, start=1):
         rest = {"lr": 1e-3, "tokens": 64, "seconds": 1.0, "bytes": 0, "accepted": 1}
-        events.emit(kinds.Step(step=step, loss=loss, losses=[loss], **rest))
-    events.emit(kinds.HeldOut(step=len(losses), tier=0, loss=3.5, sequences=8))
+        events.emit(lab_events.Step(step=step, loss=loss, losses=[loss], **rest))
+    events.emit(lab_events.HeldOut(step=len(losses), tier=0, loss=3.5, sequences=8))
     return place
 
 
 def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     one = local_training(tmp_path / "lab" / "adamw", [5.0, 4.0])
     other = local_training(tmp_path / "lab" / "sparseloco", [5.0, None, 3.0])
-    with (other / kinds.EVENTS).open("a") as file:
+    with (other / lab_events.EVENTS).open("a") as file:
         file.write('{"at":"2026-11')  # it still trains
     svg, table, numbers = (tmp_path / f"loss.{kind}" for kind in ("svg", "csv", "json"))
     drawn = invoke("plot", one, other, "--out", svg, "--json").data
@@ -285,7 +285,7 @@ def test_plot_of_a_training_beside_a_run_is_refused(kept: Path, tmp_path: Path) 
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not a training of train-local" in refused["error"]
     told = invoke("events", kept, one)
-    assert f"skipped {one / kinds.EVENTS}: train-local wrote it" in told.err
+    assert f"skipped {one / lab_events.EVENTS}: train-local wrote it" in told.err
 
 
 def test_plot_writes_the_numbers_of_a_run(kept: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from aftermath.lab import course
-from aftermath.lab.course import Course
+from aftermath.lab import training_loop
+from aftermath.lab.training_loop import Course
 from cli.cli_runs import CONSOLE, Outcome, invoke
 
 CHOSEN = ("--device", "cpu", "--threads", 1)
@@ -90,7 +90,7 @@ def test_train_local_interrupted_ends_with_the_same_weights(
     """Ctrl-C in step 2 and SIGTERM in step 4 lose no step; the end in step 7 loses those since step
     5.
     """
-    monkeypatch.setattr(course, "step_plot", lambda *_: None)
+    monkeypatch.setattr(training_loop, "step_plot", lambda *_: None)
     options = ("--tiers", "0,1", "--steps", 8, "--save-every", 5, "--json")
     whole, cut = (quick(material, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
     assert invoke(*whole).code == 0

@@ -17,8 +17,8 @@ from aftermath.cli.present import note
 from aftermath.cli.update_config import announce
 from aftermath.events.console import ConsoleLines, LogLines, show_debug_logs
 from aftermath.events.event_types import Leaving, Warning
-from aftermath.lab.kinds import Finished
-from aftermath.lab.lines import StepLines
+from aftermath.lab.lab_events import Finished
+from aftermath.lab.step_lines import StepLines
 from aftermath.owner.difference import Difference
 from aftermath.server.index import CENTRALIZED
 from cli.cli_runs import invoke

@@ -27,7 +27,8 @@ _LONGEST = 1 << 18  # bytes of a request
 
 
 class Forked:
-    """A child process that was forked elsewhere, with the part of subprocess.Popen that tests use."""
+    """A child process that was forked elsewhere, with the part of subprocess.Popen that tests use.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -112,7 +113,7 @@ def _serve(requests: socket.socket) -> None:
 
     import aftermath.optim.proof
     import aftermath.train.assembly
-    import aftermath.train.named
+    import aftermath.train.device_options
     import aftermath.train.session  # noqa: F401
 
     torch.set_num_threads(1)

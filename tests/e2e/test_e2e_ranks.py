@@ -25,7 +25,7 @@ def ranks_of(player: Player) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(player.process.pid).children():
         with suppress(psutil.NoSuchProcess):  # others come and go
-            if "aftermath.parallel.follow" in child.cmdline():
+            if "aftermath.parallel.worker" in child.cmdline():
                 found.append(child)
     return found
 

@@ -23,7 +23,7 @@ TELLS = """
 import contextlib, json, os, sys
 sys.path[:0] = [os.environ["TESTS"]]
 from pathlib import Path
-from aftermath.train.choices import check_choices
+from aftermath.train.option_checks import check_choices
 from aftermath.train.machine import looked_at
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of

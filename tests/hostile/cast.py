@@ -31,9 +31,9 @@ from aftermath.programs import COORDINATOR_ID
 from aftermath.replica.origin import Origin
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.train import reach, session, sinks
-from aftermath.train.named import named_by
-from aftermath.train.reach import on_solana
+from aftermath.train import connection, session, sinks
+from aftermath.train.connection import on_solana
+from aftermath.train.device_options import named_by
 from aftermath.train.settings import TrainSettings
 from e2e.network import read
 from hostile.attacks import ATTACKS
@@ -65,7 +65,7 @@ class Cast:
             )
 
         session.open_iroh = opened  # type: ignore[assignment, attr-defined]
-        reach.SolanaMember = chained  # type: ignore[assignment, attr-defined]
+        connection.SolanaMember = chained  # type: ignore[assignment, attr-defined]
         Origin.measure_weight = lambda self, replica, seq_len: Behaviour.weight  # type: ignore[method-assign]
 
     async def play(self) -> None:

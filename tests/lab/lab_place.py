@@ -11,11 +11,11 @@ import torch
 
 from aftermath.events.event_types import Event
 from aftermath.events.stream import plain
-from aftermath.lab.course import Course
-from aftermath.lab.fill_in import recipe_of
-from aftermath.lab.kinds import EVENTS
+from aftermath.lab.lab_events import EVENTS
+from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import LabSettings
-from aftermath.lab.start import start
+from aftermath.lab.setup import start
+from aftermath.lab.training_loop import Course
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.sim.setup import CONFIG
@@ -27,7 +27,8 @@ INNER = DISTRO | {"optimizer": "sparseloco", "inner_steps": 2}
 
 
 def prepare(root: Path) -> Path:
-    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be learnt."""
+    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be learnt.
+    """
     write_checkpoint(root / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
     for name, seed, tokens in (("tokens", 1, 8192), ("held-out", 2, 1024)):
         (root / name).mkdir()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from aftermath.lab import alone
-from aftermath.lab.course import CHECKPOINT
+from aftermath.lab.training_loop import CHECKPOINT
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
@@ -34,7 +33,7 @@ def test_it_ends_with_the_bits_of_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str
 ) -> None:
     monkeypatch.setattr(
-        alone, "may_fuse", lambda _: False
+        single_replica, "may_fuse", lambda _: False
     )  # torch's fused AdamW is the CPU's alone, and rounds otherwise
     root = prepare(tmp_path)
     # its heads share keys, which a GPU's own attention rounds otherwise

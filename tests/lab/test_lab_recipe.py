@@ -17,9 +17,9 @@ from aftermath.config.document import load_config
 from aftermath.config.read import optimizer_of, schedule_of
 from aftermath.config.training import ADAMW, DISTRO
 from aftermath.lab import rates
-from aftermath.lab.advice import advice
-from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.recipe import Recipe
+from aftermath.lab.recipe_hints import advice
+from aftermath.lab.resolve_recipe import recipe_of
 from aftermath.lab.settings import LabSettings
 from aftermath.model import hub as hub_module
 from aftermath.model.documents import CheckpointError

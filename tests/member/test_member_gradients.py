@@ -24,7 +24,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from aftermath.train.keeping import gradients_place
+from aftermath.train.checkpoint_checks import gradients_place
 from aftermath.train.settings import TrainSettings
 from member.short_runs import ALONE, SHORT
 

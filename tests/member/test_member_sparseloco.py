@@ -15,7 +15,7 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.state import OptimizerKind, RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from aftermath.train.letting_in import check_model
+from aftermath.train.admission import check_model
 from member.short_runs import SHORT
 
 STEPS = 3

@@ -26,7 +26,7 @@ from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched, launched
-from aftermath.parallel.lead import Lead, LedReplica
+from aftermath.parallel.leader import Lead, LedReplica
 from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize

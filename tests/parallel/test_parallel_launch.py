@@ -130,7 +130,7 @@ async def test_rank_that_crashes_says_where_it_was(capfd: pytest.CaptureFixture[
             await processes.while_all_run(_endless())
     said = capfd.readouterr().err
     assert "Fatal Python error: " in said
-    assert "aftermath/parallel/follow.py" in said
+    assert "aftermath/parallel/worker.py" in said
 
 
 def test_launched_leaves_no_process_and_no_file(

@@ -1,4 +1,5 @@
-"""What the three options say together: the devices of a member's ranks, and what cannot be meant."""
+"""What the three options say together: the devices of a member's ranks, and what cannot be meant.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.parallel.launch import threads_of
 from aftermath.parallel.mesh import Mesh, mesh_of
-from aftermath.train.named import mesh_named
+from aftermath.train.device_options import mesh_named
 from aftermath.train.settings import TrainSettings
 
 

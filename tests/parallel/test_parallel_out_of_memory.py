@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.parallel.collectives import Motions
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched
-from aftermath.parallel.lead import LedReplica
-from aftermath.parallel.motions import Motions
+from aftermath.parallel.leader import LedReplica
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
 from parallel.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two

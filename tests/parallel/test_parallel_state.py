@@ -20,9 +20,9 @@ from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BlockSpan, block_of, outline, tree_of
 from aftermath.optim.remembered import state_sizes
 from aftermath.optim.schema import build_schema
+from aftermath.parallel.feedback_split import dealt
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.lead import LedReplica
-from aftermath.parallel.pieces import dealt
+from aftermath.parallel.leader import LedReplica
 from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.replica import stateshare
 from parallel.rank_processes import (
@@ -89,7 +89,8 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
 def test_a_part_that_is_on_a_gpu_gives_the_same(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone."""
+    """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone.
+    """
     settings = replace(SPARSE, inner_optimizer="muon")
     alone, _ = two(ranks, "llama", 0, 1, settings)
     with gpu_at_hand() as gpu:

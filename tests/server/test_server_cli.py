@@ -1,4 +1,5 @@
-"""The commands of `aftermath-centralized`: their help, their page, and what they say to mistakes."""
+"""The commands of `aftermath-centralized`: their help, their page, and what they say to mistakes.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.model import Checkpoint, Model, Recorded
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.setup import CONFIG, RULES
-from aftermath.train import outfit
+from aftermath.train import requirements
 from aftermath.train.assembly import own_newest
 from aftermath.train.newcomer import may_ask
 from rules import builders
@@ -46,7 +46,7 @@ def recorded(*names: str) -> Model:
 @pytest.fixture
 def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """What reading a place raises whose name is `bad`."""
-    read, raised = outfit.read_outline, list[BaseException]()
+    read, raised = requirements.read_outline, list[BaseException]()
 
     def fragile(of: Checkpoint, access: RunAccess) -> Outline:
         if of.repo == "bad":
@@ -54,7 +54,7 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
         return read(of, access)
 
     (tmp_path / "config.json").write_bytes(Outline(CONFIG.to_hf()).config_json())
-    monkeypatch.setattr(outfit, "read_outline", fragile)
+    monkeypatch.setattr(requirements, "read_outline", fragile)
     monkeypatch.chdir(tmp_path)
     return raised
 
@@ -62,13 +62,13 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
 def test_a_fault_of_ours_with_a_place_costs_that_place(troubled: list[BaseException]) -> None:
     troubled.append(RecursionError("nobody has \x1b[31mthought of it"))
     said: list[str] = []
-    outline, _ = outfit.outline_of(recorded("bad", "."), "run", said.append, access=TRUSTING)
+    outline, _ = requirements.outline_of(recorded("bad", "."), "run", said.append, access=TRUSTING)
     assert outline.config == CONFIG.to_hf()
     assert len(said) == 1
     assert "RecursionError" in said[0]
     assert said[0].isprintable()
     with pytest.raises(AftermathError, match="RecursionError"):
-        outfit.outline_of(recorded("bad"), "run", said.append, access=TRUSTING)
+        requirements.outline_of(recorded("bad"), "run", said.append, access=TRUSTING)
 
 
 @pytest.mark.parametrize("ends", [MemoryError(), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
@@ -77,7 +77,7 @@ def test_what_is_no_fault_of_the_place_ends_the_search(
 ) -> None:
     troubled.append(ends)
     with pytest.raises(type(ends)):
-        outfit.outline_of(recorded("bad", "."), "run", lambda _: None, access=TRUSTING)
+        requirements.outline_of(recorded("bad", "."), "run", lambda _: None, access=TRUSTING)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_outline_of_foreign_architecture_is_refused(
 ) -> None:
     (tmp_path / "config.json").write_bytes(Outline(said).config_json())
     with pytest.raises(Unsuitable, match="is of another architecture"):
-        outfit.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)
+        requirements.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)
 
 
 def test_member_without_the_model_gets_a_fix_for_members(tmp_path: Path) -> None:
     access = RunAccess(on_local_network=True)
     missing = str(tmp_path / "model")
     with pytest.raises(AftermathError) as raised:
-        outfit.outline_of(recorded(missing), "run", lambda _: None, access=access)
+        requirements.outline_of(recorded(missing), "run", lambda _: None, access=access)
     assert raised.value.fix is not None
     assert "from its owner and pass --model-path DIR" in raised.value.fix
     assert "model init" not in raised.value.fix
     with pytest.raises(AftermathError) as raised:
-        outfit.outline_of(recorded(missing), "run", lambda _: None, access=TRUSTING)
+        requirements.outline_of(recorded(missing), "run", lambda _: None, access=TRUSTING)
     assert "model init" in str(raised.value.fix), "an owner can make one"
 
 
@@ -113,7 +113,7 @@ def test_own_checkpoint_tells_the_model_after_false_names(tmp_path: Path) -> Non
     (tmp_path / "test-step12" / "config.json").write_bytes(Outline(CONFIG.to_hf()).config_json())
     false = replace(recorded("x"), checkpoint=Checkpoint(CheckpointKind.HUB, "/etc", ""))
     access = RunAccess(own_maker=maker_name(run.identity))
-    outline, _ = outfit.outline_of(
+    outline, _ = requirements.outline_of(
         false, "test", said.append, *own_newest(tmp_path, run), access=access
     )
     assert outline.config == CONFIG.to_hf()

@@ -1,4 +1,5 @@
-"""Copies of checkpoints by signed links, against a server that checks them as object storage does."""
+"""Copies of checkpoints by signed links, against a server that checks them as object storage does.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from aiohttp.test_utils import TestServer
 from aftermath.base.outputs import MARK
 from aftermath.model.documents import CheckpointError
 from aftermath.train import put_links
-from aftermath.train.made import hub_of
+from aftermath.train.own_choices import hub_of
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import TrainSettings
 

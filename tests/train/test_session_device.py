@@ -16,9 +16,9 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.replica.exactness import is_exact
 from aftermath.replica.options import Arithmetic
-from aftermath.train.letting_in import check_options
-from aftermath.train.named import named_by
-from aftermath.train.reach import Reach
+from aftermath.train.admission import check_options
+from aftermath.train.connection import Reach
+from aftermath.train.device_options import named_by
 from aftermath.train.settings import TrainSettings
 
 

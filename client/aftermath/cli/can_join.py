@@ -108,7 +108,7 @@ async def answer(subject: Subject, found: list[tuple[str, Finding]]) -> Result:
     """
     from aftermath.cli.check_list import FIT, examine, refusals
     from aftermath.coordinator.errors import Unavailable
-    from aftermath.train.reached import reached_by
+    from aftermath.train.access_report import reached_by
 
     assert subject.view is not None
     if not any(refusal.code in _WHATEVER_THE_MACHINE for refusal in refusals(found)):
@@ -150,7 +150,8 @@ def _exit_of(refusal: AftermathError) -> int:
 
 
 def _tell(refusals: list[AftermathError]) -> None:
-    """Say on stderr what is known before PyTorch loads, unless the answer goes to the same place."""
+    """Say on stderr what is known before PyTorch loads, unless the answer goes to the same place.
+    """
     from aftermath.events.text import LOADING
 
     for refusal in () if one_output() else refusals:

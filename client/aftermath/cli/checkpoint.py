@@ -92,7 +92,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     from aftermath.model.resolve import load_hf_config, resolve
     from aftermath.model.segments import level_hash
     from aftermath.rules.run import steps_before
-    from aftermath.train.outfit import schema_from
+    from aftermath.train.requirements import schema_from
 
     if run.levels_attested != (1 << run.levels) - 1:
         raise CommandError(

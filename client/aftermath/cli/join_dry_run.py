@@ -14,7 +14,7 @@ from aftermath.cli.present import Ended, Result, facts, note, plain_text
 if TYPE_CHECKING:
     from aftermath.chain.dry_run import Rehearsed
     from aftermath.cli.findings import Finding, Subject
-    from aftermath.train.reach import Reach
+    from aftermath.train.connection import Reach
     from aftermath.train.settings import TrainSettings
 
 
@@ -26,9 +26,9 @@ async def rehearsed(settings: TrainSettings) -> Ended:
     """
     from aftermath.cli.check_list import FIT, examine
     from aftermath.events.text import LOADING
-    from aftermath.train.letting_in import check_words
-    from aftermath.train.named import named_by
-    from aftermath.train.reach import on_solana
+    from aftermath.train.admission import check_words
+    from aftermath.train.connection import on_solana
+    from aftermath.train.device_options import named_by
 
     check_words(settings)
     reach = on_solana(settings)
@@ -107,7 +107,7 @@ async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: i
     from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
     from aftermath.chain.views import membership_account
     from aftermath.chain.wallet import identity_public
-    from aftermath.train.reach import member_of
+    from aftermath.train.connection import member_of
 
     assert subject.view is not None
     run = subject.view.run

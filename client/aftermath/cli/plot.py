@@ -1,4 +1,5 @@
-"""`plot`: a run's history from the events of its members, or the losses of several local trainings."""
+"""`plot`: a run's history from the events of its members, or the losses of several local trainings.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def plot(
     --out directories. One picture shows all losses.
     """
     from aftermath.events.reader import NoEvents
-    from aftermath.lab.trainings import trainings_in
+    from aftermath.lab.training_curves import trainings_in
 
     path = out.expanduser()
     if path.is_dir():
@@ -76,7 +77,7 @@ def _trainings(files: Sequence[Path], path: Path) -> Result:
     """Draw local trainings over each other."""
     from aftermath.events.plot import step_plot
     from aftermath.events.reader import NoEvents
-    from aftermath.lab.trainings import curves_of, read_trainings
+    from aftermath.lab.training_curves import curves_of, read_trainings
 
     trainings = read_trainings(files)
     curves = curves_of(trainings)

@@ -251,8 +251,8 @@ async def owner(subject: Subject) -> Finding | None:
     from solders.pubkey import Pubkey
 
     from aftermath.base.files import state_directory
+    from aftermath.train.admission import owner_named
     from aftermath.train.known_runs import KnownRuns
-    from aftermath.train.letting_in import owner_named
 
     run = subject.view.run
     cluster = await subject.chain.pool.genesis()
@@ -346,17 +346,18 @@ def reach(subject: Subject) -> Finding | None:
     """Name the local files that the run reads, and the addresses that it contacts."""
     if subject.view is None or not subject.view.model.configured:
         return None
-    from aftermath.train.reached import reached_by
+    from aftermath.train.access_report import reached_by
 
     lines = reached_by(subject.view.model, subject.access()).lines()
     return fine(f"the run {'; '.join(lines) or 'reads no files and contacts no addresses'}")
 
 
 def configured(subject: Subject) -> Finding | None:
-    """Check that the run has a config, and that this client knows its architecture and optimizer."""
+    """Check that the run has a config, and that this client knows its architecture and optimizer.
+    """
     if subject.view is None:
         return None
-    from aftermath.train.letting_in import check_model
+    from aftermath.train.admission import check_model
 
     check_model(subject.view.model, subject.view.run.run_id)
     return fine("the run is configured")
@@ -369,7 +370,7 @@ def model(subject: Subject) -> Finding | None:
     if subject.view is None or not subject.view.model.configured:
         return None
     from aftermath.train.newcomer import may_ask
-    from aftermath.train.outfit import outline_of
+    from aftermath.train.requirements import outline_of
 
     view = subject.view
     warnings: list[str] = []
@@ -391,10 +392,11 @@ def model(subject: Subject) -> Finding | None:
 
 
 def tier(subject: Subject) -> Finding | None:
-    """Check that the run has the tier, or choose the one that `train --matformer-tier auto` takes."""
+    """Check that the run has the tier, or choose the one that `train --matformer-tier auto` takes.
+    """
     if subject.view is None or subject.schema is None or subject.tier is None:
         return None
-    from aftermath.train.letting_in import check_tier
+    from aftermath.train.admission import check_tier
     from aftermath.train.tier import AUTO_TIER
 
     run_id, tiers = subject.view.run.run_id, subject.view.model.tiers
@@ -461,7 +463,7 @@ def data(subject: Subject) -> Finding | None:
     if subject.view is None or subject.schema is None:
         return None
     from aftermath.data.source import SourceUnavailable
-    from aftermath.train.outfit import data_of
+    from aftermath.train.requirements import data_of
 
     try:
         subject.sequences = data_of(subject.view.model, subject.schema, subject.access()).sequences

@@ -80,8 +80,8 @@ def train_local(
         from aftermath.events.text import LOADING  # with rich, which help does not wait for
 
         note(LOADING)
-    from aftermath.lab.advice import advice
-    from aftermath.lab.fill_in import recipe_of
+    from aftermath.lab.recipe_hints import advice
+    from aftermath.lab.resolve_recipe import recipe_of
 
     recipe = recipe_of(settings)
     for sentence in advice(recipe):
@@ -92,9 +92,9 @@ def train_local(
 
     from aftermath.events.stream import JsonLines
     from aftermath.kernels.runtime import needs_compilation
-    from aftermath.lab.course import Course, now
-    from aftermath.lab.lines import StepLines
-    from aftermath.lab.start import start
+    from aftermath.lab.setup import start
+    from aftermath.lab.step_lines import StepLines
+    from aftermath.lab.training_loop import Course, now
     from aftermath.replica.exactness import exact_device, keep_compiled
     from aftermath.replica.passes import arithmetic_of
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.files import parents_made, standing_in
 from aftermath.base.locks import hold
-from aftermath.lab.kinds import Finished
+from aftermath.lab.lab_events import Finished
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import write_errors, writing
 
@@ -42,7 +42,8 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
-    """Put a state in the place of the last one. Raises CheckpointError; that one is then untouched."""
+    """Put a state in the place of the last one. Raises CheckpointError; that one is then untouched.
+    """
     with writing(directory), standing_in(directory / STATE) as partial:
         save_file(
             dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()}

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aftermath.base.concurrency import TurnLock
 from aftermath.optim.moments import Kind
-from aftermath.parallel.orders import Join, Order
+from aftermath.parallel.commands import Join, Order
 
 _PATIENCE = timedelta(days=365)
 Arrived = Callable[[], None]

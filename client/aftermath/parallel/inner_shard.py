@@ -25,9 +25,7 @@ from aftermath.optim.moments import Kind, States, bytes_of, moment_kinds, moment
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.parallel.deal import deal, moments_of
-from aftermath.parallel.group import Ranks, octets
-from aftermath.parallel.orders import (
+from aftermath.parallel.commands import (
     Advance,
     CopyMoments,
     Mark,
@@ -37,6 +35,8 @@ from aftermath.parallel.orders import (
     Settle,
     TakeMoments,
 )
+from aftermath.parallel.group import Ranks, octets
+from aftermath.parallel.moment_split import deal, moments_of
 
 
 class InnerPlan:

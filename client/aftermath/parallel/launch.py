@@ -24,9 +24,9 @@ import msgspec
 from aftermath.base.concurrency import first_of
 from aftermath.base.environment import environment_without_secrets
 from aftermath.base.errors import AftermathError
+from aftermath.parallel.commands import Join
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.mesh import Mesh
-from aftermath.parallel.orders import Join
 
 T = TypeVar("T")
 _LOOK = 0.2  # seconds
@@ -117,7 +117,7 @@ def threads_of(mesh: Mesh, wanted: int) -> int:
 
 
 def _started(join: Join) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "aftermath.parallel.follow", msgspec.json.encode(join).decode()]
+    line = [sys.executable, "-m", "aftermath.parallel.worker", msgspec.json.encode(join).decode()]
     environment = environment_without_secrets()
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
 

@@ -2,12 +2,12 @@
 
 Decided
 - FSDP2 shards parameters and gradients over the data-parallel ranks, layer by layer; DTensor cuts
-  layers over the tensor-parallel ones. Gradients are added up by `parallel.fold`, so that their sum
-  is that of a single rank.
+  layers over the tensor-parallel ones. Gradients are added up by `parallel.ordered_sum`, so that
+  their sum is that of a single rank.
 - A rank that has no micro-batch left goes through the motions with another's: all ranks take part
   in gathering the layers. What it computes is not added.
-- One that runs out of memory stands aside until the share's end (`parallel.motions`) and makes its
-  network again for the next, since FSDP2 does not take back half of a pass.
+- One that runs out of memory stands aside until the share's end (`parallel.collectives`) and makes
+  its network again for the next, since FSDP2 does not take back half of a pass.
 - What moves tensors is collective: every rank calls it in the same order. `held` and `losses` are a
   rank's own.
 """
@@ -26,9 +26,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aftermath.model.config import ModelConfig, TensorPlan
-from aftermath.parallel.fold import OrderedSum
-from aftermath.parallel.motions import Gathering, Motions
-from aftermath.parallel.tensor import cut, is_partial
+from aftermath.parallel.collectives import Gathering, Motions
+from aftermath.parallel.ordered_sum import OrderedSum
+from aftermath.parallel.tensor_parallel import cut, is_partial
 from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import Passes

@@ -28,8 +28,7 @@ from aftermath.optim.parts import Measured, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, digests_told, told_size
 from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.schema import Schema
-from aftermath.parallel.group import Ranks
-from aftermath.parallel.orders import (
+from aftermath.parallel.commands import (
     Choose,
     Copy,
     Digests,
@@ -41,8 +40,9 @@ from aftermath.parallel.orders import (
     Restore,
     Weigh,
 )
-from aftermath.parallel.pieces import parts_of
-from aftermath.parallel.shard import Shard
+from aftermath.parallel.feedback_shard import Shard
+from aftermath.parallel.feedback_split import parts_of
+from aftermath.parallel.group import Ranks
 
 
 class ShardedFeedback:
@@ -58,7 +58,7 @@ class ShardedFeedback:
         decay: float,
         balances: Balances,
     ) -> None:
-        """Collective, as what it does; the others follow (`parallel.follow`). `schema` has what the
+        """Collective, as what it does; the others follow (`parallel.worker`). `schema` has what the
         others are told.
         """
         del decay

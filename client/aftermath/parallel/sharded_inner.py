@@ -27,9 +27,7 @@ from aftermath.optim.moments import Kind, bytes_of, check_moments
 from aftermath.optim.private_blocks import BLOCK, BlockSpan
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.parallel.group import Ranks
-from aftermath.parallel.inner_shard import InnerShard, parameter_of
-from aftermath.parallel.orders import (
+from aftermath.parallel.commands import (
     Advance,
     CopyMoments,
     ForgetMoments,
@@ -40,6 +38,8 @@ from aftermath.parallel.orders import (
     Settle,
     TakeMoments,
 )
+from aftermath.parallel.group import Ranks
+from aftermath.parallel.inner_shard import InnerShard, parameter_of
 
 _BYTES = torch.uint8
 

@@ -1,4 +1,5 @@
-"""Connects `train` to a server's run: identity, connection and background tasks (`train.reach`).
+"""Connects `train` to a server's run: identity, connection and background tasks
+(`train.connection`).
 
 An identity is 32 secret bytes, the seed of the signing key. The peer key is derived from it and the
 run, as for a wallet. A member without an identity gets a temporary one.
@@ -34,7 +35,7 @@ from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
 from aftermath.server.connection import ServerConnection
 from aftermath.server.trust import Trust, reached
-from aftermath.train.reach import START_PATIENCE, Reach
+from aftermath.train.connection import START_PATIENCE, Reach
 from aftermath.train.settings import TrainSettings
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+):(\d{1,5})")

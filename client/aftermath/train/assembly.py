@@ -46,13 +46,13 @@ from aftermath.rules.model import Checkpoint
 from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.access_options import access_for
+from aftermath.train.checkpoint_checks import check_room, keeping_advice
 from aftermath.train.departure import is_a_person_there
-from aftermath.train.keeping import check_room, keeping_advice
+from aftermath.train.device_options import Named
 from aftermath.train.kernels import ready_kernels
-from aftermath.train.made import evaluations_of, hub_of, prompt_of
-from aftermath.train.named import Named
 from aftermath.train.newcomer import Newcomer
-from aftermath.train.outfit import data_of
+from aftermath.train.own_choices import evaluations_of, hub_of, prompt_of
+from aftermath.train.requirements import data_of
 from aftermath.train.settings import TrainSettings
 from aftermath.train.tier import check_memory
 
@@ -141,7 +141,7 @@ def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
 def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
     """Raises Unsuitable or UsageError if what the options say does not fit the run's model."""
     if named.mesh.tensor > 1:
-        from aftermath.parallel.tensor import check_tensor_parallelism
+        from aftermath.parallel.tensor_parallel import check_tensor_parallelism
 
         check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.mesh.tensor)
     check_room(settings, schema.state)
@@ -155,7 +155,8 @@ async def _origin(
     compute: Worker,
     access: RunAccess,
 ) -> Origin:
-    """Where its replicas come from: of one device, or led by this process and held by its `ranks`."""
+    """Where its replicas come from: of one device, or led by this process and held by its `ranks`.
+    """
     tier, strategy = settings.matformer_tier, settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:
@@ -171,7 +172,7 @@ async def _origin(
             access=access,
         )
     # torch's sharding takes a second to import, which few members need
-    from aftermath.parallel.lead import Lead, led_by
+    from aftermath.parallel.leader import Lead, led_by
 
     make = led_by(
         await compute(

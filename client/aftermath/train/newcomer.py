@@ -32,8 +32,8 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
-from aftermath.train.letting_in import check_model
-from aftermath.train.outfit import outline_of, schema_from
+from aftermath.train.admission import check_model
+from aftermath.train.requirements import outline_of, schema_from
 
 _PATIENCE, _LOOK_AGAIN = 60.0, 1.0  # seconds in which the members are asked, and between two times
 _LEAVING = 10.0

@@ -44,14 +44,14 @@ from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
+from aftermath.train.admission import Admitted, check_options, let_in
+from aftermath.train.checkpoint_checks import check_hub, gradients_place
+from aftermath.train.connection import Reach, member_of, on_solana
 from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_there
-from aftermath.train.ending import known
+from aftermath.train.error_text import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
-from aftermath.train.keeping import check_hub, gradients_place
-from aftermath.train.letting_in import Admitted, check_options, let_in
 from aftermath.train.lock import only_process
 from aftermath.train.machine import looked_at
-from aftermath.train.reach import Reach, member_of, on_solana
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import collects_figures, events_of
 from aftermath.train.tier import AUTO_TIER
@@ -59,7 +59,7 @@ from aftermath.train.tier import AUTO_TIER
 if TYPE_CHECKING:
     from aftermath.member.member import Member
     from aftermath.parallel.launch import Launched
-    from aftermath.train.named import Named
+    from aftermath.train.device_options import Named
 
 
 def run_member(
@@ -139,7 +139,7 @@ def _load_torch() -> None:
         gc.disable()
         try:
             import aftermath.train.assembly
-            import aftermath.train.named  # noqa: F401
+            import aftermath.train.device_options  # noqa: F401
         finally:
             gc.enable()
         gc.freeze()
@@ -152,7 +152,7 @@ def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
     import torch
 
     from aftermath.parallel.launch import threads_of
-    from aftermath.train.named import named_by
+    from aftermath.train.device_options import named_by
 
     named = named_by(settings, reach)
     if threads := threads_of(named.mesh, settings.threads):
@@ -165,7 +165,7 @@ def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> Tra
     say(LOADING)
     _load_torch()
     from aftermath.train.access_options import access_for
-    from aftermath.train.outfit import schema_of
+    from aftermath.train.requirements import schema_of
     from aftermath.train.tier import chosen_here
 
     view, named = admitted.view, _on_devices(settings, reach)

@@ -1,4 +1,5 @@
-"""Reads the events of finished or running `train-local` trainings back, as curves for one picture."""
+"""Reads the events of finished or running `train-local` trainings back, as curves for one picture.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import msgspec
 
 from aftermath.events.plot import Curve
 from aftermath.events.reader import unreadable
-from aftermath.lab import kinds
-from aftermath.lab.kinds import EVENTS
+from aftermath.lab import lab_events
+from aftermath.lab.lab_events import EVENTS
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _is_training(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            first = msgspec.json.decode(file.readline(1 << 16), type=kinds.LAB_EVENTS)
+            first = msgspec.json.decode(file.readline(1 << 16), type=lab_events.LAB_EVENTS)
     except (
         FileNotFoundError,
         IsADirectoryError,
@@ -77,7 +78,7 @@ def _is_training(path: Path) -> bool:
         return False
     except OSError as error:
         raise unreadable(path, error) from None
-    return isinstance(first, kinds.Started)
+    return isinstance(first, lab_events.Started)
 
 
 def _read(path: Path, name: str) -> Training:
@@ -89,13 +90,13 @@ def _read(path: Path, name: str) -> Training:
     steps = 0
     for line in path.read_bytes().splitlines():
         try:
-            event = msgspec.json.decode(line, type=kinds.LAB_EVENTS)
+            event = msgspec.json.decode(line, type=lab_events.LAB_EVENTS)
         except (msgspec.MsgspecError, RecursionError):
             continue
-        if isinstance(event, kinds.Step):
+        if isinstance(event, lab_events.Step):
             steps = event.step
             if event.loss is not None:
                 loss.append((event.step, event.loss))
-        elif isinstance(event, kinds.HeldOut) and event.loss is not None:
+        elif isinstance(event, lab_events.HeldOut) and event.loss is not None:
             held_out[event.tier].append((event.step, event.loss))
     return Training(name, steps, loss, dict(sorted(held_out.items())))

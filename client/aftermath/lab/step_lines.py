@@ -9,7 +9,7 @@ from aftermath.base.text import counted
 from aftermath.events.event_types import Event, Warning
 from aftermath.events.printable import printable
 from aftermath.events.progress import span
-from aftermath.lab import kinds
+from aftermath.lab import lab_events
 
 
 class StepLines:
@@ -26,21 +26,21 @@ class StepLines:
 
     def _line(self, event: Event) -> str | None:
         match event:
-            case kinds.Started():
+            case lab_events.Started():
                 return self._started(event)
-            case kinds.Step():
+            case lab_events.Step():
                 return self._step(event)
-            case kinds.HeldOut():
+            case lab_events.HeldOut():
                 loss = f"{event.loss:.4f}" if event.loss is not None else "not finite"
                 return f"step {event.step:,}  held out, tier {event.tier}: {loss} nats per token"
             case Warning():
                 return f"warning: {event.message}"
-            case kinds.Finished():
+            case lab_events.Finished():
                 place = f"; the checkpoint is in {event.checkpoint}" if event.checkpoint else ""
                 return f"finished: {counted(event.step, 'step')}, {event.tokens:,} tokens{place}"
         return None
 
-    def _started(self, event: kinds.Started) -> str:
+    def _started(self, event: lab_events.Started) -> str:
         self._steps, members = event.steps, counted(len(event.tiers), "member")
         tiers = ", ".join(map(str, event.tiers))
         after = f", on from step {event.done:,}" if event.done else ""
@@ -49,7 +49,7 @@ class StepLines:
             f"{counted(event.steps, 'step')}{after}"
         )
 
-    def _step(self, event: kinds.Step) -> str:
+    def _step(self, event: lab_events.Step) -> str:
         seconds, left = event.seconds, self._steps - event.step
         self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
         loss = f"{event.loss:.4f}" if event.loss is not None else "not finite"

@@ -22,8 +22,8 @@ from torch import Tensor
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.optim.parts import Loss
+from aftermath.parallel.commands import Begin, Gather, Make, Measure, Step
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.orders import Begin, Gather, Make, Measure, Step
 from aftermath.parallel.sharded import ShardedModel, is_short
 from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.parallel.sharded_inner import ShardedInner
@@ -45,7 +45,7 @@ class Lead:
         pass_size: PassSize,
         arithmetic: Arithmetic = PLAIN,
     ) -> None:
-        """Collective, as everything here: the others follow (`parallel.follow`)."""
+        """Collective, as everything here: the others follow (`parallel.worker`)."""
         self.ranks, self._pass_size = ranks, pass_size
         ranks.tell(Make(config.to_hf(), tier, arithmetic.bf16))
         self._model = ShardedModel(config, tier, ranks.mesh, bf16=arithmetic.bf16)

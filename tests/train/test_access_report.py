@@ -18,8 +18,8 @@ from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
 from aftermath.rules.state import CheckpointKind, DataKind
 from aftermath.sim.setup import CONFIG, RULES
-from aftermath.train import outfit
-from aftermath.train.reached import reached_by
+from aftermath.train import requirements
+from aftermath.train.access_report import reached_by
 from faulty_web import serving
 from rules import builders
 
@@ -106,7 +106,7 @@ def test_document_without_hash_on_chain_is_refused() -> None:
         )
         schema = agreed_schema(CONFIG.to_hf(), 3, optimizer)
         with pytest.raises(Unsuitable, match=r"the chain has no hash[\s\S]*update-config"):
-            outfit.data_of(model, schema, RunAccess(private_network=True))
+            requirements.data_of(model, schema, RunAccess(private_network=True))
         assert web.asked == []
 
 
@@ -124,5 +124,5 @@ def test_unfit_tokens_fix_depends_on_hash_on_chain(
     model = builders.model(optimizer=optimizer, data_location=place, max_seq_len=16)
     schema = agreed_schema(CONFIG.to_hf() | {"vocab_size": 257}, 3, optimizer)
     with pytest.raises(WrongTokens, match="outside the vocabulary") as told:
-        outfit.data_of(model, schema, RunAccess(data=tmp_path))
+        requirements.data_of(model, schema, RunAccess(data=tmp_path))
     assert advice in told.value.fix

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aftermath.data.local import open_tokens
-from aftermath.lab.together import ReplicasDiffer, Together
+from aftermath.lab.multi_replica import ReplicasDiffer, Together
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.rounds import epoch
 from aftermath.model.initial import init_weights

@@ -9,7 +9,7 @@ from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
-from aftermath.train.choices import asked_of
+from aftermath.train.option_checks import asked_of
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 

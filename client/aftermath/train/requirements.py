@@ -24,7 +24,7 @@ from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, DataLocation, Model
 from aftermath.rules.state import Architecture, CheckpointKind, DataKind, DataType
-from aftermath.train.letting_in import check_model
+from aftermath.train.admission import check_model
 from aftermath.train.locations import name_of, open_source
 
 log = logging.getLogger(__name__)

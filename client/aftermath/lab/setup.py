@@ -18,10 +18,10 @@ from torch import Tensor
 from aftermath.base.errors import UsageError
 from aftermath.data.local import open_tokens
 from aftermath.data.source import Source
-from aftermath.lab.alone import Alone, optimizer_for
 from aftermath.lab.held_out import spread
+from aftermath.lab.multi_replica import Together
 from aftermath.lab.recipe import Recipe
-from aftermath.lab.together import Together
+from aftermath.lab.single_replica import Alone, optimizer_for
 from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig

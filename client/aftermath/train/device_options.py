@@ -13,8 +13,8 @@ from aftermath.parallel.mesh import Mesh, mesh_of
 from aftermath.replica.exactness import exact_device, keep_compiled
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.passes import arithmetic_of
-from aftermath.train.choices import asked_of
-from aftermath.train.reach import Reach
+from aftermath.train.connection import Reach
+from aftermath.train.option_checks import asked_of
 from aftermath.train.settings import TrainSettings
 from aftermath.train.tier import check_alone
 

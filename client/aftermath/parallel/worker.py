@@ -22,10 +22,10 @@ import torch
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.optim.schema import Schema
+from aftermath.parallel.commands import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
+from aftermath.parallel.feedback_shard import Shard
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.inner_shard import InnerShard
-from aftermath.parallel.orders import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
-from aftermath.parallel.shard import Shard
 from aftermath.parallel.sharded import ShardedModel, is_short
 from aftermath.replica.exactness import set_exact
 

@@ -24,8 +24,7 @@ from aftermath.optim.moments import Kind
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
-from aftermath.parallel.group import Ranks, octets
-from aftermath.parallel.orders import (
+from aftermath.parallel.commands import (
     Choose,
     Copy,
     Digests,
@@ -36,7 +35,8 @@ from aftermath.parallel.orders import (
     Restore,
     Weigh,
 )
-from aftermath.parallel.pieces import Rows, dealt
+from aftermath.parallel.feedback_split import Rows, dealt
+from aftermath.parallel.group import Ranks, octets
 
 
 class Plan:

@@ -17,9 +17,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from aftermath.lab.course import CHECKPOINT, PLOT, Course
-from aftermath.lab.kinds import EVENTS, Step
+from aftermath.lab.lab_events import EVENTS, Step
 from aftermath.lab.saving import STATE, load_state, only_here
+from aftermath.lab.training_loop import CHECKPOINT, PLOT, Course
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError

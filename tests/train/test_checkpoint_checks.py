@@ -14,8 +14,8 @@ from aftermath.base.errors import AftermathError
 from aftermath.model.schema import StateSchema
 from aftermath.model.store import RESERVE
 from aftermath.sim.simulation import SimulatedRun, play
-from aftermath.train import keeping
-from aftermath.train.keeping import (
+from aftermath.train import checkpoint_checks
+from aftermath.train.checkpoint_checks import (
     check_hub,
     check_places,
     check_put_links,
@@ -128,13 +128,13 @@ def test_there_must_be_room_for_two_checkpoints(
 ) -> None:
     needed = 8 * schema.parameters() + RESERVE
     asked = settings(checkpoint_dir=tmp_path)
-    monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
+    monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     with pytest.raises(
         AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints"
     ) as caught:
         check_room(asked, schema)
     assert "Make room" in caught.value.fix
-    monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
+    monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
     check_room(asked, schema)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aftermath.base.errors import AftermathError
-from aftermath.train.ending import OutOfMemory, known
+from aftermath.train.error_text import OutOfMemory, known
 from aftermath.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(run_id="demo", matformer_tier=1)

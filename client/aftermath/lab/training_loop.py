@@ -28,13 +28,13 @@ from aftermath.base.outputs import STANDARD_OUTPUT, OutputError, check_directory
 from aftermath.events.event_types import Warning
 from aftermath.events.plot import step_plot
 from aftermath.events.stream import Events, JsonLines, Sink
-from aftermath.lab import kinds
-from aftermath.lab.deal import Deal
+from aftermath.lab import lab_events
+from aftermath.lab.data_split import Deal
 from aftermath.lab.held_out import loss_on
-from aftermath.lab.kinds import EVENTS
+from aftermath.lab.lab_events import EVENTS
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.saving import LOCK, STATE, Counters, load_state, only_here, save_state
-from aftermath.lab.start import Start
+from aftermath.lab.setup import Start
 from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, write_checkpoint, writing
@@ -79,7 +79,7 @@ class Course:
                 return
             recipe, model = self._recipe, self._begun.trainer
             self._events.emit(
-                kinds.Started(
+                lab_events.Started(
                     optimizer=recipe.optimizer,
                     tiers=recipe.tiers,
                     parameters=sum(
@@ -144,7 +144,7 @@ class Course:
         self._tokens += tokens
         loss = _mean(done, indices)
         self._note(
-            kinds.Step(
+            lab_events.Step(
                 step=step,
                 loss=loss,
                 losses=done.losses,
@@ -171,17 +171,19 @@ class Course:
         }
         for tier, loss in losses.items():
             self._note(
-                kinds.HeldOut(step=step, tier=int(tier), loss=loss, sequences=len(sequences))
+                lab_events.HeldOut(step=step, tier=int(tier), loss=loss, sequences=len(sequences))
             )
         return losses
 
-    def _note(self, event: kinds.Step | kinds.HeldOut) -> None:
+    def _note(self, event: lab_events.Step | lab_events.HeldOut) -> None:
         self._events.emit(event)
         self._draw(event)
 
-    def _draw(self, event: kinds.Step | kinds.HeldOut) -> None:
+    def _draw(self, event: lab_events.Step | lab_events.HeldOut) -> None:
         """Add a loss to the curves."""
-        name = f"held out, tier {event.tier}" if isinstance(event, kinds.HeldOut) else "training"
+        name = (
+            f"held out, tier {event.tier}" if isinstance(event, lab_events.HeldOut) else "training"
+        )
         if event.loss is not None and math.isfinite(event.loss):
             self._curves.setdefault(name, []).append((event.step, event.loss))
 
@@ -211,7 +213,7 @@ class Course:
                 step_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
         kept = str(place) if place else None
         by_tier = dict[str, float | None](losses)
-        finished = kinds.Finished(
+        finished = lab_events.Finished(
             step=recipe.steps, tokens=self._tokens, held_out_by_tier=by_tier, checkpoint=kept
         )
         self._events.emit(finished)
@@ -220,7 +222,7 @@ class Course:
     # --- saving
     #  -----------------------------------------------------------------------------------------------------
 
-    def _save(self, step: int, finished: kinds.Finished | None = None) -> None:
+    def _save(self, step: int, finished: lab_events.Finished | None = None) -> None:
         if self._out is None:
             return
         log = self._out / EVENTS
@@ -232,7 +234,7 @@ class Course:
         counters = Counters(self._begun.bound, step, fresh, again, size, finished)
         save_state(self._out, self._begun.trainer.state(), counters)
 
-    def _take_up(self) -> kinds.Finished | None:
+    def _take_up(self) -> lab_events.Finished | None:
         """Resume a saved state, or save the first one. Return the last event if all is done."""
         if self._out is None:
             return None
@@ -270,10 +272,10 @@ class Course:
                 os.truncate(log, size)
         try:
             for line in log.read_text(encoding="utf-8").splitlines():
-                event = msgspec.json.decode(line, type=kinds.LAB_EVENTS)
-                if isinstance(event, kinds.Step | kinds.HeldOut):
+                event = msgspec.json.decode(line, type=lab_events.LAB_EVENTS)
+                if isinstance(event, lab_events.Step | lab_events.HeldOut):
                     self._draw(event)
-                self._tokens += event.tokens if isinstance(event, kinds.Step) else 0
+                self._tokens += event.tokens if isinstance(event, lab_events.Step) else 0
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise CheckpointError(
                 f"{log} is damaged: {error!r}", "Name another --out, or remove this one"

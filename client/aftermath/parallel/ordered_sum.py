@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.parallel.motions import Motions
+from aftermath.parallel.collectives import Motions
 
 
 class OrderedSum:

@@ -4,7 +4,7 @@ its pass.
 Decided
 - The others wait for it inside of a layer, where nothing reaches them. So it throws its pass away,
   which frees what it held, and takes part in what is left of the collectives with nothing but
-  buffers. All come to the end of the share, and are told there (`parallel.lead`).
+  buffers. All come to the end of the share, and are told there (`parallel.leader`).
 - Which collectives these are, it knows from a pass that came to its end. They are those of the
   layers' weights and gradients, so they are the same for all passes of a network, of however many
   sequences and tokens.

@@ -58,7 +58,7 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
     """Hold a part of the state of a tier's optimizer, of which nothing is learnt yet
-    (`parallel.shard`).
+    (`parallel.feedback_shard`).
     """
 
     schema: bytes

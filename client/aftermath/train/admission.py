@@ -25,15 +25,16 @@ from aftermath.p2p.iroh import check_interface, check_port
 from aftermath.replica.options import indices_named
 from aftermath.rules.model import Model
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
-from aftermath.train.choices import check_choices
-from aftermath.train.keeping import check_hub, check_places, check_put_links
+from aftermath.train.checkpoint_checks import check_hub, check_places, check_put_links
 from aftermath.train.known_runs import KnownRuns
+from aftermath.train.option_checks import check_choices
 from aftermath.train.settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """The run as a member finds it that would be let in; `cluster`: the genesis hash of its chain."""
+    """The run as a member finds it that would be let in; `cluster`: the genesis hash of its chain.
+    """
 
     view: View
     cluster: str

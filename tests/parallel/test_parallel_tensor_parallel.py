@@ -16,7 +16,7 @@ from aftermath.model.architectures import config_of
 from aftermath.optim.engine import Trained
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.tensor import check_tensor_parallelism
+from aftermath.parallel.tensor_parallel import check_tensor_parallelism
 from aftermath.replica.replica import Replica
 from parallel.rank_processes import (
     CUT,
