@@ -182,8 +182,7 @@ def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
 
 
 def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
-    """What is said to the laboratory. Raises pydantic's ValidationError for what it does not know.
-    """
+    """What is said to the laboratory. Raises pydantic's ValidationError for what it does not know."""
     return LabSettings(
         **places,  # type: ignore[arg-type]  # pydantic checks them
         **training.said,

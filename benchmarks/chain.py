@@ -43,8 +43,7 @@ ENCODINGS = ("base64", "base64+zstd")
 
 
 class Recorder(World):
-    """A world that remembers what each instruction cost and what a subscriber of the run was sent.
-    """
+    """A world that remembers what each instruction cost and what a subscriber of the run was sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,8 +96,7 @@ class Recorder(World):
 
 
 def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
-    """A run with `clients` members in its first warm-up, created one instruction per transaction.
-    """
+    """A run with `clients` members in its first warm-up, created one instruction per transaction."""
     run = Scenario(world, tiers=tiers)
     world.fund(run.authority.pubkey())
     for instruction in run.creation():

@@ -48,8 +48,7 @@ def main() -> int:
 
 
 def measure() -> dict[str, Any]:
-    """Sequences a minute by tier, and the ratio to the reference, alone and beside a busy process.
-    """
+    """Sequences a minute by tier, and the ratio to the reference, alone and beside a busy process."""
     found = {}
     with tempfile.TemporaryDirectory(prefix="aftermath-spinning-") as folder:
         config = Path(folder) / "run.toml"

@@ -1,5 +1,4 @@
-"""Runs on the real programs over real sockets: creation, changes, listing, and how refusals read.
-"""
+"""Runs on the real programs over real sockets: creation, changes, listing, and how refusals read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Which node a call asks next, and for how long one is left: rules over times that are handed in.
-"""
+"""Which node a call asks next, and for how long one is left: rules over times that are handed in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests of the other files in which the engine can make a difference, against the real validator.
-"""
+"""Tests of the other files in which the engine can make a difference, against the real validator."""
 
 from __future__ import annotations
 

@@ -106,8 +106,7 @@ def test_no_funds_says_how_much_is_missing(rpc: str, run_id: str, tmp_path: Path
 
 
 def test_a_local_network_gives_funds(owner: Shell, run: str) -> None:
-    """The wallet was empty before the fixture's create-run, which a local network makes possible.
-    """
+    """The wallet was empty before the fixture's create-run, which a local network makes possible."""
     assert owner("json-dump-run", "--run-id", run).code == 0
 
 

@@ -140,8 +140,7 @@ def test_train_local_says_that_pytorch_is_loaded_before_it_is(
 
 
 def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that starts a member with `&` makes it ignore SIGINT, but stops it with `kill -INT`.
-    """
+    """A script that starts a member with `&` makes it ignore SIGINT, but stops it with `kill -INT`."""
     monkeypatch.setattr(os, "_exit", sys.exit)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

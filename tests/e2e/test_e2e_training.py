@@ -1,5 +1,4 @@
-"""The main job: three members of tiers 0, 1 and 2 train one model from the first to the last step.
-"""
+"""The main job: three members of tiers 0, 1 and 2 train one model from the first to the last step."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ Decode = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Decoder:
-    """`prepare` gives real messages to start from and the call; `errors` are all that may leave it.
-    """
+    """`prepare` gives real messages to start from and the call; `errors` are all that may leave it."""
 
     name: str
     prepare: Callable[[], tuple[list[bytes], Decode]]

@@ -54,8 +54,7 @@ RUN = run_addresses(PROGRAM, "demo").run
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    """As many real ones as unreal ones: a signature that was changed is never accepted for a key.
-    """
+    """As many real ones as unreal ones: a signature that was changed is never accepted for a key."""
     real = answer(CHALLENGE, ME, PEER)
 
     def decode(data: bytes) -> object:

@@ -150,8 +150,7 @@ class AnotherShare(Lies):
 
 
 class Respelled(Lies):
-    """A right commitment, signed, whose levels are not in order, and one that names a level twice.
-    """
+    """A right commitment, signed, whose levels are not in order, and one that names a level twice."""
 
     blamed_for = "canonical form"
 

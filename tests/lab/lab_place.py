@@ -27,8 +27,7 @@ INNER = DISTRO | {"optimizer": "sparseloco", "inner_steps": 2}
 
 
 def prepare(root: Path) -> Path:
-    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be learnt.
-    """
+    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be learnt."""
     write_checkpoint(root / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
     for name, seed, tokens in (("tokens", 1, 8192), ("held-out", 2, 1024)):
         (root / name).mkdir()

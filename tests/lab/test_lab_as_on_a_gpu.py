@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from aftermath.lab import single_replica
 from aftermath.lab.training_loop import CHECKPOINT
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights

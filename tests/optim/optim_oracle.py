@@ -174,8 +174,7 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
 
 
 def entry_bases(layout: LevelLayout) -> np.ndarray:
-    """The position of the first coefficient of each entry's block, in canonical order of entries.
-    """
+    """The position of the first coefficient of each entry's block, in canonical order of entries."""
     return np.concatenate(
         [
             np.repeat(

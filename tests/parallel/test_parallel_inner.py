@@ -97,8 +97,7 @@ def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
 def test_for_a_step_the_first_rank_sends_its_order_alone(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have its weights and gradients from the pass, and send back what is theirs, once.
-    """
+    """The others have its weights and gradients from the pass, and send back what is theirs, once."""
     _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     dealt, posted, expected = dealt_inner(led), list[Tensor](), list[Tensor]()
     step, send, expect = dealt.step, ranks.send, ranks.expect

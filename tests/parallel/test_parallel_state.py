@@ -89,8 +89,7 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
 def test_a_part_that_is_on_a_gpu_gives_the_same(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone.
-    """
+    """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone."""
     settings = replace(SPARSE, inner_optimizer="muon")
     alone, _ = two(ranks, "llama", 0, 1, settings)
     with gpu_at_hand() as gpu:

@@ -233,8 +233,7 @@ class Machine:
 
 
 class World:
-    """A LiteSVM with both programs, a payer who funds everything, and a clock that only tests move.
-    """
+    """A LiteSVM with both programs, a payer who funds everything, and a clock that only tests move."""
 
     def __init__(self) -> None:
         self.machine = Machine.acquire()
@@ -248,8 +247,7 @@ class World:
         self.advance(0)
 
     def advance(self, seconds: int, slots: int = SLOTS) -> None:
-        """Moves the clock, and some slots, each with its own hash: more than a seed is drawn after.
-        """
+        """Moves the clock, and some slots, each with its own hash: more than a seed is drawn after."""
         self.now += seconds
         self.slot += slots
         self.svm.set_clock(Clock(self.slot, START, 0, 0, self.now))

@@ -386,8 +386,7 @@ class Scenario:
     def everyone_witnesses(
         self, indices: Iterable[int] | None = None, participation: int | None = None
     ) -> None:
-        """All elected members (or `indices`) attest the current round; with all of them it closes.
-        """
+        """All elected members (or `indices`) attest the current round; with all of them it closes."""
         for index in list(self.elected() if indices is None else indices):
             self.witness(index, participation).ok()
 

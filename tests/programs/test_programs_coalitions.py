@@ -329,8 +329,7 @@ class AnyWallets(Members):
         self, rules: dict[str, int], back: int | None, moved: tuple[int, int, int] | None, use_durable: bool,
         right: bool,
     ) -> None:  # fmt: skip
-        """Its config, or where it stands, once it has halted; a run that is not halted refuses it.
-        """
+        """Its config, or where it stands, once it has halted; a run that is not halted refuses it."""
         arena, us = self.arena, self.arena.oracle
         arena.set_paused(True)
         for _ in range(4):
@@ -493,8 +492,7 @@ STEPS = 30
 def run(
     machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True, again: bool = False
 ) -> None:
-    """Play examples: those of the profile, or others each time that one process plays them again.
-    """
+    """Play examples: those of the profile, or others each time that one process plays them again."""
     wanted = settings(
         max_examples=examples, stateful_step_count=STEPS, database=None, print_blob=True,
         derandomize=settings().derandomize and not again, suppress_health_check=list(HealthCheck),

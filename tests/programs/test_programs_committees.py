@@ -97,8 +97,7 @@ def test_half_of_the_rounds_are_enough(world: World) -> None:
 
 
 def test_the_last_holder_does_not_speak_for_those_who_were_dropped(world: World) -> None:
-    """A member has the two other holders of level 0 dropped, and then says alone what it contains.
-    """
+    """A member has the two other holders of level 0 dropped, and then says alone what it contains."""
     run = Scenario(world).start(init_min_clients=5, min_clients=2, rounds_per_epoch=6)
     for index in range(5):
         run.join(index, tier=0 if index < 3 else 1).ok()

@@ -132,8 +132,7 @@ def test_a_checkpoint_may_follow_after_the_epoch(cool: Scenario) -> None:
 
 
 def test_time_ends_a_cooldown_only_by_a_tick(cool: Scenario) -> None:
-    """After an outage longer than the cooldown, the first to come back does not cut off the others.
-    """
+    """After an outage longer than the cooldown, the first to come back does not cut off the others."""
     cool.world.advance(300)
     cool.join(5).ok()
     for index in range(3):

@@ -64,8 +64,7 @@ def test_hiding_a_level_costs_the_word_about_it_however_the_epoch_is_left(
 
 
 def test_hiding_a_level_in_every_other_epoch_is_no_way_to_keep_it(world: World) -> None:
-    """Who stays away keeps what it has shown, and loses it the first time that it comes and hides.
-    """
+    """Who stays away keeps what it has shown, and loses it the first time that it comes and hides."""
     run, honest = established(world, THREE)
     others = {index: tier for index, tier in honest.items() if index != HIDER}
     begin(run, others)
@@ -145,8 +144,7 @@ def test_the_only_one_that_has_shown_a_level_keeps_it_through_an_outage(world: W
 def test_the_only_one_that_has_shown_a_level_does_not_keep_it_by_hiding_others(
     world: World,
 ) -> None:
-    """It hides level 1 from all who hold that, for one round more than an outage lasts, and leaves.
-    """
+    """It hides level 1 from all who hold that, for one round more than an outage lasts, and leaves."""
     run, honest = established(world)
     run.train_of(honest)
     one_round(run, {})

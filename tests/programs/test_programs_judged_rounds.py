@@ -68,8 +68,7 @@ class _Runs:
         }
 
     def drawn(self, rng: random.Random) -> Scenario:
-        """A run whose members have any tiers, some of them rare, and have shown them before or not.
-        """
+        """A run whose members have any tiers, some of them rare, and have shown them before or not."""
         size = rng.choice(SIZES)
         run, accounts = self.begun(*size)
         for key, account in accounts.items():

@@ -414,8 +414,7 @@ def test_another_run_of_the_same_name_has_nothing_to_do_with_the_first_ones_memb
 
 # ---- bars
 def test_a_bar_takes_no_seat_and_its_rent_comes_back(bonded: Scenario) -> None:
-    """The exploit: every bar of a wallet that never came took a seat that nobody else could have.
-    """
+    """The exploit: every bar of a wallet that never came took a seat that nobody else could have."""
     owner = bonded.authority.pubkey()
     before = bonded.world.lamports(owner)
     kick(bonded, 9, barred=False).refused("NotAMember")

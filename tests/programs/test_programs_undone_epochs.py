@@ -260,8 +260,7 @@ def test_one_of_three_gone_gives_newcomers_no_vote(world: World, gone: str, heig
 
 
 def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
-    """They could not get what was attested. It ends at once; they begin again from the checkpoint.
-    """
+    """They could not get what was attested. It ends at once; they begin again from the checkpoint."""
     founders = {0: 0, 1: 0, 2: 1}
     run = founded(world, founders, saved=True, rounds=10)
     before = known(run)
@@ -457,8 +456,7 @@ def test_epoch_without_a_step_makes_no_newcomer_a_finisher(world: World) -> None
 
 
 def test_finisher_barred_in_an_abandoned_warm_up_is_not_awaited(world: World) -> None:
-    """The owner bars the only finisher that holds level 0, while a warm-up runs that is given up.
-    """
+    """The owner bars the only finisher that holds level 0, while a warm-up runs that is given up."""
     run = founded(world, {0: 0, 1: 1, 2: 2}, init_min_clients=2)
     join(run, {0: 0, 1: 1})
     world.advance(36)

@@ -246,8 +246,7 @@ class Transitions:
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
 
     def judge(self) -> None:
-        """Counts who delivered all its levels in the last closed round, as those who hold them say.
-        """
+        """Counts who delivered all its levels in the last closed round, as those who hold them say."""
         lap = self._past(1)
         judged = self.judged_by(lap) if lap else None
         if lap is None or judged is None or not lap.counts:

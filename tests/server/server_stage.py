@@ -1,5 +1,4 @@
-"""A server in this process with a started run on it, and members that reach it over real sockets.
-"""
+"""A server in this process with a started run on it, and members that reach it over real sockets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The commands of `aftermath-centralized`: their help, their page, and what they say to mistakes.
-"""
+"""The commands of `aftermath-centralized`: their help, their page, and what they say to mistakes."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ def forged(challenge: Challenge) -> list[bytes]:
 async def converse(
     server: CentralServer, *messages: bytes, key: Keypair | None = None
 ) -> list[str]:
-    """What the server says to messages of a stranger, or of a member, until it ends the connection.
-    """
+    """What the server says to messages of a stranger, or of a member, until it ends the connection."""
     async with ClientSession() as http, http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
         challenge = challenged(await socket.receive_str(timeout=10))
         if key is not None:

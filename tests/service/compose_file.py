@@ -1,5 +1,4 @@
-"""compose.yaml as Docker would read it: what each service starts, and by what its health is asked.
-"""
+"""compose.yaml as Docker would read it: what each service starts, and by what its health is asked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Copies of checkpoints by signed links, against a server that checks them as object storage does.
-"""
+"""Copies of checkpoints by signed links, against a server that checks them as object storage does."""
 
 from __future__ import annotations
 

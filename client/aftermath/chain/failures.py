@@ -82,8 +82,7 @@ def variant(error: Any) -> str:
 
 
 def error_json(error: Any) -> Any:
-    """Return solders' TransactionError as the cluster's JSON: a string, or an object with one key.
-    """
+    """Return solders' TransactionError as the cluster's JSON: a string, or an object with one key."""
     name = type(error).__name__.removeprefix("TransactionError")
     if name == "Fieldless":
         return str(error).rpartition(".")[2]

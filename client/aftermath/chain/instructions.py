@@ -169,8 +169,7 @@ class CoordinatorInstructions:
         return self._program.instruction("enroll", accounts, most=most)
 
     def settle(self, run_id: str, created: int, wallet: Pubkey) -> Instruction:
-        """Write what a member's seat says of it into its membership; a forfeited bond is destroyed.
-        """
+        """Write what a member's seat says of it into its membership; a forfeited bond is destroyed."""
         membership = self.membership(run_id, created, wallet)
         return self._program.instruction(
             "settle", self._four(run_id, membership=membership, incinerator=INCINERATOR)

@@ -353,8 +353,7 @@ def reach(subject: Subject) -> Finding | None:
 
 
 def configured(subject: Subject) -> Finding | None:
-    """Check that the run has a config, and that this client knows its architecture and optimizer.
-    """
+    """Check that the run has a config, and that this client knows its architecture and optimizer."""
     if subject.view is None:
         return None
     from aftermath.train.admission import check_model
@@ -392,8 +391,7 @@ def model(subject: Subject) -> Finding | None:
 
 
 def tier(subject: Subject) -> Finding | None:
-    """Check that the run has the tier, or choose the one that `train --matformer-tier auto` takes.
-    """
+    """Check that the run has the tier, or choose the one that `train --matformer-tier auto` takes."""
     if subject.view is None or subject.schema is None or subject.tier is None:
         return None
     from aftermath.train.admission import check_tier

@@ -42,8 +42,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def as_command(name: str, argv: Sequence[str] | None) -> int:
-    """Do what a command does with these arguments (those of the process if None); its exit status.
-    """
+    """Do what a command does with these arguments (those of the process if None); its exit status."""
     from aftermath.cli.main import app
 
     try:

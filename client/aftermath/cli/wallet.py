@@ -141,8 +141,7 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
 
 
 def _owned(run: Run, members: Members | None, wallet: bytes) -> dict[str, Any] | None:
-    """Return the row of a run that the wallet owns or admits members to, or None for any other run.
-    """
+    """Return the row of a run that the wallet owns or admits members to, or None for any other run."""
     from aftermath.chain.dump import plain
 
     roles = {"owner": run.main_authority, "join authority": run.join_authority}

@@ -1,5 +1,4 @@
-"""Where a run's model and data come from: `[model.LLM.checkpoint]` and `[model.LLM.data_location]`.
-"""
+"""Where a run's model and data come from: `[model.LLM.checkpoint]` and `[model.LLM.data_location]`."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ class Table(BaseModel):
 
     @classmethod
     def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
-        """The JSON Schema of all that may be written for this table, from that of the table itself.
-        """
+        """The JSON Schema of all that may be written for this table, from that of the table itself."""
         return table
 
 

@@ -1,5 +1,5 @@
-"""What a training without chain or network tells: its events, one class each, as `watch.kinds` has
-a member's.
+"""What a training without chain or network tells: its events, one class each, as
+`events.event_types` has a member's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Reads the events of finished or running `train-local` trainings back, as curves for one picture.
-"""
+"""Reads the events of finished or running `train-local` trainings back, as curves for one picture."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ class LastMember:
         *,
         confirms: bool = False,
     ) -> None:
-        """`confirms`: whether the user is asked for a second Ctrl-C before trained steps are lost.
-        """
+        """`confirms`: whether the user is asked for a second Ctrl-C before trained steps are lost."""
         self._ports = ports
         self._role = role
         self._workers = workers

@@ -233,8 +233,7 @@ def _whole(
 
 
 class _Checks:
-    """Faults that a payload must not have. They are read at once, as each read waits for the GPU.
-    """
+    """Faults that a payload must not have. They are read at once, as each read waits for the GPU."""
 
     def __init__(self) -> None:
         self._checks: list[tuple[Tensor, Callable[[], str]]] = []
@@ -340,8 +339,7 @@ class _Decoding:
         return found
 
     def _digits(self, octets: Tensor) -> list[Tensor]:
-        """Return digits int8 [blocks, block] per group, [blocks, 0] where blocks have index codes.
-        """
+        """Return digits int8 [blocks, block] per group, [blocks, 0] where blocks have index codes."""
         layout = self._layout
         widths = [group.block if group.digits else 0 for group in layout.groups]
         count = self._canonical_size(widths)

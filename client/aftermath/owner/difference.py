@@ -69,8 +69,7 @@ def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
 
 
 def _defaulted(table: Table, names: set[str]) -> Table:
-    """A table of a file as if all was left out that may be; the `names` of that are added to those.
-    """
+    """A table of a file as if all was left out that may be; the `names` of that are added to those."""
     usual: dict[str, Any] = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)

@@ -41,8 +41,7 @@ def warnings_of(run: Run, model: Model, shape: Shape, with_data: str = "") -> li
 
 
 def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tuple[str, str]]:
-    """The code and the sentence of each but those with the data; of a shape only where it is known.
-    """
+    """The code and the sentence of each but those with the data; of a shape only where it is known."""
     found = {
         "unlikely-rate": warning_about_rate(schedule),
         "short-rounds": warning_about_rounds(rules),

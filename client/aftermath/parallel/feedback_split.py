@@ -50,8 +50,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rows:
-    """A rank's blocks of a group of a level: [first, first + count), which are a group of its own.
-    """
+    """A rank's blocks of a group of a level: [first, first + count), which are a group of its own."""
 
     own: int
     first: int

@@ -107,8 +107,7 @@ class Ranks:
         return _arrival(dist.isend(tensor.to("cpu").contiguous(), rank) if tensor.numel() else None)
 
     def expect(self, into: Tensor, rank: int) -> Arrived:
-        """Begin to receive what one other sends, in its order, into a contiguous tensor on the CPU.
-        """
+        """Begin to receive what one other sends, in its order, into a contiguous tensor on the CPU."""
         return _arrival(dist.irecv(into, rank) if into.numel() else None)
 
     def told(

@@ -33,8 +33,7 @@ from aftermath.train.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Admitted:
-    """The run as a member finds it that would be let in; `cluster`: the genesis hash of its chain.
-    """
+    """The run as a member finds it that would be let in; `cluster`: the genesis hash of its chain."""
 
     view: View
     cluster: str

@@ -1,7 +1,7 @@
 """A member put together: its checks against the run's model, its replica's origin, its threads, its
 data, its speed.
 
-Who would not be let in has been told so before (`letting_in`).
+Who would not be let in has been told so before (`admission`).
 """
 
 from __future__ import annotations
@@ -155,8 +155,7 @@ async def _origin(
     compute: Worker,
     access: RunAccess,
 ) -> Origin:
-    """Where its replicas come from: of one device, or led by this process and held by its `ranks`.
-    """
+    """Where its replicas come from: of one device, or led by this process and held by its `ranks`."""
     tier, strategy = settings.matformer_tier, settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:

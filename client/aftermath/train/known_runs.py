@@ -27,8 +27,7 @@ class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KnownRuns:
-    """The runs that this user's members joined before, a file for each, on one cluster and program.
-    """
+    """The runs that this user's members joined before, a file for each, on one cluster and program."""
 
     def __init__(self, directory: Path, *, cluster: str, program: str) -> None:
         self._directory, self._network = directory, (cluster, program)

@@ -5,7 +5,7 @@ Sockets are opened here and the real clock is read in `assembly`, nowhere else a
 Ctrl-C (or SIGTERM) leaves the run on chain and ends the process within two seconds (`interrupts`);
 a failure is one sentence.
 
-Decided: PyTorch takes seconds to load. What needs none is looked at before (`letting_in`), and the
+Decided: PyTorch takes seconds to load. What needs none is looked at before (`admission`), and the
 coordinator is asked over connections that are closed again, since nothing answers on them
 meanwhile. So nothing here imports it but inside a function.
 """
