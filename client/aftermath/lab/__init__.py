@@ -1,5 +1,5 @@
-"""Training on one machine without chain or network: one optimizer alone, or the replicas of a run
-side by side.
+"""Training on one machine without a chain or a network.
 
-Knows what a member computes and nothing of how members find, tell or check each other.
+Either one optimizer trains alone, or all replicas of a run train in one process. This package
+knows what a member computes, and nothing of how members find, inform or check each other.
 """

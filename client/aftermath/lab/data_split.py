@@ -1,8 +1,7 @@
-"""Whose sequences are whose in a step, and whose results count.
+"""Assign the sequences of a step to members, and choose the results that are rejected.
 
-Decided: as on chain. A batch is cut in proportion, in order; what a result that did not count was
-to teach waits and is done before anything fresh, from the step on at which a run would know of it.
-Who is rejected follows from the seed.
+As on chain, a batch is cut in order and in proportion to weights. The share of a rejected result
+returns to the backlog and is trained before new data. The seed decides which results are rejected.
 """
 
 from __future__ import annotations

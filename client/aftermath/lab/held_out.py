@@ -1,7 +1,7 @@
-"""What a model does on text that nobody trains on.
+"""Measure a model's loss on held-out text.
 
-Decided: the sequences are taken evenly over all that is there, in the files' order, so that every
-course is measured on the same ones, of as many documents as there are.
+The sequences are spread evenly over all files, in order, so every training is measured on the same
+sequences from as many documents as possible.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What a training without chain or network tells: its events, one class each, as
-`events.event_types` has a member's.
+"""Event types of a training without a run, one class each.
+
+Members have their own in `events.event_types`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What members of a training agree on: the defaults of their optimizer, and the options that say
-otherwise.
-"""
+"""Settings that all members of a training share: optimizer defaults and their overrides."""
 
 from __future__ import annotations
 

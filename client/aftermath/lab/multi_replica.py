@@ -1,12 +1,8 @@
-"""The replicas of a run in one process, round by round: trained, encoded, decoded and applied by
-the members' own code.
+"""Train all replicas of a run in one process with the members' own code.
 
-Decided
-- Everything that a member sends goes through its bytes. What the network does in between
-  (announcing, fetching, attesting) decides only which results are accepted, and here that is said
-  from outside.
-- With an overlap of 1 the results of a round are applied after the next one was trained, as in a
-  run, with 0 at once.
+Every result is encoded to bytes and decoded. The network between members decides only which results
+are accepted; here the caller decides that. With an overlap of 1, the results of a round are applied
+after the next round was trained, as in a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learning-rate schedules by the shapes that are usual, as a run's config would have them."""
+"""Common learning-rate schedules, in the form of a run's config."""
 
 from __future__ import annotations
 

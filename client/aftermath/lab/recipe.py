@@ -1,6 +1,6 @@
-"""All that decides which numbers of a course come out.
+"""A recipe: all values that decide the numbers of a training.
 
-Decided: one plain record that goes into JSON and comes back equal: a kept state is bound to it.
+A recipe survives JSON unchanged, because a saved state is bound to it.
 """
 
 from __future__ import annotations

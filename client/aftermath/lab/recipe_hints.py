@@ -1,4 +1,4 @@
-"""Warnings about a recipe that its author may not have meant. A laboratory may try all of it."""
+"""Warnings about unusual recipes. None of them stops a training."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""A recipe of the settings as they were said, with what was left open filled in.
+"""Make a recipe from settings, a config file and defaults.
 
-Decided
-- An optimizer that replaces the config's needs a rate of its own: rates of different optimizers
-  mean different things. Clipping is the config's for every optimizer.
-- Members cut the model into as many levels as the config says, or as the largest tier that takes
-  part needs.
+An optimizer other than the config's needs its own learning rate, because rates of different
+optimizers are not comparable. Clipping always comes from the config. Members cut the model into the
+levels of the config, or into as many as the smallest tier needs.
 """
 
 from __future__ import annotations

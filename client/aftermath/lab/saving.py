@@ -1,7 +1,7 @@
-"""The state of a training on disk: one file, there whole or not at all.
+"""Save and load the state of a training, as one file that is replaced atomically.
 
-Decided: tensors and counters are in one safetensors file, the counters as JSON in its header, so
-that one rename makes both valid at once. A directory belongs to one process at a time.
+Tensors and counters share one safetensors file (counters as JSON in its header), so that one rename
+makes both valid at once. A directory belongs to one process at a time.
 """
 
 from __future__ import annotations

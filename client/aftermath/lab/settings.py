@@ -1,7 +1,7 @@
-"""What may be said to `train-local`: one class, from which the command line takes options and help.
+"""The options of `train-local` as one class, from which the command line takes them.
 
-Decided: None is what was not said. Then the config file counts, and without one what the
-descriptions name.
+None means that the user did not set the option. Then the config file counts, and without one the
+default in the description.
 """
 
 from __future__ import annotations

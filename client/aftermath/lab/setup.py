@@ -1,6 +1,4 @@
-"""From a recipe to what it names: the model with its optimizer, the tokens, and what the course is
-bound to.
-"""
+"""Build what a recipe names: the model with its optimizer and the tokens."""
 
 from __future__ import annotations
 

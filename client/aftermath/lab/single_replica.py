@@ -1,8 +1,8 @@
-"""One machine alone with AdamW or Muon: what joined machines are held against.
+"""One machine alone with AdamW or Muon, the baseline of all comparisons.
 
-Decided: the gradient is made and clipped as a member makes and clips it, so that optimizers alone
-differ. A gradient or a loss that is not finite changes nothing, as a member's would not. Vectors
-that even out experts move by their own rule (`optim.balance`).
+The gradient is computed and clipped as a member does it, so that only the optimizers differ. A
+gradient or loss that is not finite changes nothing. Vectors that balance experts move by their own
+rule (`optim.balance`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training's events as lines for people."""
+"""Print a training's events as lines of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the course of a training asks of whatever is trained."""
+"""What the training loop needs from a trainer."""
 
 from __future__ import annotations
 

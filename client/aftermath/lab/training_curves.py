@@ -1,4 +1,4 @@
-"""Reads the events of finished or running `train-local` trainings back, as curves for one picture."""
+"""Read the events of `train-local` trainings, finished or running, as curves of one plot."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""The course of a training: step after step, measured, written down, saved, and taken up again
-where it was.
+"""The loop of a training: train, measure, log, save and resume.
 
-Decided
-- What is in --out stays true after any end: events that came after the last saved state are taken
-  away again, since the steps they tell of are done once more, with the same numbers.
-- The first state is saved before the first step: a disk without room is found at once.
-- A saved state is bound to everything that decides its numbers. The same command resumes, any other
-  is refused.
+A resumed training continues from its last saved state. Events after that state are removed, because
+their steps are repeated with equal numbers. The first state is saved before the first step, so that
+a full disk is found at once. Only the same command resumes; any other is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""One member on several devices: a process each, which the member's own process drives by
-torch.distributed.
-"""
+"""One member on several devices: one process per device, connected by torch.distributed."""
 
 from __future__ import annotations
 

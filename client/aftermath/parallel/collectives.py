@@ -1,17 +1,8 @@
-"""The collectives of a pass in their order: what a rank goes through that has no memory left for
-its pass.
+"""Keep a rank that ran out of memory in step with the others.
 
-Decided
-- The others wait for it inside of a layer, where nothing reaches them. So it throws its pass away,
-  which frees what it held, and takes part in what is left of the collectives with nothing but
-  buffers. All come to the end of the share, and are told there (`parallel.leader`).
-- Which collectives these are, it knows from a pass that came to its end. They are those of the
-  layers' weights and gradients, so they are the same for all passes of a network, of however many
-  sequences and tokens.
-- A pass that parted from the one that is known, or comes before any, ends the rank instead: the
-  others must not be left to wait.
-- Sums over tensor-parallel ranks are of a pass's own size and are not kept, so there it ends the
-  rank as well.
+The others wait for it inside a layer. It drops its pass, which frees the memory, and takes part in
+the remaining collectives with empty buffers until the share ends (`parallel.leader`). It knows
+their order from an earlier complete pass.
 """
 
 from __future__ import annotations

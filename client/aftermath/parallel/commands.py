@@ -1,4 +1,4 @@
-"""What the member's own process tells the other ranks to do, one order after the other."""
+"""Commands of the member's own process to the other ranks."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
-"""One rank's part of what a member's optimizer has not sent yet: that rank alone holds it and
-chooses from it.
+"""One rank's part of the error feedback: it alone holds these blocks and selects from them.
 
-Decided
-- It lies on the rank's device. What is computed of a block is what one rank computes of it,
-  whichever ranks hold the others.
-- Tensors have the names that they have where one rank holds all (`optim.remembered`), and are rows
-  of those.
-- What goes to the first rank and comes from it is of sizes that both know before (`Held`), and goes
-  by the CPU.
+The part is on the rank's device and computed as on a single rank. Tensor names are those of
+`optim.remembered`; the rows are a subset. Both sides know the sizes of what they exchange (`Held`),
+and it passes through the CPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""How what error feedback remembers is dealt out to the ranks of a member: which blocks each of
-them holds.
+"""Split the blocks of the error feedback over the ranks of a member.
 
-Decided
-- All blocks that a tier holds, in the order of levels, segments and blocks, are cut into as many
-  runs as there are ranks, of nearly the same size. A cut goes between two rows of blocks of a
-  segment (or experts of a stack), so that what a rank holds of a tensor is a tensor too, and is cut
-  into the same blocks.
-- So what all ranks have of a group, or of a level's entries, one rank after the other, is what one
-  rank has.
+All blocks of a tier, in the order of levels, segments and blocks, are cut into runs of nearly equal
+size, one per rank. Cuts lie between rows of blocks or between experts, so each part of a tensor is
+a tensor with the same blocks. The parts in rank order equal the whole.
 """
 
 from __future__ import annotations

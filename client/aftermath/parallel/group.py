@@ -1,12 +1,8 @@
-"""One process among the ranks of a member: how it finds the others, and what they pass each other.
+"""One process in the group of a member's ranks: how they meet and what they exchange.
 
-Decided
-- The ranks are on one machine and meet by a file; sockets are on its loopback alone, since nothing
-  here is signed.
-- Orders and sequences go by gloo, whatever the devices are: waiting for an order costs no GPU and
-  never times out. The death of a rank is noticed by the process that started it.
-- An order and what belongs to it is one turn of a thread of the first rank's; others may give
-  theirs in between.
+The ranks run on one machine and meet at a file. Their sockets listen on loopback only, because
+nothing is signed. Commands and sequences use gloo on every device: waiting for a command costs no
+GPU and never times out. The process that started a rank notices its death.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""One rank's part of a member's inner optimizer: the moments of its own parameters, and their
-steps.
+"""One rank's part of the inner optimizer: the moments of its parameters, and their steps.
 
-Decided
-- Moments lie on the rank's device. Parameters are the first rank's, but each pass shows a rank its
-  own whole: weights as they are handed out, and gradients as they are put together. So it keeps
-  both there until the step, is told by what gradients were clipped, and sends the parameter alone.
-  Differences would not do, since adding one to a weight can lose a bit of what the step made of it.
-- A tensor's step is what one rank makes of it, whichever ranks make the others.
-- What a device needs for moments, their copies and its own weights is kept free when it is measured
-  how much fits into a pass. Gradients come when what the ranks summed goes (`parallel.sharded`).
+Moments are on the rank's device. Each pass shows the rank its weights and summed gradients, so it
+keeps both until the step and sends the new parameter. It does not send differences: adding one to a
+weight can lose bits. A step has the same bits on any number of ranks.
 """
 
 from __future__ import annotations

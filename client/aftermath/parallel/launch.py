@@ -1,7 +1,7 @@
-"""Starts the ranks of a member as processes of this machine, and notices when one ends.
+"""Start the ranks of a member as processes of this machine, and notice when one ends.
 
-Decided: a rank that ends takes its member with it. The member says so and leaves the run; the
-others continue without it.
+A rank that ends takes its member with it: the member reports it and leaves the run. The others
+continue without it.
 """
 
 from __future__ import annotations

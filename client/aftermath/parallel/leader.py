@@ -1,13 +1,8 @@
-"""The member's own process as the first of its ranks: its replica is trained by all of them.
+"""The member's own process as the first rank: all ranks train its replica.
 
-Decided
-- The shared weights are the first rank's, in the machine's memory; the exact apply is computed on
-  its CPU.
-- A rank holds its part of the network while a share is trained, and all along its part of what was
-  not sent yet (`parallel.sharded_feedback`) and of an inner optimizer's moments
-  (`parallel.sharded_inner`).
-- The price is that weights go to the ranks, and gradients come back, once for every gradient that
-  is taken; and with an inner optimizer weights that other ranks stepped.
+The first rank holds the shared weights in the machine's memory and computes the exact apply on its
+CPU. Other ranks hold a part of the network while a share is trained, and always their part of the
+error feedback and of the inner moments. Weights go out and gradients return for each gradient.
 """
 
 from __future__ import annotations

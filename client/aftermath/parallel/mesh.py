@@ -1,9 +1,7 @@
-"""Which devices one member trains on, and how they share the work.
+"""The devices of one member, and how they divide the work.
 
-Decided
-- Data parallelism takes what tensor parallelism leaves: as many ranks as devices are named, unless
-  it is said.
-- A CPU is as many devices as are asked for: that is for tests, and to try things out.
+Data parallelism uses the devices that tensor parallelism leaves. A CPU counts as any number of
+devices, for tests and experiments.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Whose the parameters' moments are: whole tensors, dealt out to the ranks of a member.
+"""Assign the moments of whole parameters to the ranks of a member.
 
-Decided
-- A tensor's step is one rank's, since a matrix is made orthogonal as a whole. What that costs is
-  about its numbers times its shorter edge, which is beyond all that is done to other tensors. So
-  matrices that Muon makes orthogonal are dealt by this, and the rest by numbers, to even out
-  memory.
-- The largest go first, each to the rank that has least; of equals to the first one. So all ranks
-  come to one deal.
-- AdamW's steps cost as many operations as there are numbers: all tensors are the rest.
+One rank computes the step of a tensor, because a matrix is orthogonalized as a whole. Matrices of
+Muon are dealt by their cost (numbers times shorter edge), all other tensors by size. The largest go
+first, each to the rank with the least, so all ranks find the same split.
 """
 
 from __future__ import annotations

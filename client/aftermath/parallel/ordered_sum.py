@@ -1,13 +1,8 @@
-"""The sum of the ranks' gradients that does not depend on how many ranks there are.
+"""Sum the gradients of all ranks in an order that does not depend on their number.
 
-Floats added in another order give other bits. So the gradients of micro-batches are added one after
-the other in the order of the share, as a single rank adds them: every rank gets its own part of
-each rank's gradient (an all-to-all, as many bytes as a reduce-scatter) and adds to its sum of that
-part.
-
-Decided: this takes the place of FSDP2's reduce-scatter, one for each group of parameters. What it
-costs in addition is one buffer of a group's size and one of a rank's part, and that the ranks meet
-after every micro-batch and not once for each share.
+Floating-point sums depend on the order. So each rank adds the gradients of all micro-batches to its
+part, one by one in the order of the share, as a single rank does. An all-to-all replaces FSDP2's
+reduce-scatter with as many bytes; ranks meet after every micro-batch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
-"""The network of a member on several devices: what every rank does with its part of it.
+"""The network of a member on several devices: what every rank does with its part.
 
-Decided
-- FSDP2 shards parameters and gradients over the data-parallel ranks, layer by layer; DTensor cuts
-  layers over the tensor-parallel ones. Gradients are added up by `parallel.ordered_sum`, so that
-  their sum is that of a single rank.
-- A rank that has no micro-batch left goes through the motions with another's: all ranks take part
-  in gathering the layers. What it computes is not added.
-- One that runs out of memory stands aside until the share's end (`parallel.collectives`) and makes
-  its network again for the next, since FSDP2 does not take back half of a pass.
-- What moves tensors is collective: every rank calls it in the same order. `held` and `losses` are a
-  rank's own.
+FSDP2 shards parameters and gradients over data-parallel ranks, and DTensor cuts layers over
+tensor-parallel ones. A rank without a micro-batch repeats another's, because all must take part in
+gathering layers; its gradient is not added. Every rank calls all methods but `held` and `losses`.
 """
 
 from __future__ import annotations

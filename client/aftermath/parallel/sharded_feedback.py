@@ -1,13 +1,8 @@
-"""A member's error feedback of which every rank holds a part: what `optim.feedback` gives where one
-holds all.
+"""The error feedback of a member, divided over its ranks (`optim.feedback` on one).
 
-Decided
-- Every rank adds the pseudo-gradient to its own part and chooses from it. Indices and values, which
-  are few, come to the first rank, and it alone makes the payload of them: so there is one, the same
-  for all, and bit by bit the one that a single rank makes.
-- Hashes of the state's blocks are made where they lie. The state itself comes to the first rank
-  only to be kept, or copied for those who check it, or a block at a time.
-- A replica's state goes when the next one's comes: ranks hold one.
+Each rank adds the pseudo-gradient to its part and selects from it. The first rank collects the few
+indices and values and makes the payload, bit-identical to that of a single rank. The state itself
+moves only to be saved or copied. Ranks hold the state of one replica.
 """
 
 from __future__ import annotations

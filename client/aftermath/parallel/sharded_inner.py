@@ -1,16 +1,8 @@
-"""A member's inner optimizer whose moments every rank holds a part of: what `InnerOptimizer` does
-where one holds all.
+"""The inner optimizer of a member, its moments divided over the ranks.
 
-Decided
-- The ranks have what a step takes from the pass before it (`parallel.inner_shard`), so the first
-  one tells them the rate and by what it clipped gradients, which it does by one norm: a step has
-  the bits that a single rank's has. What comes back is written where it belongs, all tensors at
-  once while the first rank steps its own: for few bytes, each message of its own would cost a
-  change of processes.
-- The state comes to the first rank only to be kept, or copied for those who check it, or a block at
-  a time.
-- A share that failed is not undone at once, but before the next thing that is asked of moments: it
-  may have failed because a rank is not there any more, and nobody must wait for that one.
+The first rank sends the learning rate and the clipping factor, which it computes from one norm, so
+a step has the bits of a single rank. The state moves only to be saved or copied. A failed share is
+undone before the next use of the moments, since it may have failed because a rank is gone.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""How a network's layers are cut over ranks that compute one micro-batch together (tensor
-parallelism, DTensor).
+"""Cut a network's layers over ranks that compute one micro-batch together.
 
-Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053): columns of what comes into a block, rows
-of what leaves it, so that a layer has one sum over the ranks after attention and one after the
-feed-forward, or after all of its experts.
-
-Decided
-- Which matrices these are is the architecture's to say (`ModelConfig.tensor_plan`).
-- A tier is a narrower model, so it is cut as the full one is: its own hidden units, in equal parts.
-- Heads stay whole. Tables, norms, gates and the output head are on every rank.
+Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053): columns of a block's first matrices, rows
+of its last, so a block needs one sum. The architecture names these matrices
+(`ModelConfig.tensor_plan`). A tier's own hidden units are cut in equal parts. Heads stay whole.
 """
 
 from __future__ import annotations

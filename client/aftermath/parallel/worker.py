@@ -1,8 +1,6 @@
-"""A rank that follows the first: a process that does what it is told, and knows of no run, chain or
-peer.
+"""A rank that obeys the first one: it knows of no run, chain or peer.
 
-It is started by `parallel.launch`, and ends when the process that started it does, however that
-ends.
+`parallel.launch` starts it. It ends when the process that started it ends for any reason.
 """
 
 from __future__ import annotations

@@ -1,3 +1,1 @@
-"""The `train` process: its settings, what it looks at before it begins, and the real things that a
-member is given.
-"""
+"""The `train` process: settings, checks, and the construction of a member."""

@@ -1,4 +1,4 @@
-"""What a member's options let a run reach."""
+"""Turn a member's options into what it lets a run reach."""
 
 from __future__ import annotations
 

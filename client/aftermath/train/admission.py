@@ -1,8 +1,7 @@
-"""What keeps a member from its run and needs no torch, which takes seconds to load: looked at
-before that.
+"""Checks that decide without PyTorch whether a member can join.
 
-Decided: the coordinator is asked in the order in which it would refuse; what it has changed by the
-time that the member joins, it refuses then.
+PyTorch takes seconds to load, so these come first. They ask in the order of the coordinator, which
+refuses what has changed when the member joins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A member put together: its checks against the run's model, its replica's origin, its threads, its
-data, its speed.
+"""Build a member from its checked parts: model, replica, threads, data, speed.
 
-Who would not be let in has been told so before (`admission`).
+A member that would not be admitted has been refused before (`admission`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Whether this member can keep what it was asked to keep: found out before it joins, not after an
-epoch.
+"""Check before a member joins that it can keep the checkpoints it was asked to keep.
 
-Decided: what needs no chain is checked first; the directory is tried by writing into it, since
-permissions alone do not tell; there must be room for two checkpoints, because a new one is complete
-before an old one goes.
+Checks that need no chain come first. A test file is written to the directory, because permissions
+alone do not show whether it works. There must be room for two checkpoints: a new one is complete
+before an old one is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a process reaches its run: the coordinator, its own keys, and where it looks for peers."""
+"""How a process reaches its run: the coordinator, its own keys and its peers."""
 
 from __future__ import annotations
 

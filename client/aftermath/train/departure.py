@@ -1,7 +1,7 @@
-"""What a member does at the first signal: it leaves, saves first, or asks for a second Ctrl-C.
+"""What a member does at the first signal: leave, save first, or ask for a second Ctrl-C.
 
-Only the last member that has a part of the model is asked, and only where a person can answer: a
-service that gets SIGTERM leaves at once, or after one try to save.
+Only the last holder of a part of the model asks, and only at a terminal. A service that gets
+SIGTERM leaves at once, or after one attempt to save.
 """
 
 from __future__ import annotations

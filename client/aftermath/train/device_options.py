@@ -1,6 +1,6 @@
-"""The devices that the options of a member name, and what passes are computed in on them.
+"""Resolve the device options of a member.
 
-It is the first that needs torch, and looked at once the coordinator would let the member in.
+This is the first check that needs PyTorch. It runs once the coordinator would admit the member.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a member's end reads: the failures a user meets, as a sentence and what to do."""
+"""The sentence and the fix for each failure that ends a member."""
 
 from __future__ import annotations
 

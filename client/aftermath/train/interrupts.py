@@ -1,11 +1,8 @@
-"""Ctrl-C and SIGTERM: the first cancels the work and starts a count-down, a second changes nothing,
-a third ends it.
+"""Ctrl-C and SIGTERM: the first cancels the work and starts a countdown, a third ends it.
 
-A first Ctrl-C may be answered with a question instead: the next one is then the first.
-
-Decided: one budget covers all that is still to be done (leaving the run on chain, then closing),
-because each part may hang when the network does; a signal never cancels the leaving, since people
-press Ctrl-C twice.
+The second changes nothing, because people press Ctrl-C twice; it never cancels the departure. A
+first Ctrl-C may be answered with a question, and then the next one counts as the first. One time
+limit covers leaving the run and closing, because each may hang when the network does.
 """
 
 from __future__ import annotations

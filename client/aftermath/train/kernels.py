@@ -1,7 +1,7 @@
-"""Kernels when a member starts: compiled, compared with torch, and what is said of it.
+"""Compile the kernels when a member starts, and compare them with PyTorch.
 
-Decided: kernels that are missing are told of as any fact; those that compute something else than
-torch are a warning, since something is wrong with that machine.
+Missing kernels are reported. Kernels with other results than PyTorch are a warning, because
+something is wrong with the machine.
 """
 
 from __future__ import annotations

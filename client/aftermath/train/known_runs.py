@@ -1,4 +1,4 @@
-"""Which run a run id means to this user: its owner and the slot in which it was created.
+"""Remember which run a run id means to this user: its owner and its creation slot.
 
 A run id is free again once its owner closes the run, and another wallet may create a run with it. A
 member joins the run that it joined first, until the user names the owner of another one.

@@ -1,8 +1,8 @@
-"""From the data location of a run's accounts to the source that reads it.
+"""Open the data source that a run's accounts name.
 
-Decided: a mixture's document is JSON, `{"shuffle": ..., "providers": [...]}`; each provider is a
-data location as a config file's, or a pair of one and its weight. A mixture holds no mixtures, and
-nothing with labels.
+The document of a mixture is JSON, `{"shuffle": ..., "providers": [...]}`. A provider is a data
+location as in a config file, or a pair of one and its weight. A mixture contains no mixtures and no
+labelled data.
 """
 
 from __future__ import annotations

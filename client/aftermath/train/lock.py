@@ -1,8 +1,7 @@
-"""One process per place in a run: two with the same wallet would each undo what the other says on
-chain.
+"""Allow one process per wallet and run; two would contradict each other on chain.
 
-Decided: a lock on a file named after the place, in a directory of this user. Two machines with one
-wallet are not found out here: joins are paced for that.
+The lock is a file named after the wallet and the run, in a directory of this user. It does not see
+a second machine with the same wallet; joins are rate-limited for that case.
 """
 
 from __future__ import annotations

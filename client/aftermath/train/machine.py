@@ -1,11 +1,8 @@
-"""What a member takes of its machine, and what that has left: an event `machine` every few seconds.
+"""Report every few seconds what a member uses of its machine, as the event `machine`.
 
-Decided
-- It is looked at on a thread of its own, which nothing waits for, and only if figures are
-  collected.
-- All processes of the member count, its ranks and its screen too. The rest is the machine's, for
-  all its users.
-- Of GPUs it tells what NVML does; where there is no driver of NVIDIA's, there are none.
+A separate thread reads the figures, only if they are collected. The figures count all processes of
+the member, including its ranks and its screen. Those of the machine count all users. GPU figures
+come from NVML and are absent without an NVIDIA driver.
 """
 
 from __future__ import annotations

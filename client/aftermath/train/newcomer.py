@@ -1,12 +1,8 @@
-"""What a member must know of the run's model before it can measure itself and join: where that
-comes from.
+"""Learn what a member must know of the run's model before it can measure itself and join.
 
-Decided
-- first from the checkpoints that the run has recorded, since nobody has to be there for it; what is
-  of no use is passed over with a warning: any member of tier 0 may have named it;
-- else from the members: only a member is let in by them, so a newcomer asks for a place, asks them,
-  and gives the place up again, because it could not take part yet; while the run is halted it
-  cannot do that.
+The checkpoints that the run has recorded come first, because they need no peer. Unusable ones are
+passed over with a warning, since any member of tier 0 may have named them. Otherwise the newcomer
+joins, asks its peers, and leaves again. It cannot do that while the run is paused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Options of a member that mean nothing together, or alone: looked at before anything is opened,
-and without torch.
-"""
+"""Find options of a member that contradict each other, before anything is opened."""
 
 from __future__ import annotations
 

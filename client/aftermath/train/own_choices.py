@@ -1,5 +1,6 @@
-"""What a member's own options choose, made once the run's model is known. Nothing here changes the
-run's arithmetic.
+"""Build what a member's own options choose, once the run's model is known.
+
+Nothing here changes the run's arithmetic.
 """
 
 from __future__ import annotations

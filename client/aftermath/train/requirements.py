@@ -1,8 +1,7 @@
-"""What a member needs before it can join: the run's schema, its data, and a way to make replicas of
-its tier.
+"""What a member needs before it joins: the schema, the data and a replica of its tier.
 
-Everything a run's accounts ask for that this client cannot do is refused here, in a sentence,
-before anything is joined, downloaded or trained.
+A run that asks for something this client cannot do is refused here in one sentence, before anything
+is joined, downloaded or trained.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""One `aftermath-solana train` process, from its settings to its end: opens the ports, runs the
-member, closes them.
+"""One `aftermath-solana train` process: opens the ports, runs the member, closes them.
 
-Sockets are opened here and the real clock is read in `assembly`, nowhere else among its parts.
-Ctrl-C (or SIGTERM) leaves the run on chain and ends the process within two seconds (`interrupts`);
-a failure is one sentence.
-
-Decided: PyTorch takes seconds to load. What needs none is looked at before (`admission`), and the
-coordinator is asked over connections that are closed again, since nothing answers on them
-meanwhile. So nothing here imports it but inside a function.
+PyTorch takes seconds to load, so nothing here imports it outside of functions. Checks without
+PyTorch come first (`admission`), over connections that are closed again, because nothing answers on
+them during the load. Only `assembly` reads the real clock.
 """
 
 from __future__ import annotations

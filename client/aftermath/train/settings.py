@@ -1,7 +1,7 @@
-"""Settings of a member that trains: the source of the command line's defaults, limits and help.
+"""Settings of a member: the source of the options of `train`, their limits and help.
 
-Nothing here changes the run's arithmetic. What must be equal on all members is in the run's config.
-A plain dataclass, so that `--help` need not import pydantic.
+Nothing here changes the run's arithmetic; what must be equal on all members is in the run's config.
+A plain dataclass, so that `--help` does not import pydantic.
 """
 
 from __future__ import annotations

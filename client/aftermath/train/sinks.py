@@ -1,4 +1,4 @@
-"""Where a member's events go: the screen, or lines, and the files that were asked for."""
+"""Where a member's events go: the screen or lines, and the requested files."""
 
 from __future__ import annotations
 

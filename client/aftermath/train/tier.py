@@ -1,14 +1,8 @@
-"""The tier of a member that leaves it to this machine: `--matformer-tier auto`.
+"""Choose the tier of a member with `--matformer-tier auto`.
 
-Decided
-- A wallet that is a member of the run already keeps its tier: its optimizer's state is of that one.
-- Else it is the largest tier that memory holds (`replica.fit`) and whose share of a round is done
-  in time at the speed that is measured here. Where none is fast enough it is the smallest, and the
-  member is told so as any other.
-- It is chosen before anything of the member is opened or told, from what the run has recorded of
-  its model.
-
-No torch before it is needed: options take their word from here.
+A wallet that is already a member keeps its tier, because its optimizer state belongs to it. Other
+members take the largest tier that fits memory (`replica.fit`) and trains its share in time at the
+measured speed, or the smallest one. PyTorch is imported late: options use the names defined here.
 """
 
 from __future__ import annotations
