@@ -37,7 +37,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.member.feed import RunFeed
-from aftermath.member.stall_detector import Attention
+from aftermath.member.stall_detector import StallDetector
 from aftermath.member.ticker import Ticker
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
@@ -178,7 +178,7 @@ async def light_member(port: int, rounds: int) -> None:
             except Unavailable:  # all of them join at once, on the cores of the server
                 continue
         clock, feed = _Clock(), RunFeed(await chain.view())
-        ticker = asyncio.create_task(Ticker(chain, feed, clock, Attention(clock)).run())
+        ticker = asyncio.create_task(Ticker(chain, feed, clock, StallDetector(clock)).run())
         try:
             async for view in chain.views():
                 await feed.put(view)

@@ -383,6 +383,6 @@ def test_the_recipe_to_begin_with_is_one_of_those_shipped() -> None:
     assert set(RECIPES.values()) <= set(NAMES)
     config, files = begin(RECIPE)
     assert json.dumps(files)
-    from aftermath.cli.new_config import Wishes
+    from aftermath.cli.new_config import NewRunOptions
 
-    assert changed(config, files, Wishes(), "runs/light")[0].to_chain() == config.to_chain()
+    assert changed(config, files, NewRunOptions(), "runs/light")[0].to_chain() == config.to_chain()

@@ -15,7 +15,7 @@ import pytest
 from aftermath.base.errors import ConfigError
 from aftermath.config import json_schema, written
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.keys import Key, _plain, find, first_sentences, held_by, keys, nearest
+from aftermath.config.keys import ConfigKey, _plain, find, first_sentences, held_by, keys, nearest
 from aftermath.config.meaning import Means
 from aftermath.config.tables import Choice
 from config.config_cases import SEED
@@ -46,11 +46,11 @@ COMPANIONS = {
 """Other keys that must be set for a key's own limit to count."""
 
 
-def named(key: Key) -> Any:
+def named(key: ConfigKey) -> Any:
     return pytest.param(key, id=key.name)
 
 
-def with_value(key: Key, value: Any) -> dict[str, Any]:
+def with_value(key: ConfigKey, value: Any) -> dict[str, Any]:
     """Return the tables of a whole config with this key at this value, and all other keys that it
     needs.
     """
@@ -90,7 +90,7 @@ def mistakes(tables: dict[str, Any]) -> str:
     return ""
 
 
-def bounds(key: Key) -> Means:
+def bounds(key: ConfigKey) -> Means:
     """The limits that the program has for a key."""
     holder: Any = RunConfig
     for name in key.path[:-1]:
@@ -116,7 +116,7 @@ def test_a_line_has_room_for_what_a_key_is() -> None:
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES])
-def test_an_example_is_taken(key: Key) -> None:
+def test_an_example_is_taken(key: ConfigKey) -> None:
     value = tomllib.loads(key.example)[key.path[-1]]
     assert mistakes(with_value(key, value)) == ""
 
@@ -124,7 +124,7 @@ def test_an_example_is_taken(key: Key) -> None:
 @pytest.mark.parametrize(
     "key", [named(key) for key in VALUES if key.kind in ("whole number", "number")]
 )
-def test_a_limit_is_where_the_programs_rule_begins(key: Key) -> None:
+def test_a_limit_is_where_the_programs_rule_begins(key: ConfigKey) -> None:
     means, whole = bounds(key), key.kind == "whole number"
 
     def beyond(limit: float, toward: float) -> float:
@@ -147,7 +147,7 @@ def test_a_limit_is_where_the_programs_rule_begins(key: Key) -> None:
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES if "bytes" in key.limits])
-def test_a_text_has_as_many_bytes_as_the_program_has_room_for(key: Key) -> None:
+def test_a_text_has_as_many_bytes_as_the_program_has_room_for(key: ConfigKey) -> None:
     most = bounds(key).bytes
     assert most is not None
     assert mistakes(with_value(key, "é" * (most // 2))) == ""
@@ -170,7 +170,7 @@ def test_a_config_that_is_written_is_the_same(path: Any) -> None:
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES])
-def test_every_variant_is_written_so_that_it_is_read(key: Key) -> None:
+def test_every_variant_is_written_so_that_it_is_read(key: ConfigKey) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     config = RunConfig.model_validate(tables)
     assert (
@@ -289,7 +289,7 @@ def test_the_schema_takes_what_is_shipped_and_not_with_a_mistake(path: Any) -> N
 
 
 @pytest.mark.parametrize("key", [named(key) for key in VALUES])
-def test_the_schema_takes_every_key(key: Key) -> None:
+def test_the_schema_takes_every_key(key: ConfigKey) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     assert fits(SCHEMA, tables, SCHEMA)
     assert not fits(SCHEMA, with_value(key, {"no": "value"}), SCHEMA)

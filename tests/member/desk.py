@@ -15,7 +15,7 @@ from aftermath.member.feed import RunFeed
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.results import Results
-from aftermath.member.stall_detector import Attention
+from aftermath.member.stall_detector import StallDetector
 from aftermath.optim.codec import encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
@@ -131,7 +131,7 @@ class Desk:
             feed=self.feed,
             transport=self.transports[0],
             clock=clock,
-            attention=Attention(clock),
+            stall_detector=StallDetector(clock),
             events=Events(lambda: 0.0, [lambda event: self.events.append(plain(event))]),
         )
         self.role = Role("test", SCHEMA, 0, SECRETS[0])

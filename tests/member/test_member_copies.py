@@ -204,7 +204,7 @@ def _closes_early_and_continues(player: SimMember) -> None:
     """Says that it is closed as soon as a round begins, and attests what comes later."""
     member = player.member
     assert member is not None
-    results, opening = member._results, member._opening
+    results, opening = member._results, member._reveals
     results.close_round = lambda height: None  # type: ignore[method-assign]
     opened = results.open
     closing: list[asyncio.Task[None]] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aftermath.member.gossip import Listening
+from aftermath.member.gossip import GossipListener
 from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL
@@ -103,16 +103,16 @@ def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
 
     async def story(sim: SimulatedRun) -> None:
         odd, *_ = [sim.add(tier) for tier in (0, 1, 2, 0)]
-        hear = Listening._hear
+        hear = GossipListener._hear
 
-        def fails(self: Listening, said: Announcement) -> None:
+        def fails(self: GossipListener, said: Announcement) -> None:
             nonlocal heard
             if said.sender == odd.id and self._ports.transport is not odd.transport:
                 heard += 1
                 raise errors[heard % len(errors)]("as a parser might")
             hear(self, said)
 
-        monkeypatch.setattr(Listening, "_hear", fails)
+        monkeypatch.setattr(GossipListener, "_hear", fails)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=3)

@@ -82,7 +82,7 @@ def test_what_is_heard_after_closing_is_kept_and_not_attested() -> None:
 
 def test_closings_count_once_for_each_witness_of_the_round() -> None:
     desk = Desk()
-    closings = desk.results.closings
+    closed_rounds = desk.results.closed_rounds
 
     def closed(by: int, **changed: object) -> Closed:
         said = Closed(
@@ -104,10 +104,10 @@ def test_closings_count_once_for_each_witness_of_the_round() -> None:
         {"sender": p2p_of(2)},
         {"seat": 9},
     ):
-        closings.hear(closed(1, **wrong), b"")
-    assert closings.told(4, range(3)) == []
-    closings.hear(closed(1), b"one")
-    closings.hear(closed(1), b"again")
-    assert closings.told(4, range(3)) == [b"one"]
-    closings.hear(closed(2), b"two")
-    assert closings.told(4, [2, 0, 1]) == [b"two", b"one"]
+        closed_rounds.hear(closed(1, **wrong), b"")
+    assert closed_rounds.told(4, range(3)) == []
+    closed_rounds.hear(closed(1), b"one")
+    closed_rounds.hear(closed(1), b"again")
+    assert closed_rounds.told(4, range(3)) == [b"one"]
+    closed_rounds.hear(closed(2), b"two")
+    assert closed_rounds.told(4, [2, 0, 1]) == [b"two", b"one"]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.member.gossip import Listening
+from aftermath.member.gossip import GossipListener
 from aftermath.member.readiness import Readiness
 from aftermath.member.results import Results
 from aftermath.rules.commitment import Ready, encode_announcement, statement
@@ -36,7 +36,7 @@ async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, bod
     readiness.hear = heard.append  # type: ignore[method-assign]
     ports = replace(desk.ports, transport=ours)
     results = Results(ports, desk.role, desk.workers.decode)
-    listening = asyncio.ensure_future(Listening(ports, desk.role, readiness, results).listen())
+    listening = asyncio.ensure_future(GossipListener(ports, desk.role, readiness, results).listen())
     join([ours, honest, *cheats])
     await until(lambda: len(ours.reachable()) == 5)
     bodies = (

@@ -15,7 +15,7 @@ from aftermath.events.printable import json_text
 from aftermath.rules.schedules import first_epoch_rate
 
 if TYPE_CHECKING:
-    from aftermath.config.keys import Key
+    from aftermath.config.keys import ConfigKey
 
 
 @command("config validate", example="aftermath-solana config validate run.toml")
@@ -76,7 +76,7 @@ def config_explain(
     return Result(data, plain_text("\n\n".join(_page(one, inner[one.name]) for one in found)))
 
 
-def _data(key: Key, inner: list[str]) -> dict[str, Any]:
+def _data(key: ConfigKey, inner: list[str]) -> dict[str, Any]:
     return {
         "key": key.name,
         "type": key.kind,
@@ -90,7 +90,7 @@ def _data(key: Key, inner: list[str]) -> dict[str, Any]:
     }
 
 
-def _page(key: Key, inner: list[str]) -> str:
+def _page(key: ConfigKey, inner: list[str]) -> str:
     rows = {
         "type": key.kind,
         "unit": key.unit,

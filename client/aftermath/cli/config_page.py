@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from aftermath.base.text import deliver
 from aftermath.config import errors
-from aftermath.config.keys import Key, held_by, keys
+from aftermath.config.keys import ConfigKey, held_by, keys
 from aftermath.config.tables import Choice
 from aftermath.owner import schema
 from aftermath.owner import warnings as owner_warnings
@@ -61,7 +61,7 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(key: Key) -> str:
+def _section(key: ConfigKey) -> str:
     """One table: what it is, and what it holds."""
     heading = "#" * min(len(key.path) + 1, 4)
     assert key.table is not None
@@ -75,7 +75,7 @@ def _section(key: Key) -> str:
     return "\n".join([f"{heading} [{key.name}]", "", key.text + default, "", *header, *rows])
 
 
-def _row(key: Key) -> str:
+def _row(key: ConfigKey) -> str:
     default = f"`{key.default}`" if key.default else "must be given" if key.required else "–"
     limits = (
         f"`{key.limits.removeprefix('of the form ')}`"
@@ -93,7 +93,7 @@ def _row(key: Key) -> str:
     return f"| {' | '.join(cell or '–' for cell in cells)} |"
 
 
-def _named(key: Key) -> str:
+def _named(key: ConfigKey) -> str:
     """Return a key's name, as a link if it has a section."""
     anchor = key.name.replace(".", "").lower()
     return f"[`{key.path[-1]}`](#{anchor})" if held_by(key) else f"`{key.path[-1]}`"

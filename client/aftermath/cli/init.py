@@ -38,7 +38,7 @@ _WALLET = "owner.json"
 
 @dataclass(frozen=True)
 class InitOptions:
-    """What the owner of the new run wishes; what is None the recipe decides, or a question."""
+    """What the owner of the new run new_options; what is None the recipe decides, or a question."""
 
     recipe: Annotated[
         str | None,
@@ -109,7 +109,7 @@ def init(
     local-testnet start.
     """
     from aftermath.cli.config_check import look
-    from aftermath.cli.new_config import RECIPE, Wishes, begin, changed
+    from aftermath.cli.new_config import RECIPE, NewRunOptions, begin, changed
     from aftermath.config.document import RunConfig, parse_as
     from aftermath.config.errors import Mistaken
     from aftermath.config.written import tables_of, text_of
@@ -134,9 +134,9 @@ def init(
         check_file(path, _is_no_key)
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
         options = asked(options)
-    wishes = Wishes(**asdict(options))
-    recipe = begin(wishes.recipe or RECIPE)
-    config, files = changed(*recipe, wishes, f"runs/{'run' if to_stdout else out.stem}")
+    new_options = NewRunOptions(**asdict(options))
+    recipe = begin(new_options.recipe or RECIPE)
+    config, files = changed(*recipe, new_options, f"runs/{'run' if to_stdout else out.stem}")
     text = text_of(config, _about(options, None if to_stdout else files_path, files))
     parsed = parse_as(text, str(out), RunConfig)
     found = look(parsed, files)

@@ -1,4 +1,5 @@
-"""The config of a new run: a recipe that comes with the package, changed by what its owner wishes.
+"""The config of a new run: a recipe that comes with the package, changed by what its owner
+new_options.
 
 Decided: numbers that go together (an optimizer, its rate, its overlap and its batch) are taken
 together from a recipe that has them, since nobody can choose one without the others; what such a
@@ -38,7 +39,7 @@ RECIPES: dict[ExchangedName, str] = {
 
 
 @dataclass(frozen=True)
-class Wishes:
+class NewRunOptions:
     """What the owner says; None leaves it to the recipe."""
 
     recipe: str | None = None
@@ -56,14 +57,16 @@ def begin(recipe: str) -> tuple[RunConfig, FILES]:
     return chosen(path).config, recipe_of(path)
 
 
-def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple[RunConfig, FILES]:
+def changed(
+    config: RunConfig, files: FILES, new_options: NewRunOptions, home: str
+) -> tuple[RunConfig, FILES]:
     """The config as it is wished for, and what its files are made of, in the directory `home`.
     Raises UsageError.
     """
     rules, llm = config.config, config.llm
-    steps = wishes.steps or rules.total_steps
-    if wishes.optimizer is not None and wishes.optimizer != optimizer_name(config):
-        other, _ = begin(RECIPES[wishes.optimizer])
+    steps = new_options.steps or rules.total_steps
+    if new_options.optimizer is not None and new_options.optimizer != optimizer_name(config):
+        other, _ = begin(RECIPES[new_options.optimizer])
         keys = ("overlap", "global_batch_size_start", "global_batch_size_end")
         rules = rules.model_copy(update={name: getattr(other.config, name) for name in keys})
         rates = lasting(other.llm.lr_schedule, other.config.total_steps, steps)
@@ -72,14 +75,14 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
         llm = llm.model_copy(
             update={"lr_schedule": lasting(llm.lr_schedule, rules.total_steps, steps)}
         )
-    if wishes.tiers is not None:
+    if new_options.tiers is not None:
         llm = llm.model_copy(
-            update={"matformer": llm.matformer.model_copy(update={"tiers": wishes.tiers})}
+            update={"matformer": llm.matformer.model_copy(update={"tiers": new_options.tiers})}
         )
     files = {name: dict(options) for name, options in files.items()}
-    if wishes.preset is not None:
-        described = document(wishes.preset, None, {}, tied=False, entries=None)
-        files = _with_preset(files, wishes.preset, described)
+    if new_options.preset is not None:
+        described = document(new_options.preset, None, {}, tied=False, entries=None)
+        files = _with_preset(files, new_options.preset, described)
         kind = architecture_of(described)
         found = next(name for name, architecture in ARCHITECTURES.items() if architecture is kind)
         length = min(llm.max_seq_len, config_of(described).max_position_embeddings)
@@ -90,19 +93,21 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
         llm = llm.model_copy(
             update={"checkpoint": Checkpoint(Local=LocalCheckpoint(path=f"{home}/model"))}
         )
-    if wishes.data_path is not None:
+    if new_options.data_path is not None:
         files = {name: options for name, options in files.items() if name == "model"}
-        tokenizer = _tokenizer_of(wishes.data_path)
+        tokenizer = _tokenizer_of(new_options.data_path)
         if "model" in files and tokenizer is not None:
             files["model"]["tokenizer"] = str(tokenizer)
     place = f"{home}/tokens" if files.keys() & {"tokens", "fetch"} else None
-    if (place := place if wishes.data_path is None else str(wishes.data_path)) is not None:
+    if (
+        place := place if new_options.data_path is None else str(new_options.data_path)
+    ) is not None:
         held = llm.data_location.Local
         local = LocalData(path=place) if held is None else held.model_copy(update={"path": place})
         llm = llm.model_copy(update={"data_location": DataLocation(Local=local), "data_hash": ""})
     rules = _with_members(
         rules,
-        wishes.members,
+        new_options.members,
         llm.optimizer.SparseLoCo.inner_steps if llm.optimizer.SparseLoCo else 1,
     )
     rules = rules.model_copy(update={"total_steps": steps})

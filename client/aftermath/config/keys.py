@@ -28,7 +28,7 @@ _LEAST_PART = 3  # letters of a word that is looked for inside keys
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """One key. `example` is as a file has it; empty for a table, whose own keys have some."""
 
     path: tuple[str, ...]
@@ -52,17 +52,17 @@ class Key:
 
 
 @cache
-def keys() -> tuple[Key, ...]:
+def keys() -> tuple[ConfigKey, ...]:
     """All of them, tables before what they hold, in the order of their classes."""
     return tuple(_below((), RunConfig))
 
 
-def held_by(table: Key) -> list[Key]:
+def held_by(table: ConfigKey) -> list[ConfigKey]:
     """The keys of a table, or the variants of one that is a choice."""
     return [key for key in keys() if key.path[:-1] == table.path]
 
 
-def find(name: str) -> list[Key]:
+def find(name: str) -> list[ConfigKey]:
     """The keys that are meant: that of this name, else all whose names end with it, else those that
     it names as the run's accounts do (`run.config.total_steps`, `model.optimizer.value_bits`).
     """
@@ -108,7 +108,7 @@ def first_sentences(text: str, room: int) -> str:
     return first
 
 
-def _below(path: tuple[str, ...], table: type[BaseModel]) -> Iterator[Key]:
+def _below(path: tuple[str, ...], table: type[BaseModel]) -> Iterator[ConfigKey]:
     for name, field in table.model_fields.items():
         key = _key((*path, name), field)
         yield key
@@ -116,14 +116,14 @@ def _below(path: tuple[str, ...], table: type[BaseModel]) -> Iterator[Key]:
             yield from _below(key.path, key.table)
 
 
-def _key(path: tuple[str, ...], field: FieldInfo) -> Key:
+def _key(path: tuple[str, ...], field: FieldInfo) -> ConfigKey:
     kind, marks = _plain(field.annotation, field.metadata)
     inner = kind if isinstance(kind, type) and issubclass(kind, Table) else None
     means = next((mark for mark in marks if isinstance(mark, Means)), Means())
     default = "" if field.is_required() or field.default is None else _default(field.default)
     examples = field.examples or ([] if field.default is None else [field.default])
     example = "" if inner or not examples else f"{path[-1]} = {written(examples[0])}"
-    return Key(
+    return ConfigKey(
         path=path,
         kind=_words(kind),
         unit=means.unit,

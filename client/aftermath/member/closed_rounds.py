@@ -16,8 +16,8 @@ from aftermath.rules.run import MAX_WITNESSES, RoundId
 from aftermath.rules.seal import Closed
 
 
-class Closings:
-    """The closings that one member has heard."""
+class ClosedRounds:
+    """The closed_rounds that one member has heard."""
 
     def __init__(self, feed: RunFeed) -> None:
         self._feed = feed
@@ -84,7 +84,7 @@ class Closings:
         return run.round(run.config.judges(height)) is not None
 
     def told(self, height: int, seats: Iterable[int]) -> list[bytes]:
-        """Return the signed closings of these seats for a round."""
+        """Return the signed closed_rounds of these seats for a round."""
         place = self._place(height)
         heard = self._heard.get(place, {}) if place is not None else {}
         return [heard[seat] for seat in seats if seat in heard]

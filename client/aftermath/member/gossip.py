@@ -25,7 +25,7 @@ from aftermath.rules.state import MemberState
 _log = logging.getLogger(__name__)
 
 
-class Listening:
+class GossipListener:
     """Lets one member hear the others."""
 
     def __init__(self, ports: Ports, role: Role, readiness: Readiness, results: Results) -> None:

@@ -10,7 +10,7 @@ from aftermath.model.text import Prompt
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LocalOptions:
     """Local options. All are off by default."""
 
     hash_replicas: bool = False

@@ -18,25 +18,25 @@ from aftermath.data.source import Source
 from aftermath.events import event_types
 from aftermath.member.archive import Archive, Keeper
 from aftermath.member.cooldown import Cooldown
-from aftermath.member.gossip import Listening
+from aftermath.member.gossip import GossipListener
 from aftermath.member.gradients import GradientFiles
-from aftermath.member.local_options import Wishes
+from aftermath.member.local_options import LocalOptions
 from aftermath.member.membership import Enrolment
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
 from aftermath.member.readiness import Readiness, announce_ready, whole_from_peers
 from aftermath.member.results import Results
-from aftermath.member.reveal import Opening
+from aftermath.member.reveal import Reveals
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import Stake, loss_found
-from aftermath.member.status_events import Notices
+from aftermath.member.status_events import StatusEvents
 from aftermath.member.ticker import Ticker
-from aftermath.member.unfinished import LastMember, Unfinished
+from aftermath.member.unfinished import LastMember, UnsavedWork
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
@@ -61,7 +61,7 @@ class Member:
         data: Source,
         origin: Origin,
         archive: Archive,
-        wishes: Wishes,
+        local_options: LocalOptions,
         *,
         weight: int,
         parallel: int,
@@ -69,35 +69,37 @@ class Member:
         self._ports = ports
         self._role = role
         self._workers = workers
-        self._wishes = wishes
+        self._wishes = local_options
         self._origin = origin
         self._parallel = parallel
         self._keeper = Keeper(ports, role, workers, archive)
         self._gradients = GradientFiles(
-            ports.events, workers.write, role.schema, wishes.gradients_dir
+            ports.events, workers.write, role.schema, local_options.gradients_dir
         )
         self._own = OwnState(ports, workers.state)
-        self._private = PrivateState(ports, role, workers, self._own, wishes.optimizer_state_dir)
+        self._private = PrivateState(
+            ports, role, workers, self._own, local_options.optimizer_state_dir
+        )
         self._weight = weight
         self._share = ModelShare(ports.transport)
-        signed = SignedResults(wishes.signed_dir, ports.transport.node_id)
-        self._results = Results(ports, role, workers.decode, signed, wishes.downloads)
-        self._opening = Opening(ports, role, self._results, self._own)
+        signed = SignedResults(local_options.signed_dir, ports.transport.node_id)
+        self._results = Results(ports, role, workers.decode, signed, local_options.downloads)
+        self._reveals = Reveals(ports, role, self._results, self._own)
         carried = (
             self._results,
             self._share,
             self._gradients,
             self._own,
-            self._opening,
+            self._reveals,
             Divergence(),
         )
         self._kept = CarriedOver(data, *carried)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
-        self._listening = Listening(ports, role, self._readiness, self._results)
-        self._notices = Notices(ports.events)
+        self._gossip = GossipListener(ports, role, self._readiness, self._results)
+        self._status_events = StatusEvents(ports.events)
         self._last = LastMember(
-            ports, role, workers, self._keeper, origin, confirms=wishes.confirms_loss
+            ports, role, workers, self._keeper, origin, confirms=local_options.confirms_loss
         )
         self._replica: Replica | None = None
         self._start_step = 0  # number of steps in the replica when it came
@@ -113,23 +115,23 @@ class Member:
             await first_of(
                 self._epochs(),
                 self._ports.feed.follow(self._ports.coordinator),
-                self._ports.attention.watch(),
+                self._ports.stall_detector.watch(),
                 Ticker(
                     self._ports.coordinator,
                     self._ports.feed,
                     self._ports.clock,
-                    self._ports.attention,
+                    self._ports.stall_detector,
                 ).run(),
-                self._opening.live(),
-                self._listening.listen(),
-                self._listening.follow_members(),
+                self._reveals.live(),
+                self._gossip.listen(),
+                self._gossip.follow_members(),
             )
         except asyncio.CancelledError:
             if self._stops is not None:
                 await self._save_stake(self._stops)
             raise
         finally:
-            await self._opening.leave()
+            await self._reveals.leave()
             await self._keeper.close()
             await self._gradients.close()
             await self._private.close()
@@ -180,13 +182,13 @@ class Member:
             view = self._ports.feed.view
             run = view.run
             members = view.members
-            self._notices.rewinding(run)
-            self._notices.state(run)
+            self._status_events.rewinding(run)
+            self._status_events.state(run)
             if run.state is RunState.FINISHED:
                 await self._finish(run)
                 return
             if not self._keeper.keeps:  # a keeper reports its own failures, and uploads take time
-                self._notices.never_saved(run, view.model)
+                self._status_events.never_saved(run, view.model)
             unfinished = self._last.found() if self._replica is None else None
             if unfinished is not None or self._takes_part(view):
                 try:
@@ -206,15 +208,19 @@ class Member:
                         await self._make_room()
                     await self._join(self._ports.feed.run)
             else:
-                self._notices.halt(run)
+                self._status_events.halt(run)
                 await self._join_if_needed(run, members)
-                if self.seat is not None and self._replica is None and self._notices.waiting(run):
+                if (
+                    self.seat is not None
+                    and self._replica is None
+                    and self._status_events.waiting(run)
+                ):
                     return
                 await self._ports.feed.after(run.seq)
 
     async def _finish(self, run: Run) -> None:
         """Say that the run is finished, and stay until its model is saved. Raises ModelLost."""
-        self._notices.finished(run, await self._last.newest_model())
+        self._status_events.finished(run, await self._last.newest_model())
         await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
         replica = (
             self._replica if self._ended is not None and self._ended.step == run.step else None
@@ -227,7 +233,7 @@ class Member:
         model = await self._last.newest_model()  # an upload may have ended since
         if self._keeper.saved_step != run.trained_steps:
             self._raise_loss(View(run, self._ports.feed.members, model), replica)
-        self._notices.never_saved(run, model)
+        self._status_events.never_saved(run, model)
 
     def _raise_loss(self, view: View, replica: Replica | None) -> None:
         """Raise ModelLost if the model is lost with this member, or was before it came back."""
@@ -264,7 +270,7 @@ class Member:
         model = view.model
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
-        self._notices.lost(run, model)
+        self._status_events.lost(run, model)
         parts = self._ports, self._role, self._workers, self._origin
         warm = WarmUp(*parts, view, self.seat, self._parallel, self._keeper.directory)
         self._own.withdraw()  # free an outdated replica before there is another
@@ -309,7 +315,7 @@ class Member:
             )
         )
 
-    async def _resume(self, unfinished: Unfinished, view: View) -> None:
+    async def _resume(self, unfinished: UnsavedWork, view: View) -> None:
         """End the epoch in which this member was stopped as the last one. Raises Desync."""
         self.seat = view.members.find(self._ports.coordinator.wallet)
         me = None if self.seat is None else view.members.seats[self.seat]

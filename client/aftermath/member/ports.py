@@ -10,7 +10,7 @@ from aftermath.base.concurrency import Worker
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.events.stream import Events
 from aftermath.member.feed import RunFeed
-from aftermath.member.stall_detector import Attention
+from aftermath.member.stall_detector import StallDetector
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
 
@@ -28,7 +28,7 @@ class Ports:
     """The coordinator's newest view."""
     transport: Transport
     clock: Clock
-    attention: Attention
+    stall_detector: StallDetector
     events: Events
 
 

@@ -18,7 +18,7 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.concurrency import Pulse, Worker
 from aftermath.events import event_types
-from aftermath.member.closed_rounds import Closings
+from aftermath.member.closed_rounds import ClosedRounds
 from aftermath.member.evidence import Evidence
 from aftermath.member.payloads import Candidate, Payloads
 from aftermath.member.plan import RoundPlan
@@ -72,7 +72,7 @@ class Results:
         """Keys by height and seat whose result was not heard of yet."""
         self._closed: set[int] = set()
         self._lineage = Lineage()
-        self.closings = Closings(ports.feed)
+        self.closed_rounds = ClosedRounds(ports.feed)
         self.evidence = Evidence(ports.events)
         ports.transport.handle(TOPIC, self._answer)
 
@@ -208,7 +208,7 @@ class Results:
     def hear_of_opening(self, said: Closed | Key, raw: bytes) -> None:
         """Record a closing or a key whose signature was checked."""
         if isinstance(said, Closed):
-            self.closings.hear(said, raw)
+            self.closed_rounds.hear(said, raw)
         else:
             self.hear_key(said, raw)
 
@@ -389,7 +389,7 @@ class Results:
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         """Answer a request with the signed announcements of these seats: results, keys,
-        closings.
+        closed_rounds.
         """
         del peer
         if len(body) > _LONGEST_QUESTION:
@@ -402,7 +402,7 @@ class Results:
         seats = sorted(set(asked[1]))
         found = [c for seat in seats for c in self.candidates(height, seat)]
         keys = [c.told for c in found if c.told]
-        told = [*(c.raw for c in found), *keys, *self.closings.told(height, seats)]
+        told = [*(c.raw for c in found), *keys, *self.closed_rounds.told(height, seats)]
         return msgspec.msgpack.encode(told[: MOST_PER_SEAT * len(seats)])
 
 

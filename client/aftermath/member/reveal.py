@@ -22,7 +22,7 @@ from aftermath.rules.run import STORED_ROUNDS, Run
 from aftermath.rules.seal import Closed, Key, ResultPlace, key_of
 
 
-class Opening:
+class Reveals:
     """Closes rounds and reveals keys, for one member."""
 
     # The key follows from the secret and the place. So this object outlives epochs, and a restarted
@@ -44,7 +44,7 @@ class Opening:
                 place = self._place(run, height)
                 if place is not None and place not in self._told and self._may_open(height):
                     await self._tell(place)
-            await first_of(self._results.closings.changed.wait(), feed.after(run.seq))
+            await first_of(self._results.closed_rounds.changed.wait(), feed.after(run.seq))
 
     async def close_round(self, plan: RoundPlan, seat: int) -> None:
         """Announce, as the witness on that seat, that results announced from now on are not
@@ -58,7 +58,7 @@ class Opening:
         )
         raw = encode_announcement(said, self._role.p2p_secret)
         await self._ports.transport.announce(raw)
-        self._results.closings.hear(said, raw)
+        self._results.closed_rounds.hear(said, raw)
 
     async def leave(self) -> None:
         """Before this member goes, reveal the keys of results that nobody can copy any more."""
@@ -71,11 +71,11 @@ class Opening:
 
     def _may_open(self, height: int) -> bool:
         """Return whether a copy of a result of a round can no longer be credited."""
-        # If the chain is out of reach, a quorum's number of closings and announcements of all
+        # If the chain is out of reach, a quorum's number of closed_rounds and announcements of all
         # members also suffice. Otherwise this member would lose what it delivered.
-        closings = self._results.closings
-        return closings.by_quorum(height) or (
-            closings.by_number(height) and self._all_announced(height)
+        closed_rounds = self._results.closed_rounds
+        return closed_rounds.by_quorum(height) or (
+            closed_rounds.by_number(height) and self._all_announced(height)
         )
 
     def _all_announced(self, height: int) -> bool:

@@ -12,7 +12,7 @@ _EVERY = 0.5  # seconds
 _LATE = 3.0  # seconds
 
 
-class Attention:
+class StallDetector:
     """Knows when this member last resumed after a stall."""
 
     def __init__(self, clock: Clock) -> None:

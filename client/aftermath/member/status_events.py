@@ -19,7 +19,7 @@ _HALTED = {
 }
 
 
-class Notices:
+class StatusEvents:
     """Reports on one run, as long as the member lives."""
 
     def __init__(self, events: Events) -> None:

@@ -10,7 +10,7 @@ from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.member.feed import RunFeed
-from aftermath.member.stall_detector import Attention
+from aftermath.member.stall_detector import StallDetector
 from aftermath.rules.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
@@ -27,12 +27,12 @@ class Ticker:
     """Keeps the run's clock running from one member."""
 
     def __init__(
-        self, coordinator: Coordinator, feed: RunFeed, clock: Clock, attention: Attention
+        self, coordinator: Coordinator, feed: RunFeed, clock: Clock, stall_detector: StallDetector
     ) -> None:
         self._coordinator = coordinator
         self._feed = feed
         self._clock = clock
-        self._attention = attention
+        self._attention = stall_detector
         self._not_before = float("-inf")
         self._returned = float("-inf")
         self._allowed_in = -1

@@ -42,7 +42,7 @@ _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be
 _LONGEST_HOLD = 60.0  # seconds between two tries of a finished run: each may be an upload
 
 
-class Unfinished(msgspec.Struct, frozen=True):
+class UnsavedWork(msgspec.Struct, frozen=True):
     """A saved model of an epoch that has not ended: `step` steps are trained in it."""
 
     epoch: int
@@ -61,16 +61,16 @@ def mark_path(directory: Path, run: Run) -> Path:
     return directory / f".{stem_of_run(directory, run.run_id, run.identity)}-unfinished.json"
 
 
-def write_mark(path: Path, unfinished: Unfinished) -> None:
+def write_mark(path: Path, unfinished: UnsavedWork) -> None:
     """Write the mark. Raises OSError."""
     with replacing(path) as stream:
         stream.write(msgspec.json.encode(unfinished) + b"\n")
 
 
-def read_mark(path: Path) -> Unfinished | None:
+def read_mark(path: Path) -> UnsavedWork | None:
     """Return the mark's contents, or None if it is missing or unreadable."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Unfinished)
+        return msgspec.json.decode(path.read_bytes(), type=UnsavedWork)
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -159,7 +159,7 @@ class LastMember:
             in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
         )
         if self.stays:
-            unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place.absolute()))
+            unfinished = UnsavedWork(run.epoch, run.epoch_started_at, step, str(place.absolute()))
             write_mark(mark_path(directory, run), unfinished)
         self._ports.events.emit(event_types.Stopped(step=step, path=str(place), goes_on=self.stays))
         return True
@@ -224,7 +224,7 @@ class LastMember:
 
     # --- coming back ------------------------------------------------------------------------------
 
-    def found(self) -> Unfinished | None:
+    def found(self) -> UnsavedWork | None:
         """Return the unfinished epoch that this member saved, if the run is still in it. Forget an
         older one.
         """
@@ -246,7 +246,7 @@ class LastMember:
             )
         return None
 
-    async def resume(self, unfinished: Unfinished, view: View) -> tuple[Replica, Run]:
+    async def resume(self, unfinished: UnsavedWork, view: View) -> tuple[Replica, Run]:
         """Load the saved model and wait for the epoch's end. Return the model and the run then.
 
         Raises Desync if the model is damaged, or not the one that the epoch ended with.

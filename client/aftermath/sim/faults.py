@@ -1,7 +1,7 @@
 """The faults of a simulated run, one method each. Each lasts a while and records whom it touched.
 
 Victims are mostly members that matter at that moment: one that just sent a transaction, the only
-holder of a tier, an elected witness. A fault excuses what follows from it for `EXCUSED` seconds.
+holder of a tier, an elected witness. A fault absences what follows from it for `EXCUSED` seconds.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Faults:
             self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)])
         )
 
-    def excuses(self, name: str, when: float) -> bool:
+    def absences(self, name: str, when: float) -> bool:
         """Return whether a fault may have caused what happened to this member."""
         return any(
             name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows

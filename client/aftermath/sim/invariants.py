@@ -45,7 +45,7 @@ class Invariants:
         for epoch, seat in self._sim.record.dropped[self._dropped :]:
             signer = self._sim.members.seats[seat].signer
             name = next(player.name for player in self._sim.players if player.wallet == signer)
-            if not self._faults.excuses(name, self._sim.now):
+            if not self._faults.absences(name, self._sim.now):
                 self._unjust.append(f"{name} was dropped from epoch {epoch} without a reason")
         self._dropped = len(self._sim.record.dropped)
 
@@ -67,12 +67,12 @@ class Invariants:
             if (
                 event["kind"] != "refused"
                 or event["why"] != CLOSED_ON
-                or self._faults.excuses(player.name, event["t"])
+                or self._faults.absences(player.name, event["t"])
             ):
                 continue
             signer = self._sim.members.seats[event["seat"]].signer
             name = next((one.name for one in self._sim.players if one.wallet == signer), "")
-            if name and not self._faults.excuses(name, event["t"]):
+            if name and not self._faults.absences(name, event["t"]):
                 raise InvariantBroken(
                     f"{player.name} was closed before it heard of {name} in round {event['height']}"
                 )
@@ -92,7 +92,7 @@ class Invariants:
     def _check_end(self, player: SimMember, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:
             raise InvariantBroken(f"{player.name} went home before the run was finished")
-        excused = isinstance(error, Unavailable) and self._faults.excuses(
+        excused = isinstance(error, Unavailable) and self._faults.absences(
             player.name, self._sim.now
         )
         if error is not None and not excused:

@@ -14,7 +14,7 @@ from solders.keypair import Keypair
 from aftermath.events.event_types import Event
 from aftermath.events.stream import plain
 from aftermath.member.member import Member
-from aftermath.member.stall_detector import Attention
+from aftermath.member.stall_detector import StallDetector
 from aftermath.sim.faulty_rpc import NodeFault
 from aftermath.sim.sim_chain import SimMemberChain
 from aftermath.sim.sim_transport import SimTransport
@@ -75,7 +75,7 @@ class SimMember:
         ]
 
 
-class Undisturbed(Attention):
+class Undisturbed(StallDetector):
     """A stall detector that never fires.
 
     Its timer would shift all others, and a seed would lose its meaning.

@@ -35,11 +35,11 @@ from aftermath.data.local import open_tokens
 from aftermath.events.stream import Events
 from aftermath.member.archive import Archive, Hub
 from aftermath.member.feed import RunFeed
-from aftermath.member.local_options import Wishes
+from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.stake import ModelLost
-from aftermath.member.stall_detector import Attention
+from aftermath.member.stall_detector import StallDetector
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
@@ -192,7 +192,7 @@ class SimulatedRun:
             feed=RunFeed(View(self.run, self.members, self.model)),
             transport=player.transport,
             clock=clock,
-            attention=Attention(clock) if self.held_up else Undisturbed(clock),
+            stall_detector=StallDetector(clock) if self.held_up else Undisturbed(clock),
             events=Events(clock.monotonic, [player.note]),
         )
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
@@ -209,7 +209,7 @@ class SimulatedRun:
         data = open_tokens(
             self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size
         )
-        wishes = Wishes(
+        local_options = LocalOptions(
             hash_replicas=True,
             gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
             optim_stats_steps=self.optim_stats_steps,
@@ -232,7 +232,7 @@ class SimulatedRun:
         )
         weight = round(60 / player.seconds)
         player.member = Member(
-            ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4
+            ports, role, workers, data, origin, archive, local_options, weight=weight, parallel=4
         )
         player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
 

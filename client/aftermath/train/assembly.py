@@ -27,11 +27,11 @@ from aftermath.events.status import RunStatus, standing
 from aftermath.events.stream import Events
 from aftermath.member.archive import Archive
 from aftermath.member.feed import RunFeed
-from aftermath.member.local_options import Wishes
+from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.speed import measured_weight
-from aftermath.member.stall_detector import Attention
+from aftermath.member.stall_detector import StallDetector
 from aftermath.model.outline import Outline
 from aftermath.model.steps import saved_steps, stem_of_run
 from aftermath.optim.schema import Schema
@@ -102,9 +102,9 @@ async def assembled(
     feed = RunFeed(view)
     if events.looked_at:
         stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
-    ports = Ports(chain, feed, transport, clock, Attention(clock), events)
+    ports = Ports(chain, feed, transport, clock, StallDetector(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret, origin.device)
-    wishes = await _wishes(settings, outline, schema, compute)
+    local_options = await _wishes(settings, outline, schema, compute)
     data = await _data(events, clock, workers.read, lambda: data_of(model, schema, access))
     keep_steps = settings.keep_steps if settings.delete_old_steps else None
     archive = Archive(
@@ -123,7 +123,7 @@ async def assembled(
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
     return Member(
-        ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel
+        ports, role, workers, data, origin, archive, local_options, weight=weight, parallel=parallel
     )
 
 
@@ -183,8 +183,8 @@ async def _origin(
 
 async def _wishes(
     settings: TrainSettings, outline: Outline, schema: Schema, compute: Worker
-) -> Wishes:
-    return Wishes(
+) -> LocalOptions:
+    return LocalOptions(
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,

@@ -33,7 +33,7 @@ from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
 from aftermath.member.stake import loss_found
-from aftermath.member.status_events import Notices
+from aftermath.member.status_events import StatusEvents
 from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.relay import AUTO, DISABLED, N0
@@ -117,7 +117,7 @@ def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSet
     """Say that the run is finished and where its model is, as a member that trains says it. Raises
     ModelLost.
     """
-    notices, run, model = Notices(events), view.run, view.model
+    notices, run, model = StatusEvents(events), view.run, view.model
     notices.state(run)
     notices.finished(run, model)
     if (lost := loss_found(view, wallet, settings.checkpoint_dir)) is not None:

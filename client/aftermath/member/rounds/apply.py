@@ -12,8 +12,8 @@ from aftermath.events import event_types
 from aftermath.events.stream import hexed
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
-from aftermath.member.rounds.resolve import Settling
-from aftermath.member.rounds.throughput import ShareTime
+from aftermath.member.rounds.resolve import RoundResolver
+from aftermath.member.rounds.throughput import Throughput
 from aftermath.optim.votes import Votes
 from aftermath.rules.run import Round, Run
 
@@ -27,8 +27,8 @@ class Applying:
         compute: Worker,
         kept: CarriedOver,
         epoch: Epoch,
-        settling: Settling,
-        time: ShareTime,
+        resolver: RoundResolver,
+        time: Throughput,
         *,
         hash_replicas: bool,
     ) -> None:
@@ -36,7 +36,7 @@ class Applying:
         self._compute = compute
         self._kept = kept
         self._epoch = epoch
-        self._settling = settling
+        self._resolver = resolver
         self._time = time
         self._hash_replicas = hash_replicas
         self._replica = epoch.began.replica
@@ -72,7 +72,7 @@ class Applying:
 
     async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
         started = self._ports.clock.monotonic()
-        settled = await self._settling.settle(run, done, attesting)
+        settled = await self._resolver.settle(run, done, attesting)
         waited = self._ports.clock.monotonic() - started
         lr = self._epoch.learning_rate(done.step)
         self._kept.share.withdraw()
@@ -82,7 +82,7 @@ class Applying:
         self._kept.gradients.keep(settled.results, lr)
         hashes = await self._compute(self._replica.hashes) if self._hash_replicas else {}
         seconds = self._ports.clock.monotonic() - started - waited
-        if not self._ports.attention.held_up_since(started):
+        if not self._ports.stall_detector.held_up_since(started):
             self._time.applied(seconds)
         self._ports.events.emit(
             event_types.Applied(

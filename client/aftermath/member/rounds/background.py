@@ -11,7 +11,7 @@ from aftermath.events import event_types
 from aftermath.events.stream import Events
 
 
-class Duties:
+class BackgroundTasks:
     """The background tasks of one epoch."""
 
     def __init__(self, events: Events) -> None:

@@ -15,7 +15,7 @@ from aftermath.member.gradients import GradientFiles
 from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.results import Results
-from aftermath.member.reveal import Opening
+from aftermath.member.reveal import Reveals
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.replica import Replica
@@ -50,7 +50,7 @@ class CarriedOver:
     share: ModelShare
     gradients: GradientFiles
     own: OwnState
-    opening: Opening
+    reveals: Reveals
     divergence: Divergence
 
 

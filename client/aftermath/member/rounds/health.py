@@ -31,7 +31,7 @@ def unseen(run: Run, members: Members) -> int:
     return owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)
 
 
-class Excuses:
+class AbsenceReports:
     """Members that this member excused in an epoch and whose result it has not seen since."""
 
     def __init__(self) -> None:
@@ -67,11 +67,11 @@ class Excuses:
         return missing & ~excused | conviction.incomplete(run, members, attestations)
 
 
-async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, seat: int) -> None:
+async def report_undelivered(ports: Ports, absences: AbsenceReports, run: Run, seat: int) -> None:
     """Have members dropped that did not deliver, when it is our turn and nobody did it before."""
     members = ports.feed.members
     try:
-        missing = await excuses.undelivered(ports.coordinator, run, members)
+        missing = await absences.undelivered(ports.coordinator, run, members)
     except Refused:
         return  # the run is far ahead and no longer stores that round
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]

@@ -16,7 +16,7 @@ from aftermath.member.evidence import disputed
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.results import Results
-from aftermath.member.rounds.background import Duties
+from aftermath.member.rounds.background import BackgroundTasks
 from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.optim.votes import Votes
@@ -36,11 +36,11 @@ class Settled:
     """Votes by held level, in seat order."""
 
 
-class Settling:
+class RoundResolver:
     """Settles the rounds of one epoch for one member."""
 
     def __init__(
-        self, ports: Ports, levels: range, results: Results, epoch: Epoch, duties: Duties
+        self, ports: Ports, levels: range, results: Results, epoch: Epoch, duties: BackgroundTasks
     ) -> None:
         self._ports = ports
         self._levels = levels

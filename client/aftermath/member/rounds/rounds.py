@@ -11,20 +11,20 @@ from dataclasses import replace
 
 from aftermath.events import event_types
 from aftermath.member.evidence import Pair, show_equivocation
-from aftermath.member.local_options import Wishes
+from aftermath.member.local_options import LocalOptions
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.rounds.apply import Applying
-from aftermath.member.rounds.background import Duties
+from aftermath.member.rounds.background import BackgroundTasks
 from aftermath.member.rounds.epoch import Beginning, CarriedOver, Epoch
 from aftermath.member.rounds.evaluations import Evaluations
-from aftermath.member.rounds.health import Excuses, report_undelivered
+from aftermath.member.rounds.health import AbsenceReports, report_undelivered
 from aftermath.member.rounds.prompt import Continuations
 from aftermath.member.rounds.read_ahead import Reading
-from aftermath.member.rounds.resolve import Settling
+from aftermath.member.rounds.resolve import RoundResolver
 from aftermath.member.rounds.stragglers import Allowances
-from aftermath.member.rounds.throughput import ShareTime
+from aftermath.member.rounds.throughput import Throughput
 from aftermath.member.rounds.train import Training
 from aftermath.member.rounds.witness import WitnessDuty, time_for_results
 from aftermath.member.traffic import report_traffic
@@ -42,25 +42,27 @@ class Rounds:
         ports: Ports,
         role: Role,
         workers: Workers,
-        wishes: Wishes,
+        local_options: LocalOptions,
         kept: CarriedOver,
         began: Beginning,
     ) -> None:
         self._ports = ports
         self._workers = workers
-        self._wishes = wishes
+        self._wishes = local_options
         self._began = began
         self._results = kept.results
-        self._opening = kept.opening
+        self._reveals = kept.reveals
         rules = began.run.config
-        self.time = ShareTime(ports.events, time_for_results(rules), began.weight)
+        self.time = Throughput(ports.events, time_for_results(rules), began.weight)
         self._epoch = epoch = Epoch(began, ports.feed, kept.results)
-        self._duties = Duties(ports.events)
+        self._duties = BackgroundTasks(ports.events)
         self._reading = Reading(ports, workers.read, kept.data)
-        self._settling = settling = Settling(ports, role.levels, kept.results, epoch, self._duties)
-        hashed = wishes.hash_replicas
+        self._resolver = resolver = RoundResolver(
+            ports, role.levels, kept.results, epoch, self._duties
+        )
+        hashed = local_options.hash_replicas
         self._applying = Applying(
-            ports, workers.compute, kept, epoch, settling, self.time, hash_replicas=hashed
+            ports, workers.compute, kept, epoch, resolver, self.time, hash_replicas=hashed
         )
         self._training = Training(
             ports,
@@ -68,16 +70,16 @@ class Rounds:
             self._reading,
             epoch,
             self.time,
-            stats_steps=wishes.optim_stats_steps,
+            stats_steps=local_options.optim_stats_steps,
             divergence=kept.divergence,
-            delay=wishes.share_delay,
+            delay=local_options.share_delay,
         )
         self._announcing = Announcing(ports, role, workers.decode, kept, epoch)
-        self._excuses = Excuses()
+        self._absences = AbsenceReports()
         self._allowances = Allowances(rules.max_round_train_time)
         self._continuations = (
-            Continuations(wishes.prompt, ports.feed, ports.events, workers.compute)
-            if wishes.prompt
+            Continuations(local_options.prompt, ports.feed, ports.events, workers.compute)
+            if local_options.prompt
             else None
         )
         self._announced = -1  # height of the newest round with an announced result of this member
@@ -147,13 +149,13 @@ class Rounds:
         height = self._epoch.height
         seat = self._began.seat
         judged = self._epoch.rules.judged
-        parts = self._ports, self._results, self._opening, self._allowances
+        parts = self._ports, self._results, self._reveals, self._allowances
         duty = WitnessDuty(*parts, seat, plan, judged(height), self._duty)
         self._duty = duty
         self._duties.start(duty.attend())
-        self._duties.start(duty.inquire(self._settling.collector))
+        self._duties.start(duty.inquire(self._resolver.collector))
         await self._applying.through(run, judged(height - 1))
-        self._duties.start(report_undelivered(self._ports, self._excuses, run, seat))
+        self._duties.start(report_undelivered(self._ports, self._absences, run, seat))
         travelling = self._applying.height < self._announced == height - 1
         trained = await self._training.train(plan, travelling=travelling)
         if self._allowances.used_up(seat):

@@ -40,7 +40,7 @@ class Allowances:
         return self._used[seat] >= self.seconds
 
 
-class Lateness:
+class StragglerTracker:
     """Decides which members are late in one round, which `began` at that moment of the clock."""
 
     def __init__(self, allowances: Allowances, plan: RoundPlan, began: float) -> None:

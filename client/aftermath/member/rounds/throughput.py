@@ -21,7 +21,7 @@ _SAY_AT = 3
 """Shares given up in a row before the warning repeats; the next time after four times as many."""
 
 
-class ShareTime:
+class Throughput:
     """Watches one member's shares of an epoch. `limit`: seconds per share. `weight`: declared
     speed.
     """

@@ -16,7 +16,7 @@ from aftermath.member.ports import Ports
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.member.rounds.read_ahead import Reading
-from aftermath.member.rounds.throughput import ShareTime
+from aftermath.member.rounds.throughput import Throughput
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.engine import Trained
 from aftermath.replica.replica import Cancelled
@@ -33,7 +33,7 @@ class Training:
         compute: Worker,
         reading: Reading,
         epoch: Epoch,
-        time: ShareTime,
+        time: Throughput,
         *,
         stats_steps: int,
         divergence: Divergence,
@@ -104,7 +104,7 @@ class Training:
         With a tiny weight this member would get no share any more, and without a share nothing
         shows its true speed.
         """
-        if not self._ports.attention.held_up_since(started):
+        if not self._ports.stall_detector.held_up_since(started):
             self._time.took(sequences, self._ports.clock.monotonic() - started, done=done)
 
     async def _late(self, plan: RoundPlan) -> NoReturn:

@@ -1,7 +1,7 @@
 """A witness's duty in one round: attest what members delivered in the judged round.
 
 It attests as soon as it holds every judged result and all members have announced this round's, and
-waits no longer than `lateness` says. It attests only what it holds and has checked, plus levels
+waits no longer than `stragglers` allows. It attests only what it holds and has checked, plus levels
 that all witnesses fetch (`rules.availability`).
 """
 
@@ -13,9 +13,9 @@ from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
 from aftermath.member.results import Results
 from aftermath.member.retry import Duty
-from aftermath.member.reveal import Opening
+from aftermath.member.reveal import Reveals
 from aftermath.member.rounds.collect import ASK_EVERY, Collector
-from aftermath.member.rounds.stragglers import Allowances, Lateness
+from aftermath.member.rounds.stragglers import Allowances, StragglerTracker
 from aftermath.rules import bitmap
 from aftermath.rules.availability import drawn, had_by_all, judged_by
 from aftermath.rules.committee import quorum, witnesses
@@ -40,7 +40,7 @@ class WitnessDuty:
         self,
         ports: Ports,
         results: Results,
-        opening: Opening,
+        reveals: Reveals,
         allowances: Allowances,
         seat: int,
         plan: RoundPlan,
@@ -53,7 +53,7 @@ class WitnessDuty:
         self._seat = seat
         self._plan = plan
         self._judged = judged
-        self._opening = opening
+        self._reveals = reveals
         self._closed = False
         if results.plan(judged) is not None:  # the first round may judge none
             run = ports.feed.run
@@ -71,7 +71,7 @@ class WitnessDuty:
         self.lacked = frozenset[int]()
         """Members missing from the attestation. Empty if it covered fewer than two thirds."""
         self._started = ports.clock.monotonic()
-        self._lateness = Lateness(allowances, plan, self._started - self._age())
+        self._stragglers = StragglerTracker(allowances, plan, self._started - self._age())
         self._sent_before = _sent(ports)
         self._own_done: float | None = None
         self._complete = float("inf")
@@ -95,13 +95,17 @@ class WitnessDuty:
         """
         judged = self._results.plan(self._judged)
         closed = self._ports.feed.run.round(self._plan.header.height)
-        if judged is None or closed is None or self._ports.attention.held_up_since(self._started):
+        if (
+            judged is None
+            or closed is None
+            or self._ports.stall_detector.held_up_since(self._started)
+        ):
             return
         delivered = frozenset(
             seat for seat in judged.owing if bitmap.contains(closed.attested, seat)
         )
         if len(delivered) >= quorum(len(judged.owing)):
-            self._lateness.closes(judged.owing - delivered, now)
+            self._stragglers.closes(judged.owing - delivered, now)
 
     def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
         """Record that our own training of this round is over, with or without a result."""
@@ -164,7 +168,7 @@ class WitnessDuty:
     async def inquire(self, collector: Collector) -> None:
         """Ask peers for missing announcements until the round is over.
 
-        A witness asks for results and keys, every member for closings. So a lost message costs
+        A witness asks for results and keys, every member for closed_rounds. So a lost message costs
         nobody its share.
         """
         while not self._over():
@@ -182,7 +186,7 @@ class WitnessDuty:
         unheard = plan.owing - self._results.announced(height) if elected else frozenset()
         if height != self._judged or not plan.owing:
             return unheard
-        if still_open := self._results.closings.missing(height):
+        if still_open := self._results.closed_rounds.missing(height):
             return unheard | still_open
         return unheard | (self._results.sealed(height) if elected else frozenset())
 
@@ -217,15 +221,15 @@ class WitnessDuty:
         if (
             self._may_open is None
             and self._closed
-            and self._results.closings.by_quorum(self._judged)
+            and self._results.closed_rounds.by_quorum(self._judged)
         ):
             self._may_open = now
-        if not self._ports.attention.held_up_since(
+        if not self._ports.stall_detector.held_up_since(
             self._started
         ):  # after a stall, elapsed time says nothing about others
-            missing = self._lateness.waited_for(due, there, missing, now)
+            missing = self._stragglers.waited_for(due, there, missing, now)
             if self._may_open is not None:
-                sealed = self._lateness.opening(sealed, now - self._may_open)
+                sealed = self._stragglers.opening(sealed, now - self._may_open)
         return (missing | sealed if self._closed else missing) - {self._seat}
 
     def _nobody_else(self, run: Run, healthy: int, missing: frozenset[int]) -> bool:
@@ -251,7 +255,7 @@ class WitnessDuty:
         judged = self._results.plan(self._judged)
         self._closed = True
         if judged is not None:
-            await self._opening.close_round(judged, self._seat)
+            await self._reveals.close_round(judged, self._seat)
 
     def _time_has_come(self, run: Run, missing: frozenset[int]) -> bool:
         if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(
@@ -272,13 +276,15 @@ class WitnessDuty:
     # the last call comes shortly before the round's time is up.
     def _too_late_to_wait(self, run: Run, before: float = 0.0) -> bool:
         """Return whether the last call has come, or will come within `before` seconds."""
-        grace = self._ports.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE) - before
+        grace = (
+            self._ports.stall_detector.woke() + min(_longest_wait(run.config), _MOST_GRACE) - before
+        )
         late = self._ports.coordinator.now() >= _last_call(run) - before
         return late and self._ports.clock.monotonic() >= grace
 
     def _out_of_patience(self) -> bool:
         done = self._own_done if self._own_done is not None else float("inf")
-        since = max(done, self._ports.attention.woke())
+        since = max(done, self._ports.stall_detector.woke())
         return self._ports.clock.monotonic() >= since + max(_PATIENCE, 2 * (done - self._started))
 
     def _bytes_per_second(self) -> float:

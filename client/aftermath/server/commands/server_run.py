@@ -17,7 +17,7 @@ MEMBERS = "Members"
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenOptions:
     """Where the server listens, and who may come in."""
 
     server_port: Annotated[
@@ -64,7 +64,7 @@ async def server_run(
     state: State,
     run_id: MaybeRunId = None,
     *,
-    listening: Listening,
+    listening: ListenOptions,
     data_config: DataConfig = None,
     save_state_dir: Annotated[
         Path | None,

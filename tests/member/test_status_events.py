@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.status_events import Notices
+from aftermath.member.status_events import StatusEvents
 from aftermath.rules.state import RunState
 from rules import builders
 
 
 def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
     told: list[event_types.Event] = []
-    notices = Notices(Events(lambda: 0.0, [told.append]))
+    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
     rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 3
     for state in (RunState.ROUND_WITNESS, *rounds, RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS):
         notices.state(builders.run(state))
@@ -21,7 +21,7 @@ def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
 
 def test_halt_warns_each_time_it_begins() -> None:
     told: list[event_types.Event] = []
-    notices = Notices(Events(lambda: 0.0, [told.append]))
+    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
     for state in (
         RunState.UNINITIALIZED,
         RunState.PAUSED,

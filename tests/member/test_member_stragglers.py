@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aftermath.member.plan import RoundPlan, plan_round
-from aftermath.member.rounds.stragglers import Allowances, Lateness
+from aftermath.member.rounds.stragglers import Allowances, StragglerTracker
 from aftermath.member.rounds.witness import WitnessDuty
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
@@ -190,7 +190,7 @@ def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:
     return plan_round("test", 2, header, builders.members(seats), 0)
 
 
-def _waits(late: Lateness, missing: set[int], *times: float) -> list[bool]:
+def _waits(late: StragglerTracker, missing: set[int], *times: float) -> list[bool]:
     """At each time, whether all that are missing are waited for."""
     due, out = frozenset(range(3)), frozenset(missing)
     return [late.waited_for(due, due - out, out, time) == out for time in times]
@@ -198,35 +198,35 @@ def _waits(late: Lateness, missing: set[int], *times: float) -> list[bool]:
 
 def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
     allowances, plan = Allowances(20.0), _plan()
-    first = Lateness(allowances, plan, 100.0)
+    first = StragglerTracker(allowances, plan, 100.0)
     assert _waits(first, {2}, 104.0, 112.0) == [True, True]
     assert _waits(first, set(), 112.0) == [True]
     assert not allowances.used_up(2)
-    second = Lateness(allowances, plan, 200.0)
+    second = StragglerTracker(allowances, plan, 200.0)
     assert _waits(second, {2}, 204.0, 212.1, 223.9, 224.1) == [True, True, True, False]
-    third = Lateness(allowances, plan, 300.0)
+    third = StragglerTracker(allowances, plan, 300.0)
     assert _waits(third, {2}, 304.0) == [False]
     assert _waits(third, set(), 305.0) == [True]
-    fourth = Lateness(allowances, plan, 400.0)
+    fourth = StragglerTracker(allowances, plan, 400.0)
     assert _waits(fourth, {2}, 404.0, 411.9, 412.1) == [True, True, False], "it was in time again"
 
 
 def test_left_out_member_is_in_time_after_one_timely_round() -> None:
     allowances, plan = Allowances(20.0), _plan()
-    first = Lateness(allowances, plan, 100.0)
+    first = StragglerTracker(allowances, plan, 100.0)
     assert _waits(first, {2}, 104.0, 112.0) == [True, True]
     first.closes(frozenset({2}), 124.0)
-    second = Lateness(allowances, plan, 200.0)
+    second = StragglerTracker(allowances, plan, 200.0)
     assert _waits(second, {2}, 203.9) == [False]
     assert _waits(second, set(), 204.0) == [True]
     second.closes(frozenset(), 204.0)
-    third = Lateness(allowances, plan, 300.0)
+    third = StragglerTracker(allowances, plan, 300.0)
     assert _waits(third, {2}, 304.0, 311.9) == [True, True]
 
 
 def test_time_for_a_key_is_charged_once() -> None:
     allowances, everybody = Allowances(20.0), frozenset(range(3))
-    late = Lateness(allowances, _plan(), 0.0)
+    late = StragglerTracker(allowances, _plan(), 0.0)
     assert _waits(late, set(), 3.0) == [True]
     assert late.opening(frozenset({2}), 10.0) == {2}
     late.closes(everybody - {0, 1}, 13.0)
@@ -251,7 +251,7 @@ def test_next_duty_counts_members_a_quorum_left_out(
         desk, allowances = Desk(), Allowances(20.0)
         desk.results.open(plan_of(4))
         # neither duty closes a round
-        parts: dict[str, Any] = {"opening": None, "allowances": allowances, "seat": 0}
+        parts: dict[str, Any] = {"reveals": None, "allowances": allowances, "seat": 0}
         running = replace(run_at(4), state=RunState.ROUND_WITNESS, seq=1)
         await desk.feed.put(builders.view(running, three_members()))
         before = WitnessDuty(desk.ports, desk.results, plan=plan_of(4), judged=4, **parts)
@@ -273,9 +273,9 @@ def test_next_duty_counts_members_a_quorum_left_out(
 
 
 def test_nobody_is_late_before_two_thirds_deliver() -> None:
-    few = Lateness(Allowances(20.0), _plan(), 0.0)
+    few = StragglerTracker(Allowances(20.0), _plan(), 0.0)
     assert _waits(few, {1, 2}, 4.0, 1000.0) == [True, True]
-    light = Lateness(Allowances(20.0), _plan((3, 3, 4)), 0.0)
+    light = StragglerTracker(Allowances(20.0), _plan((3, 3, 4)), 0.0)
     assert _waits(light, {2}, 4.0, 1000.0) == [True, True]
 
 
@@ -293,5 +293,5 @@ def test_slow_machine_and_large_share_get_more_time(
 ) -> None:
     plan = _plan(weights, batch)
     allowances = Allowances(1.0)
-    late = Lateness(allowances, plan, 0.0)
+    late = StragglerTracker(allowances, plan, 0.0)
     assert _waits(late, {seat}, 10.0, until - 0.1, until + 0.1) == [True, True, False]

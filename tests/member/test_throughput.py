@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.rounds.throughput import ShareTime
+from aftermath.member.rounds.throughput import Throughput
 from member.desk import Desk
 
 DECLARED = 60
 
 
 def test_trained_share_sets_the_speed() -> None:
-    time = ShareTime(Desk().ports.events, 15.0, DECLARED)
+    time = Throughput(Desk().ports.events, 15.0, DECLARED)
     assert time.weight == DECLARED
     for seconds, weight in ((2.0, 90), (6.0, 30)):
         time.took(3, seconds, done=True)
@@ -22,7 +22,7 @@ def test_share_given_up_at_once_does_not_raise_the_speed() -> None:
     """A member that waited for results until the run was ahead gives its share up as soon as it
     begins.
     """
-    time = ShareTime(Desk().ports.events, 15.0, DECLARED)
+    time = Throughput(Desk().ports.events, 15.0, DECLARED)
     time.took(3, 0.001, done=False)
     assert time.weight == DECLARED
     time.took(3, 16.0, done=False)
@@ -32,7 +32,7 @@ def test_share_given_up_at_once_does_not_raise_the_speed() -> None:
 def test_shares_given_up_in_a_row_repeat_the_warning() -> None:
     """In rounds of a second, a share that is given up at once takes no time."""
     seen: list[event_types.Event] = []
-    time = ShareTime(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)
+    time = Throughput(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)
     for _ in range(12):
         time.took(3, 0.001, done=False)
     said = [event.message for event in seen if isinstance(event, event_types.Warning)]
