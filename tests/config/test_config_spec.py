@@ -86,3 +86,9 @@ def test_spec_of_the_longest_locations_fits_the_account() -> None:
     spec = parse_as(text, "config.toml", RunConfig).llm.spec
     assert len(spec.encode()) < SPEC_BYTES
     assert Spec.decode(spec.encode()) == spec
+
+
+@pytest.mark.parametrize("data_hash", ["AB" * 32, "ab" * 31, "x" * 64])
+def test_spec_with_malformed_data_hash_is_refused(data_hash: str) -> None:
+    with pytest.raises(Unsuitable, match="data_hash"):
+        Spec.decode(spec_with(("data_hash",), data_hash))

@@ -9,8 +9,8 @@ from faulty_web import serving
 
 _READS = """
 import sys
-from aftermath.data.http import HttpClient, HttpFiles, numbered
-store = HttpFiles(numbered(sys.argv[1], 1, 0, 40), HttpClient(pause=0.01))
+from aftermath.data.http import HttpClient, HttpFiles, numbered_urls
+store = HttpFiles(numbered_urls(sys.argv[1], 1, 0, 40), HttpClient(pause=0.01))
 print(sum(file.size for file in store.files))
 """
 

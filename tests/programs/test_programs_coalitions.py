@@ -30,12 +30,12 @@ from hypothesis.stateful import (
 )
 
 from aftermath.rules import bitmap
-from aftermath.rules.committee import quorum
 from aftermath.rules.run import RoundId
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.arena import WALLETS, Arena
 from programs.laps import UNATTESTED, UNKNOWN, WAITS, Lap
 from programs.scenario import CONFIG
+from programs.transitions import round_quorum
 
 ALL = WALLETS
 TIERS = (0, 0, 0, 0, 0, 1, 2, 0, 1)
@@ -164,7 +164,7 @@ def convicted(arena: Arena) -> int:
     found = judged_and_judges(arena)
     if not found:
         return 0
-    healthy, needed = arena.oracle.healthy, quorum(found[1].elected)
+    healthy, needed = arena.oracle.healthy, round_quorum(found[1], found[1].elected)
     votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.seat)]
     missing = bitmap.seats(unseen(arena))
     return bitmap.from_seats(

@@ -11,7 +11,7 @@ import pytest
 from aftermath.events.status import standing
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
-from aftermath.rules.state import MemberState, ModelSource, RunState
+from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.harness import World
 from programs.holding import one_round
 from programs.scenario import Scenario, member
@@ -228,21 +228,29 @@ def test_newcomers_that_drop_first_returner_replace_nothing(
 
 
 @pytest.mark.parametrize("gone", ["crashes", "leaves", "restarts"])
-@pytest.mark.parametrize("height", [0, 2])
-def test_one_of_three_gone_gives_newcomers_no_vote(world: World, gone: str, height: int) -> None:
+@pytest.mark.parametrize("height", [None, 0, 2], ids=["warm-up", "first round", "third round"])
+def test_one_of_three_gone_gives_newcomers_no_vote(
+    world: World, gone: str, height: int | None
+) -> None:
     """Else newcomers would have the other two dropped, and could void every epoch."""
     founders = {0: 0, 1: 0, 2: 1}
     run = founded(world, founders, saved=True, rounds=10)
     join(run, founders | dict.fromkeys(NEWCOMERS, 0))
     world.advance(6)
     run.tick(0).ok()
-    begin(run, 0)
-    for _ in range(height):
+    if height is None:
+        run.draw()
+    else:
+        begin(run, 0)
+    for _ in range(height or 0):
         one_round(run, {})
     if gone == "leaves":
         run.by(2, "leave_run").ok()
     if gone == "restarts":
         run.join(2, tier=1, stateless=True).ok()
+    if height is None:
+        world.advance(31)
+        run.tick(0).ok()
     run.witness(20, 0).refused("NotElected")
 
     def view(index: int, height: int) -> int | None:
@@ -257,6 +265,26 @@ def test_one_of_three_gone_gives_newcomers_no_vote(world: World, gone: str, heig
     attest(run, (0, 1), NEWER)
     end(run, 20)
     assert (run.run.level_hashes, run.run.step) == (tuple(NEWER.values()), run.run.start_step + 10)
+
+
+@pytest.mark.parametrize("how", ["leave", "restart"])
+def test_last_judge_alone_drops_nobody(world: World, how: str) -> None:
+    """The others leave or restart in one round. Else it would say by itself who delivered."""
+    run = founded(world, FOUNDERS, saved=True, rounds=10)
+    join(run, FOUNDERS | dict.fromkeys(NEWCOMERS, 0))
+    world.advance(6)
+    run.tick(0).ok()
+    begin(run, 0)
+    one_round(run, {})
+    for index in (1, 2, 3, 4):
+        if how == "leave":
+            run.by(index, "leave_run").ok()
+        else:
+            run.join(index, tier=FOUNDERS[index], stateless=True).ok()
+    newcomers = bitmap.from_seats(run.seat_of(index) for index in NEWCOMERS)
+    train(run, 0, lambda index, height: 0, drops=NEWCOMERS)
+    assert run.run.exit_reason is ExitReason.QUORUM_MISSING
+    assert run.members.healthy & newcomers == newcomers
 
 
 def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:

@@ -59,6 +59,11 @@ DAY = 24 * 60 * 60
 MONTH = 30 * DAY
 
 
+def round_quorum(lap: Lap, elected: int) -> int:
+    """Return the quorum of a round's witnesses: at least two where only established ones witness."""
+    return max(quorum(elected), 2 if lap.established else 1)
+
+
 class Transitions:
     """A run that has been opened, with `levels` levels, and a first checkpoint of which no hash is
     known.
@@ -177,10 +182,11 @@ class Transitions:
         ordered = lap.ordered(committee.WITNESS, self._electors())
         return set([number for number in ordered if bitmap.contains(seated, number)][: lap.elected])
 
-    def _enough(self, roster: int) -> bool:
-        """Return whether only established members witness: three begin and hold all levels."""
-        there = self.judges & roster & self.healthy
-        return there.bit_count() >= 3 and self.known_levels == self.every
+    def _enough(self) -> bool:
+        """Return whether only established members witness: three begin the epoch and hold all
+        levels.
+        """
+        return self.judges.bit_count() >= 3 and self.known_levels == self.every
 
     def _electors(self) -> int:
         return self.judges if self.lap.established else self.began
@@ -345,7 +351,8 @@ class Transitions:
         return bitmap.from_seats(
             one
             for one in bitmap.seats(judged.roster & ~(judges.attested or 0))
-            if sum(one not in vote.held for vote in votes) >= quorum(self._jury(judges))
+            if sum(one not in vote.held for vote in votes)
+            >= round_quorum(judges, self._jury(judges))
         )
 
     def _jury(self, judges: Lap) -> int:
@@ -360,7 +367,7 @@ class Transitions:
         """Who often delivered no whole levels, and again did not, as those say who have shown that
         they hold them.
         """
-        votes, needed = self._remaining(judges), quorum(judges.elected)
+        votes, needed = self._remaining(judges), round_quorum(judges, judges.elected)
 
         def owed(number: int) -> bool:
             recorded = sum(number in vote.held for vote in judges.votes) >= needed
@@ -675,7 +682,7 @@ class Transitions:
             self.backlog -= set(range(waits.start, waits.start + taken))
         fresh = wanted - sum(piece.len for piece in batch)
         roster, self.next_roster = self.next_roster, self.healthy
-        established = self.laps[-1].established if height else self._enough(roster)
+        established = self.laps[-1].established if height else self._enough()
         alone = established and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
         alone = alone and not self.config.verification_percent
         if alone:
@@ -717,7 +724,7 @@ class Transitions:
             if config.min_round_time and not self._passed(self.since, config.min_round_time):
                 return False
             if len(lap.votes) < lap.elected:
-                enough = len(lap.votes) >= quorum(lap.elected)
+                enough = len(lap.votes) >= round_quorum(lap, lap.elected)
                 if not enough and not self._passed(self.since, config.max_round_train_time):
                     return False
                 self._enter(RunState.ROUND_WITNESS)
@@ -784,7 +791,7 @@ class Transitions:
         config, votes = self.config, len(lap.votes)
         reasons = [
             (ExitReason.NO_ATTESTATION, votes == 0),
-            (ExitReason.QUORUM_MISSING, votes < quorum(lap.elected)),
+            (ExitReason.QUORUM_MISSING, votes < round_quorum(lap, lap.elected)),
             (ExitReason.TOO_FEW_CLIENTS, self.healthy.bit_count() < config.min_clients),
             (ExitReason.TOTAL_STEPS, self.step + unsettled > config.total_steps),
             (ExitReason.ROUNDS_PER_EPOCH, 0 < config.rounds_per_epoch <= lap.height + 1),
@@ -840,7 +847,7 @@ class Transitions:
 
     def _agreed(self, lap: Lap) -> dict[int, int]:
         """The results that a quorum of a round's witnesses recorded."""
-        return self._recorded(lap, quorum(lap.elected))
+        return self._recorded(lap, round_quorum(lap, lap.elected))
 
     def _by_most(self, lap: Lap) -> dict[int, int]:
         """The results that more than half of the elected witnesses recorded."""

@@ -251,7 +251,7 @@ class CoordinatorClient:
         return await self.sender.send([step])
 
     async def settle(self, run_id: str, wallet: Pubkey) -> Signature:
-        """Have written down what a member's seat says of it."""
+        """Write a seat's record into its membership."""
         run = await self.run(run_id)
         return await self.sender.send([self.ix.settle(run_id, run.created, wallet)])
 

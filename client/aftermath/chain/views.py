@@ -84,7 +84,7 @@ def parse_run(data: bytes) -> Run:
 
 
 def _redone(rounds: np.ndarray[Any, Any]) -> list[tuple[Interval, ...]]:
-    """What each round does again."""
+    """Return the intervals that each round retrains."""
     spans = zip(rounds["redo_index"].tolist(), rounds["redo"].tolist(), strict=True)
     return [
         tuple(
@@ -116,7 +116,7 @@ def parse_model(data: bytes, *, any_spec: bool = False) -> Model:
 
 
 def _trained(record: np.ndarray[Any, Any], *, any_spec: bool) -> Mapping[str, Any]:
-    """Return the fields of Model that its training spec says, and the spec's hash."""
+    """Return the Model fields from the training spec, and the spec's hash."""
     length = _at_most(int(record["spec_len"][0]), SPEC_BYTES, "spec_len")
     if not length:
         return NO_SPEC
@@ -160,7 +160,7 @@ def parse_membership(data: bytes) -> Membership:
 
 
 def _counts(planes: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """What each seat counts: bit i of that is in bitmap i."""
+    """Decode per-seat counters stored as bit planes."""
     bits = np.unpackbits(
         planes.view(np.uint8).reshape(len(planes), -1), axis=1, bitorder="little"
     ).astype(np.int64)

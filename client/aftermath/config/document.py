@@ -18,7 +18,7 @@ from aftermath.base.errors import ConfigError
 from aftermath.config import errors as config_errors
 from aftermath.config import rules as config_rules
 from aftermath.config.meaning import Means, Seconds, SomeSeconds
-from aftermath.config.sources import Checkpoint, DataLocation
+from aftermath.config.sources import Checkpoint, DataHash, DataLocation
 from aftermath.config.spec import ArchitectureName, DataTypeName, Spec, spec_hash
 from aftermath.config.tables import U8, U16, U32, U64, Table
 from aftermath.config.training import LearningRate, Optimizer
@@ -161,7 +161,7 @@ class Llm(Table):
     )
     checkpoint: Checkpoint = Field(description="The checkpoint that the run begins with.")
     data_location: DataLocation = Field(description="Where the tokens are.")
-    data_hash: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = Field(
+    data_hash: DataHash = Field(
         default="",
         description="Hash of the data's files, by which members with others are refused. Empty: `update-config` fills "
         "it in where this machine has the data; `data inspect` shows it.",
@@ -183,7 +183,7 @@ class Llm(Table):
         return self._typed() | {"spec": {"len": len(spec), "hash": spec_hash(spec)}}
 
     def values(self) -> dict[str, Any]:
-        """All that the rules look at, also where it is no valid spec."""
+        """Return the values that `rules` checks, valid or not."""
         return self._typed() | self.spec.values()
 
     def _typed(self) -> dict[str, Any]:

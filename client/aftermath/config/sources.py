@@ -21,6 +21,9 @@ _OWN_STATE = (
     "Dummy: the checkpoint to start from and to fall back on"
 )
 
+DataHash = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+"""Hash of a run's data files in hex, or empty if the owner did not give one."""
+
 
 class HubCheckpoint(Variant):
     """A Hugging Face repository; without a revision its default branch."""

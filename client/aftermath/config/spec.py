@@ -17,7 +17,7 @@ from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.config import errors as config_errors
 from aftermath.config import rules
-from aftermath.config.sources import DataLocation
+from aftermath.config.sources import DataHash, DataLocation
 from aftermath.config.tables import Table
 from aftermath.config.training import LearningRate, Optimizer
 from aftermath.rules.limits import SPEC_BYTES
@@ -39,12 +39,12 @@ _FIX = "Use the client version that wrote it. The owner can write another: after
 
 
 class Spec(Table):
-    """The part of `[model.LLM]` that the program does not compute with, by the same keys."""
+    """The keys of `[model.LLM]` that the program stores but does not use."""
 
     architecture: ArchitectureName
     data_type: DataTypeName
     data_location: DataLocation
-    data_hash: str
+    data_hash: DataHash
     lr_schedule: LearningRate
     optimizer: Optimizer
 

@@ -17,11 +17,11 @@ from aftermath.rules.optimizers import OptimizerName
 from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 MOST_RATE = 1000.0
-"""More than anybody learns with, and far from what an optimizer's numbers can hold."""
+"""Upper limit for learning rates."""
 
 
 def _no_more_than_most(rate: float) -> float:
-    """What is no number at all is left to the program's own rule."""
+    """`rules` rejects NaN and infinity."""
     if MOST_RATE < rate < math.inf:
         raise PydanticKnownError("less_than_equal", {"le": MOST_RATE})
     return rate

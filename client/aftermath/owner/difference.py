@@ -35,7 +35,7 @@ class Difference:
 
 
 def differences(change: Change, run: Run, model: Model) -> list[Difference]:
-    """What the change makes another than it is; nothing if all of it is so already."""
+    """Return the keys that the change modifies."""
     old = dict(_flat({"run": plain(run), "model": plain(model)}))
     new = dict(
         _flat({"run": plain(_run(change, run, model)), "model": plain(_model(change, model))})

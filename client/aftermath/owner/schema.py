@@ -128,7 +128,7 @@ def _making(config: RunConfig) -> str:
 
 
 def not_there(config: RunConfig) -> Iterator[Mistake]:
-    """What no checkpoint can be got from, known without asking anybody."""
+    """Yield checkpoint names that are invalid, known without asking anybody."""
     hub = config.llm.checkpoint.Hub
     if hub is not None and not is_repository(hub.repo_id):
         yield Mistake(

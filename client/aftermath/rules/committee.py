@@ -80,12 +80,21 @@ def quorum(elected: int) -> int:
     return max(1, -(-2 * elected // 3))
 
 
+def round_quorum(header: Round, elected: int) -> int:
+    """Return how many of the `elected` witnesses of a round must agree.
+
+    Where only established members witness, at least two must: one that is left alone would decide
+    by itself who delivered and who is dropped.
+    """
+    return max(quorum(elected), 2 if header.established else 1)
+
+
 def electors(header: Round, members: Members) -> int:
     """Return the seats (a bitmap) that may be elected as witnesses of a round.
 
     A seat costs little, and a third of the witnesses can stop a run or deny every result. So
     newcomers train for an epoch before they witness, if `ENOUGH` established members that hold all
-    levels begin the rounds. If all of them leave, the epoch ends.
+    levels begin the epoch. If fewer than two of them are left, the epoch ends.
     """
     return members.judges if header.established else header.began
 

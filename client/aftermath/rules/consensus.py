@@ -119,7 +119,7 @@ def left_out(
     """
     # A missing quorum for a result is not enough: one liar causes it among exactly a quorum of
     # witnesses. Votes of members that have left do not count.
-    needed = committee.quorum(committee.jury(run, members, attesting))
+    needed = committee.round_quorum(attesting, committee.jury(run, members, attesting))
     remaining = [one for one in attestations if bitmap.contains(members.healthy, one.seat)]
     if len(remaining) < needed:
         return 0
@@ -133,7 +133,7 @@ def consensus(
     attesting: Round, attestations: Iterable[Attestation], roster: int
 ) -> dict[int, Fingerprint]:
     """Return the accepted results of the round that `attesting` judges, by seat."""
-    needed = committee.quorum(attesting.elected)
+    needed = committee.round_quorum(attesting, attesting.elected)
     votes: Counter[tuple[int, Fingerprint]] = Counter()
     for attestation in attestations:
         votes.update(unpack_fingerprints(attestation, roster).items())

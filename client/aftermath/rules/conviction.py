@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from aftermath.rules import bitmap
-from aftermath.rules.committee import quorum
+from aftermath.rules.committee import quorum, round_quorum
 from aftermath.rules.consensus import scores
 from aftermath.rules.members import Members
 from aftermath.rules.run import Attestation, Run
@@ -36,10 +36,12 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
     judges = run.round(run.current.height - 1)
     healthy = members.mask(MemberState.HEALTHY)
     remaining = [one for one in attestations if bitmap.contains(healthy, one.seat)]
-    if judges is None or len(remaining) < quorum(judges.elected):
+    if judges is None or len(remaining) < round_quorum(judges, judges.elected):
         return 0
     recorded = bitmap.from_seats(
-        seat for seat, votes in scores(attestations).items() if votes >= quorum(judges.elected)
+        seat
+        for seat, votes in scores(attestations).items()
+        if votes >= round_quorum(judges, judges.elected)
     )
     # A member that owed nothing is attested, and no witness recorded it.
     owing = ~judges.attested | recorded

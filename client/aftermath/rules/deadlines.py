@@ -76,7 +76,7 @@ def next_deadline(
 
 def _has_quorum(round: Round) -> bool:
     """Return whether a training round waits only for its minimum time and the next seed."""
-    return round.attestations >= committee.quorum(round.elected)
+    return round.attestations >= committee.round_quorum(round, round.elected)
 
 
 def _smallest(holders: int, run: Run, members: Members) -> int:

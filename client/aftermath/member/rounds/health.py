@@ -13,7 +13,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports
 from aftermath.member.retry import Duty
 from aftermath.rules import bitmap, conviction
-from aftermath.rules.committee import quorum
+from aftermath.rules.committee import round_quorum
 from aftermath.rules.consensus import left_out, scores
 from aftermath.rules.deadlines import TICK_STEP, tick_order
 from aftermath.rules.members import Members
@@ -48,7 +48,7 @@ class AbsenceReports:
             return 0
         attestations = await coordinator.attestations(attesting)
         seen = scores(attestations)
-        needed = quorum(attesting.elected)
+        needed = round_quorum(attesting, attesting.elected)
         self._given &= ~bitmap.from_seats(
             member for member, votes in seen.items() if votes >= needed
         )

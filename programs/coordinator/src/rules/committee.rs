@@ -66,9 +66,9 @@ fn seated(round: &Round, members: &Members) -> Bitmap {
     bitmap::both(&round.roster, &bitmap::either(&round.attested, &members.healthy))
 }
 
-/// Return whether only established members witness the rounds of an epoch, which begin with the members `seated`.
-pub fn enough(run: &Run, members: &Members, seated: &Bitmap) -> bool {
-    run.levels_established == levels::all(run.levels) && bitmap::count(&bitmap::both(&members.judges, seated)) >= ENOUGH
+/// Return whether only established members witness the rounds of an epoch.
+pub fn enough(run: &Run, members: &Members) -> bool {
+    run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= ENOUGH
 }
 
 /// Return the members of whom the witnesses of a round are elected.

@@ -33,9 +33,9 @@ pub fn convicted(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
     let count = (judges.attestations as usize).min(MAX_WITNESSES);
     let attestations = &witnesses.rounds[ring].attestations[..count];
     let remaining = attestations.iter().filter(|one| members.seats[one.seat as usize].state == member_state::HEALTHY);
-    let quorum = quorum::of(u32::from(judges.elected));
+    let quorum = quorum::of_round(judges, u32::from(judges.elected));
     let missing = bitmap::without(roster, &judges.attested);
-    let of_jury = quorum::of(committee::jury(run, members, judges));
+    let of_jury = quorum::of_round(judges, committee::jury(run, members, judges));
     let absent = bitmap::both(&missing, &quorum::left_out(remaining.clone(), of_jury));
     let mut result = Convicted { absent, incomplete: [0; 32] };
     let suspected = bitmap::both(&holders::often_incomplete(members), roster);

@@ -153,7 +153,7 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
         let majority = quorum::majority(elected);
         (majority, quorum::left_out(attestations.iter(), majority))
     } else {
-        (quorum::of(elected), [0xff; 32])
+        (quorum::of_round(closed, elected), [0xff; 32])
     };
     for index in 0..bitmap::WORDS {
         let in_round = bitmap::word(roster, index);

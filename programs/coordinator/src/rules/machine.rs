@@ -132,7 +132,7 @@ impl Machine<'_> {
             return Ok(false);
         }
         let round = &self.run.rounds[0];
-        let ready = bitmap::count(&round.attested) >= quorum::of(u32::from(round.elected));
+        let ready = bitmap::count(&round.attested) >= quorum::of_round(round, u32::from(round.elected));
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
             return Ok(false);
         }
@@ -148,7 +148,7 @@ impl Machine<'_> {
             return Ok(false);
         }
         let round = self.run.current();
-        let quorum = u32::from(round.attestations) >= quorum::of(u32::from(round.elected));
+        let quorum = u32::from(round.attestations) >= quorum::of_round(round, u32::from(round.elected));
         if self.all_have_attested() {
             self.close_round(moment)?;
             return Ok(true);

@@ -3,12 +3,19 @@
 use super::bitmap;
 use crate::{
     constants::{Bitmap, VOTE_PLANES as PLANES},
-    state::Attestation,
+    state::{alone, Attestation, Round},
 };
 
 /// ceil(2/3) of those elected, at least 1.
 pub fn of(elected: u32) -> u32 {
     (2 * elected).div_ceil(3).max(1)
+}
+
+/// The quorum of a round's witnesses. Where only established members witness, it is at least two: one that is left alone
+/// would decide by itself who delivered and who is dropped.
+pub fn of_round(round: &Round, elected: u32) -> u32 {
+    let least = if round.established == alone::NOTHING { 1 } else { 2 };
+    of(elected).max(least)
 }
 
 /// More than half. Where nobody has shown anything yet a minority must neither take the others' word nor have its own.

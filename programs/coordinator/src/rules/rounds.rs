@@ -32,9 +32,10 @@ impl Machine<'_> {
         let mut seated = bitmap::both(&roster, &self.members.healthy);
         let mut established = alone::NOTHING;
         let mut most = if backlog.has_room(0) { wanted } else { 0 };
-        // Settled once for the epoch: otherwise one established member of three that leaves would give newcomers the vote.
+        // Settled by those that began the epoch: otherwise one established member of three that leaves would give
+        // newcomers the vote.
         let only_established = if height == 0 {
-            committee::enough(run, self.members, &seated)
+            committee::enough(run, self.members)
         } else {
             run.rounds[previous].established != alone::NOTHING
         };
@@ -116,7 +117,7 @@ impl Machine<'_> {
         let judged = self.run.rounds[judged];
         let count = (round.attestations as usize).min(MAX_WITNESSES);
         let attestations = &self.witnesses.rounds[self.run.ring(0)].attestations[..count];
-        let quorum = quorum::of(u32::from(round.elected));
+        let quorum = quorum::of_round(round, u32::from(round.elected));
         let columns = agreement::columns(&judged.roster);
         let agreed = agreement::agreed(&Votes { attestations, leading: &self.witnesses.leading, columns, quorum });
         let mut attested = bitmap::both(&agreed.by_quorum, &judged.roster);
@@ -162,7 +163,7 @@ impl Machine<'_> {
         let longest = if config.epoch_time > 0 { config.epoch_time } else { validate_config::MAX_TIME };
         if round.attestations == 0 {
             exit_reason::NO_ATTESTATION
-        } else if u32::from(round.attestations) < quorum::of(u32::from(round.elected)) {
+        } else if u32::from(round.attestations) < quorum::of_round(round, u32::from(round.elected)) {
             exit_reason::QUORUM_MISSING
         } else if bitmap::count(&self.members.healthy) < u32::from(config.min_clients) {
             exit_reason::TOO_FEW_CLIENTS
