@@ -76,7 +76,7 @@ OPTIMIZERS: dict[str, Settings] = {
 TESTS = (
     "tests/replica/test_on_cuda.py",
     "tests/kernels/test_kernels_gpu.py",
-    "tests/parallel/test_ranks_nccl.py",
+    "tests/parallel/test_parallel_nccl.py",
 )
 TIERS, ROUNDS, RATE = 3, 2, 1e-3
 

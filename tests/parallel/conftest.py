@@ -46,7 +46,7 @@ def no_ranks(rank_pool: RankPool) -> None:
 def _order(item: pytest.Item) -> tuple[tuple[int, int], bool]:
     """Sort by shape, and tests that kill a rank after all others that could use it."""
     parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    return parameters.get("shape", TWO), item.path.name == "test_ranks_launch.py"
+    return parameters.get("shape", TWO), item.path.name == "test_parallel_launch.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
