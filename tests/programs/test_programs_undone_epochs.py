@@ -288,7 +288,7 @@ def test_last_judge_alone_drops_nobody(world: World, how: str) -> None:
 
 
 def test_epoch_whose_judges_all_restart_is_undone(world: World) -> None:
-    """They could not get what was attested. It ends at once; they begin again from the checkpoint."""
+    """It ends at once, and they begin again from the checkpoint."""
     founders = {0: 0, 1: 0, 2: 1}
     run = founded(world, founders, saved=True, rounds=10)
     before = known(run)

@@ -60,7 +60,7 @@ MONTH = 30 * DAY
 
 
 def round_quorum(lap: Lap, elected: int) -> int:
-    """Return the quorum of a round's witnesses: at least two where only established ones witness."""
+    """Return a round's quorum: at least two witnesses where only established ones witness."""
     return max(quorum(elected), 2 if lap.established else 1)
 
 
