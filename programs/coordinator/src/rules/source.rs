@@ -33,10 +33,10 @@ pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
 fn remaining(members: &Members) -> Bitmap {
     let mut remaining = members.judges;
     for index in bitmap::seats(&members.judges) {
-        let remains = match members.seats[index].state {
-            member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED | member_state::LEFT_EARLY => true,
-            _ => false,
-        };
+        let remains = matches!(
+            members.seats[index].state,
+            member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED | member_state::LEFT_EARLY
+        );
         if !remains {
             bitmap::clear(&mut remaining, index as u8);
         }
