@@ -10,7 +10,7 @@ Decided
 - Seconds are the process's own on the CPU, so that other work on the machine does not count as the
   arm's. A line says on which processor, since seconds of two machines do not compare; older lines
   do not, and are of one machine.
-- A training that is stopped goes on from its last save, as `train-local` does: the large ones take
+- A stopped training continues from its last save, as `train-local` does: the large ones take
   hours.
 - A size may say that it is for a GPU: in bf16, as members there train, with nothing saved on the
   way and with seconds by the clock, which count only if nothing else had the GPU.
@@ -59,7 +59,7 @@ SAVES = 16
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
 _OF_A_STEP = ("batch", "micro_batch", "device")
-"""What the table of a size says beside the model."""
+"""The keys of a size's table that are not the model's."""
 _OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times", "against")
 
 
@@ -204,9 +204,7 @@ def result_bytes(training: Training) -> tuple[int, int]:
 
 
 def train(training: Training, root: Path) -> dict[str, Any]:
-    """Train it in this process, and return the line that is kept. What was stopped goes on where it
-    was.
-    """
+    """Train it in this process, and return the line that is kept. A stopped training continues."""
     device = exact_device(_document()["size"][training.size].get("device", "cpu"))
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
     begun = start(recipe, device, arithmetic_of(device, "auto", "off"))
@@ -287,7 +285,7 @@ def keep(size: str, line: dict[str, Any], source: Path = ARMS) -> None:
 
 
 def winner(members: int) -> str | None:
-    """The arm that is taken by default, with so many members."""
+    """The default arm with this number of members."""
     named: str | None = _document()["winner"].get(str(members))
     return named
 

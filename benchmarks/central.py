@@ -64,8 +64,8 @@ LIMIT = 900.0  # seconds after which something is broken
 
 
 def state_file(place: Path, members: int, rounds: int) -> Path:
-    """A run for so many members whose first epoch has so many rounds; the model gives the shape
-    only.
+    """A run for `members` members with `rounds` rounds in its first epoch. The model gives the
+    shape only.
     """
     model = place / "model"
     command = [sys.executable, "-m", "aftermath", "model", "init", "--out", str(model), *SIZES]
@@ -230,7 +230,7 @@ async def duty(chain: SolanaMember, feed: RunFeed) -> None:
 
 
 def company(port: int, count: int, rounds: int) -> None:
-    """So many members in one process."""
+    """Run several members in one process."""
 
     async def live() -> None:
         await asyncio.gather(*(light_member(port, rounds) for _ in range(count)))

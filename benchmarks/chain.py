@@ -190,8 +190,8 @@ def train(run: Scenario, world: Recorder) -> None:
 
 
 def disagreeing(run: Scenario, height: int, every: int) -> list[int]:
-    """What each witness saw of that round: every share of so many is missing for most of them, each
-    time for others.
+    """What each witness saw of that round: the shares of many members are missing for most of them,
+    each time for others.
     """
     judged = run.run.round(height)
     assert judged is not None
@@ -215,7 +215,7 @@ def everyone_attests(
 
 
 def judge(run: Scenario) -> None:
-    """A verifier of the round before finds that somebody's result is not what the data gives."""
+    """A verifier of the round before finds that a member's result is not what the data gives."""
     before = run.run.round(run.run.current.height - 1)
     assert before is not None
     percent, seats = run.run.config.verification_percent, run.members.seats
@@ -247,7 +247,7 @@ def finish(run: Scenario, world: Recorder) -> None:
     run.join(last)
     run.by(last, "leave_run")
     world.advance(40)  # those who hold the model are not waited for any longer
-    run.join(8_000)  # in a full house somebody loses its seat
+    run.join(8_000)  # if all seats are taken, one member loses its seat
     run.by(8_000, "leave_run")
     run.settle(8_000)
     run.by(8_000, "withdraw")
@@ -371,7 +371,7 @@ def level_drop(clients: int) -> int:
 
 
 def lately(run: Scenario, record: Any, rounds: int) -> None:
-    """As if so many rounds more had made a step in this epoch."""
+    """As if this number of further rounds had made a step in this epoch."""
     state = run.world.record("Run", run.run_id)
     state["step"] += rounds
     state["rounds"]["height"] += rounds

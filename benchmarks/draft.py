@@ -5,8 +5,8 @@ Usage: python benchmarks/draft.py [--json]
 
 Decided
 - Who writes was trained: the arm `mixed` of unequal-kinds.toml, seed 0, whose tiers are cut by
-  width or by layers. It is trained anew here, which takes a minute of a core for each; weights are
-  not kept beside the figures.
+  width or by layers. It is trained again here, which takes a minute of a core for each; weights are
+  not kept with the figures.
 - Prompts are the beginnings of held-out text, and all of what is written fits into the window,
   where a draft guesses.
 - The text with a draft has to be the one without, token by token, or there is no figure.

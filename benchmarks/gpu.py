@@ -14,7 +14,7 @@ On the first CUDA device, part by part, all of them if none is named:
     memory   the most bytes that a member of each tier of both recipes held at once, in fp32 and in bf16, training one
              sequence at a time
 
-What a part found is kept in `benchmarks/measured/gpu.json` as soon as it is there, beside what
+What a part found is kept in `benchmarks/measured/gpu.json` as soon as it is there, next to what
 others found on the same kind of GPU with the same PyTorch: a GPU may be at hand for minutes. It
 ends with 1 without a GPU, and after the first part that fails, of which nothing is kept.
 """
@@ -108,7 +108,7 @@ def main() -> int:
 
 
 def keep(device: torch.device, load: float, part: str, found: Any) -> None:
-    """Put what a part found beside what is kept of the same kind of GPU and PyTorch."""
+    """Put what a part found next to what is kept of the same kind of GPU and PyTorch."""
     own = {"gpu": torch.cuda.get_device_name(device), "torch": torch.__version__}
     path = MEASURED / "gpu.json"
     kept = json.loads(path.read_text())["figures"] if path.exists() else {}

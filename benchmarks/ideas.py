@@ -154,7 +154,7 @@ def level_rates(rates: Sequence[float], settings: Mapping[str, Any]) -> list[Pla
 
 
 def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
-    """What each member's vote counts in a mean over all: it is counted so many times."""
+    """What each member's vote counts in a mean over all: it is counted that number of times."""
     tiers = [int(tier) for tier in settings["tiers"].split(",")]
     plain = mean.changes
 
@@ -297,7 +297,7 @@ def uncut(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
 
 
 def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
-    """Inner steps of so many sequences each, and so fewer of them in a smaller share."""
+    """Inner steps of a fixed number of sequences, so a smaller share has fewer of them."""
     del settings
     plain = vars(InnerSteps)["_train"]
 
@@ -313,7 +313,7 @@ def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
 
 
 def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
-    """Every so many rounds members begin without moments and residuals."""
+    """Every N rounds members begin without moments and residuals."""
     del settings
     plain, made = vars(InnerSteps)["make"], vars(ErrorFeedback)["compress"]
 
@@ -414,8 +414,8 @@ def _dense(feedback: ErrorFeedback, group: Group, residual: Tensor) -> Tensor:
 
 
 def _of_rank(blocks: Tensor, rank: int, bits: int) -> Tensor:
-    """The nearest product [n, h, w] of matrices of so many columns, each on the lattice, that
-    alternation finds.
+    """The nearest product [n, h, w] of matrices with this number of columns, each on the lattice,
+    that alternation finds.
     """
     right = torch.randn(
         blocks.shape[0], blocks.shape[2], rank, generator=torch.Generator().manual_seed(0)

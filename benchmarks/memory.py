@@ -60,7 +60,7 @@ part of it.
 
 
 def shape_of_recipe(model: str) -> dict[str, int]:
-    """The sizes that the file beside the recipe's config gives its model."""
+    """The sizes that the file next to the recipe's config gives its model."""
     sizes: dict[str, int] = recipe_of(ROOT / "config" / "solana-test" / CONFIGS[model])["model"]
     return sizes
 
@@ -83,7 +83,7 @@ def document_of(model: str) -> dict[str, Any]:
 def peak(
     model: str, tier: int, layers: int, checkpointing: Checkpointing = "off", *, bf16: bool = False
 ) -> tuple[int, int]:
-    """(parameters, most bytes at once) of a tier of the model with so many of its layers."""
+    """(parameters, most bytes at once) of a tier of the model with this number of its layers."""
     document = document_of(model) | {"num_hidden_layers": layers}
     text = (ROOT / "config" / "solana-test" / CONFIGS[model]).read_text()
     text = re.sub(r"\btiers = \d+", f"tiers = {TIERS}", text)

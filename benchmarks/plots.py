@@ -56,7 +56,7 @@ def digest(found: Any) -> str:
 
 @contextmanager
 def picture(path: Path, found: Any, panels: int = 1) -> Iterator[Sequence[Axes]]:
-    """Panels beside each other, written when they are drawn, with the figures' digest."""
+    """Panels next to each other, written when they are drawn, with the figures' digest."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -140,7 +140,7 @@ def _of(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
 
 
 def draw_unequal(found: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss of every tier, by who trains beside it: a panel for each way of training."""
+    """Held-out loss of every tier, by who trains with it: a panel for each way of training."""
     with picture(path, found, len(TRAINED)) as panels:
         for axes, (kind, title) in zip(panels, TRAINED.items(), strict=True):
             arms = found[kind]["0.2M"]["arms"]
@@ -150,7 +150,7 @@ def draw_unequal(found: Mapping[str, Any], path: Path) -> None:
 
 def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path) -> None:
     """Held-out loss of every tier of the mixed company, by how tiers are cut, and by strips that
-    are drawn anew.
+    are drawn again.
 
     Of the latter only means are kept, so they have no interval.
     """
@@ -169,7 +169,7 @@ def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path)
 
 
 def _by_tier(axes: Axes, columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """A column for each label, with the tiers' means beside each other and their 95 % intervals."""
+    """A column for each label, with the tiers' means next to each other and their 95 % intervals."""
     for place, (tier, marker) in enumerate(TIERS.items()):
         shown = [
             (column, held[tier]) for column, held in enumerate(columns.values()) if tier in held

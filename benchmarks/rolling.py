@@ -2,12 +2,12 @@
 drawn again.
 
     python benchmarks/rolling.py [--json]        the figures, from what is kept in measured/runs/rolling.jsonl
-    python benchmarks/rolling.py --run EVERY     train with strips drawn every so many rounds, and keep it
+    python benchmarks/rolling.py --run EVERY     train with strips drawn every EVERY rounds, and keep it
 
 Decided
 - Which strip a small member holds is drawn by permuting the hidden units of every feed-forward: the
   whole model computes what it did, a small tier's prefix is another strip of it, and its members
-  take theirs from it anew.
+  take theirs from it again.
 - What optimizers have kept back of feed-forwards is forgotten at a draw; all else is as in the arm
   `mixed` of unequal-kinds.toml at the size 0.2M-width, whose seeds and budget these trainings have.
 
@@ -64,7 +64,7 @@ def draw(together: Together, seed: int) -> None:
 
 
 def rolled(one: Training, every: int) -> dict[str, Any]:
-    """The line of a training whose strips are drawn every so many rounds."""
+    """The line of a training whose strips are drawn every N rounds."""
     plain: Callable[[Together, int, Sequence[Tensor], Sequence[bool]], Stepped] = Together.step
 
     def step(

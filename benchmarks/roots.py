@@ -3,7 +3,7 @@
 Usage: python benchmarks/roots.py [--json]
 
 A member of the light recipe, of tier 0 (`benchmarks/step.py`), trains half of a round and encodes
-it; then its state is hashed, and copied for whoever asks for its blocks. Figures are medians.
+it; then its state is hashed, and copied for members that ask for its blocks. Figures are medians.
 `cpu_of_round` is the CPU time of hashing over that of training and encoding, `copy_cpu_of_round`
 that of the copy; `hash_ms` is what the announcement waits for at most, as the member's own result
 is checked meanwhile. `block_ms` is what a block takes to be looked up, read, hashed and proven by

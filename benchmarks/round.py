@@ -8,13 +8,13 @@ member's training is the protocol's overhead. All members share this machine's c
 times grow with the number of members. The run is the demonstration's: with its overlap of 0 results
 travel, and are attested, after the round's training; with `--overlap 1` during the next one's.
 
-Times of the wall grow with whoever else has the cores. So CPU seconds are counted too, as the
+Wall time grows with other load. So CPU seconds are counted too, as the
 system has them of each process: `cpu_ms` is a member's in a round, `chain_cpu_ms` the chain's, and
 `cores_busy` how many cores all of them kept busy. A machine of each member's own would need a
 member's CPU seconds and the waiting alone.
 
 A round of the demonstration has several inner steps of each member, and the protocol's part once
-for all of them: `overhead_per_step_ms` is what stands beside a run of one step a round.
+for all of them: `overhead_per_step_ms` compares with a run of one step a round.
 
 Example: python benchmarks/round.py --members 3 8 --json
 """
@@ -61,7 +61,7 @@ SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
 
 
 def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
-    """One run with so many members; medians over rounds and members, in milliseconds."""
+    """One run with this number of members; medians over rounds and members, in milliseconds."""
     places = Places(place)
     prepare_files(places)
     write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
@@ -88,8 +88,8 @@ def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
 
 
 def short(config: str, members: int, overlap: int | None) -> str:
-    """The demonstration's configuration for so many members, few steps and this overlap, if one is
-    given.
+    """The demonstration's configuration for a number of members, few steps and this overlap, if one
+    is given.
     """
     changes = {"init_min_clients": members, "total_steps": STEPS} | (
         {} if overlap is None else {"overlap": overlap}

@@ -26,7 +26,7 @@ SLOTS_OF_A_ROUND = 1.5
 # an announcement, a request, its answer, and the witness on its way to the chain
 LATENCIES_OF_A_ROUND = 4
 UNSURE = 1.1
-"""How much more and less than measured is tried beside it: seeds alone leave about as much, or
+"""How much more and less than measured is tried next to it: seeds alone leave about as much, or
 more.
 """
 
@@ -35,8 +35,8 @@ Seconds = Mapping[str, float]
 
 
 def protocol_seconds(members: int, result_bytes: float) -> float:
-    """What a round takes beside training: every member sends its result to all others, and gets
-    theirs.
+    """What a round takes in addition to training: every member sends its result to all others, and
+    gets theirs.
     """
     carried = (members - 1) * result_bytes
     return SLOTS_OF_A_ROUND * SLOT + LATENCIES_OF_A_ROUND * LATENCY + carried / UP + carried / DOWN
@@ -88,8 +88,9 @@ def step_seconds_for(
     are.
 
     Three times: if they are worth a tenth more than measured, as much, and a tenth less. Supposed:
-    what they are worth by `tokens` stays, results are as large, and what members compute beside the
-    gradient takes the same part of a step, so that without the protocol they have the same `share`.
+    what they are worth by `tokens` stays, results are as large, and what members compute in
+    addition to the gradient takes the same part of a step, so that without the protocol they have
+    the same `share`.
     """
     beside = protocol_seconds(training.members, sent) / training.inner_steps
     left = [most / worth - 1 / share for most in (tokens * UNSURE, tokens, tokens / UNSURE)]

@@ -5,8 +5,8 @@ Usage: python benchmarks/spinning.py [--json]
 
 Asks `aftermath-solana estimate --device cpu` how many sequences of a model of a million parameters
 this machine trains in a minute, by tier: as commands have it (`base.openmp`), and, the reference,
-with as many turns as GNU's OpenMP takes by itself; beside nothing, and beside a process that does
-nothing but count.
+with as many turns as GNU's OpenMP takes by itself; with nothing else running, and next to a process
+that does nothing but count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def measure() -> dict[str, Any]:
-    """Sequences a minute by tier, and the ratio to the reference, alone and beside a busy process."""
+    """Sequences a minute by tier and the ratio to the reference, alone and with a busy process."""
     found = {}
     with tempfile.TemporaryDirectory(prefix="aftermath-spinning-") as folder:
         config = Path(folder) / "run.toml"
@@ -80,7 +80,7 @@ def paces(config: Path, own: dict[str, str]) -> list[int]:
 
 @contextmanager
 def counting(processes: int) -> Iterator[None]:
-    """So many processes that are busy until the block ends."""
+    """Keep this number of processes busy until the block ends."""
     started = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
     ]

@@ -6,11 +6,11 @@ A member of the light recipe, of tier 0, trains half of a round (4 sequences of 
 it, and decodes and applies the results of three members; that is the code of `train`, with the
 recipe's DisTrO, and with SparseLoCo and its four inner steps, of AdamW with few numbers or of Muon
 with all of them (`outer_muon`, what docs/experiments.md recommends). The plain loop
-(`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them beside SparseLoCo.
-Both take turns, in another order each time, and ratios are of medians: `train_over_plain` is the
-member's tokens per second while it trains over the loop's, `with_encode_over_plain` those of
-training and encoding. `encode_of_step`, `decode_of_step` and `apply_of_step` are parts of all four.
-The two ratios at the top are the lowest there are below.
+(`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them next to
+SparseLoCo. Both take turns, in another order each time, and ratios are of medians:
+`train_over_plain` is the member's tokens per second while it trains over the loop's,
+`with_encode_over_plain` those of training and encoding. `encode_of_step`, `decode_of_step` and
+`apply_of_step` are parts of all four. The two ratios at the top are the lowest there are below.
 """
 
 from __future__ import annotations
@@ -146,12 +146,12 @@ class Spent:
         self.seconds.setdefault(what, []).append(seconds)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         self.seconds.clear()
 
 
 def member_step(replica: Replica, share: Tensor, members: int, spent: Spent) -> None:
-    """Train, encode, decode and apply so many results."""
+    """Train, encode, decode and apply this number of results."""
     trained = replica.train(share, RATE, RATE, threading.Event())
     spent.note("train", trained.seconds)
     spent.note("encode", trained.encode_seconds)

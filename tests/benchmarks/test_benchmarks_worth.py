@@ -100,9 +100,7 @@ def test_steps_alone_have_the_range_that_seeds_leave() -> None:
 
 
 @pytest.mark.parametrize(("took", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
-def test_what_travels_while_members_train_costs_no_time_of_its_own(
-    took: float, longest: float
-) -> None:
+def test_overlapped_transfer_costs_no_time(took: float, longest: float) -> None:
     found = seconds.shares(members(overlap="1"), 0, {"p": took}, {"p": 2.0})
     assert found["p"][0] == pytest.approx(4 * 2 / longest)
 
@@ -140,7 +138,7 @@ def test_every_worth_that_is_kept_is_of_a_processor_that_both_were_timed_on(name
 
 
 @pytest.mark.parametrize("wanted", [2, 3.5])
-def test_the_seconds_of_a_step_that_members_need_are_those_that_make_them_worth_so_much(
+def test_seconds_per_step_reproduce_the_worth(
     wanted: float,
 ) -> None:
     """The same figures with steps of that length, and results of that size, give the worth that was
@@ -205,9 +203,7 @@ def test_a_best_rate_at_the_edge_of_what_was_tried_is_named() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)]
 )
-def test_an_arm_that_says_nothing_of_it_is_as_late_as_the_laboratory_makes_it(
-    optimizer: str, late: bool
-) -> None:
+def test_arm_without_overlap_uses_the_default_of_the_lab(optimizer: str, late: bool) -> None:
     assert (
         arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": optimizer, "members": 8}).overlap
         is late

@@ -91,7 +91,7 @@ async def test_a_run_cannot_be_created_twice(place: Place) -> None:
         await place.coordinator.create_run("twice")
 
 
-async def test_a_run_that_was_not_created_to_its_end_is_listed_without_members(
+async def test_partly_created_run_is_listed_without_members(
     embedded: Place,
 ) -> None:
     coordinator = embedded.coordinator

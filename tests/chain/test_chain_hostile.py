@@ -113,7 +113,7 @@ async def test_lost_replies_never_make_a_transaction_twice(
     assert (run.seq, run.future_earning_rate) == (seq + 10, 9)
 
 
-async def test_an_expired_transaction_is_built_anew(embedded: Place) -> None:
+async def test_expired_transaction_is_built_again(embedded: Place) -> None:
     swallowed: list[str] = []
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -232,7 +232,7 @@ async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
     assert caught.value.name == "InsufficientFunds"
 
 
-async def test_nothing_of_a_call_that_failed_goes_on_in_the_background(embedded: Place) -> None:
+async def test_failed_call_leaves_nothing_in_the_background(embedded: Place) -> None:
     async def hang_or_refuse(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "simulateTransaction":
             simulating.set()

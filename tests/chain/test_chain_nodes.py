@@ -30,7 +30,7 @@ def nodes() -> Nodes:
     )
 
 
-def test_a_node_that_fails_is_tried_by_one_call_at_a_time_after_pauses_that_double(
+def test_failing_node_is_tried_by_one_call_after_doubling_pauses(
     nodes: Nodes,
 ) -> None:
     primary, fallback = nodes.all

@@ -116,7 +116,7 @@ async def test_what_all_nodes_call_malformed_is_not_asked_for_ever() -> None:
 
 
 @pytest.mark.parametrize("code", [-32000, -32050, -31999, 1])
-async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patience_ends(
+async def test_node_with_only_its_own_errors_ends_as_unreachable(
     code: int,
 ) -> None:
     node = Node()
@@ -141,9 +141,7 @@ async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None
     )
 
 
-async def test_a_transaction_that_is_said_to_have_failed_where_none_was_sent_is_the_nodes_failure() -> (
-    None
-):
+async def test_failure_reported_for_an_unsent_transaction_blames_the_node() -> None:
     """It ended members: nothing that reads expects it."""
     liar, honest = Node(), Node()
     async with serving(liar, honest) as where, RpcPool(where) as pool:

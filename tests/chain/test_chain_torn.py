@@ -50,7 +50,7 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
     assert not any(torn.values())
 
 
-async def test_lamports_at_an_address_without_an_authorization_keep_nobody_out(
+async def test_lamports_at_an_unused_address_refuse_no_member(
     embedded: Place,
 ) -> None:
     coordinator = await embedded.open_run("sprinkled")
@@ -148,9 +148,7 @@ def _with_attestations(member: SolanaMember) -> Round:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(
-    embedded: Place, nodes: int
-) -> None:
+async def test_unreadable_attestations_end_in_an_error(embedded: Place, nodes: int) -> None:
     """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and
     does not end.
     """
@@ -170,7 +168,7 @@ async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "while the node answers other calls"])
-async def test_attestations_that_a_node_does_not_send_whole_are_had_from_the_next(
+async def test_torn_attestations_are_fetched_from_the_next_node(
     embedded: Place, busy: bool
 ) -> None:
     await embedded.configured_run()

@@ -310,8 +310,8 @@ def test_one_staying_holder_is_enough(
 def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
     world: World, rounds: int, shows: int
 ) -> None:
-    """Of level 0 there is no judge but the two who declare it. They attest in one round at most,
-    show level 1 in that one, and hide it in all others from its only holder.
+    """Of level 0 the two members that declare it are the only judges. They attest in one round at
+    most, show level 1 in that one, and hide it in all others from its only holder.
     """
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds)
     honest = {0: 1} | dict.fromkeys(range(1, 7), 2)

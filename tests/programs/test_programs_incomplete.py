@@ -75,7 +75,7 @@ def test_a_holder_that_delivers_again_is_not_dropped(world: World) -> None:
 
 
 def test_of_two_holders_the_word_of_one_drops_nobody(world: World) -> None:
-    """Neither of the two, whoever is silent, nor a newcomer, of which the other one says nothing.
+    """Neither of the two, silent or not, nor a newcomer, of which the other one says nothing.
     Nor is it counted against either: of two judges none is a quorum without the other's own word.
     """
     run, honest = established(world, (0, 0, 1, 1, 2, 2, 1, 2), LONG)

@@ -1,6 +1,6 @@
 """What a member needs besides an authorization: the client version that the run asks for, and money
-for its membership, the run's bond and its fees. And what keeps it out of a run, whoever admits it:
-verdicts that nobody can check.
+for its membership, the run's bond and its fees. And what keeps it out of a run, regardless of who
+admits it: verdicts that nobody can check.
 
 Decided: `train` checks these before it spends minutes on anything else, and `can-join` answers from
 the same checks.
@@ -55,7 +55,7 @@ def check_verdicts(run: Run) -> None:
     """Raises Refused `VerificationNotThere` for a run in which members are elected to convict
     others.
 
-    No client recomputes results yet, so whoever votes there votes as it likes, and may be three
+    No client recomputes results yet, so a voter there votes as it likes, and may be three
     wallets of the owner.
     """
     if not run.config.verification_percent:

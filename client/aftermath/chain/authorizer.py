@@ -20,7 +20,7 @@ from aftermath.chain.programs import AnchorProgram, authorizer_program
 from aftermath.chain.rpc import RpcPool
 
 DELEGATES_AT_ONCE = 20
-"""Delegates that fit one transaction beside its other parts."""
+"""Delegates that fit one transaction with its other parts."""
 
 BARE_BYTES, DELEGATE_BYTES = 154, 32
 """Size of an authorization without scope and delegates, and what each delegate adds."""

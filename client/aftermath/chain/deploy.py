@@ -1,5 +1,5 @@
 """Puts a program on a cluster through the RPC, so that nobody needs the Solana CLI; an interrupted
-deployment goes on where it was.
+deployment continues where it was.
 
 Decided: the bytes go to a buffer account whose key is kept in a 0600 file until the program runs,
 named after the program and its bytes; what the buffer already holds is read back and only the rest
@@ -277,7 +277,7 @@ async def _fill(
         await _write(sender, buffer.pubkey(), missing)
     raise Unavailable(
         f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
-        "Run the command again: it goes on from here; a priority fee may help (--max-priority-fee)",
+        "Run the command again: it continues from here; a priority fee may help (--max-priority-fee)",
     )
 
 
@@ -336,8 +336,8 @@ async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
 async def _cost(
     sender: Sender, size: int, writes: int, standing: loader.Stored | None, *, buffer_exists: bool
 ) -> int:
-    """Lamports that what is left of a deployment needs: so many transactions before its last ones,
-    and the rent of the accounts it makes or makes larger.
+    """Lamports that what is left of a deployment needs: a number of transactions before its last
+    ones, and the rent of the accounts it makes or makes larger.
     """
     price = await sender.price([loader.write(sender.wallet.pubkey, sender.wallet.pubkey, 0, b"")])
     needed = (writes + LAST_ONES) * transaction_fee(2, WRITE_UNITS, price)

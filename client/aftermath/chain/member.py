@@ -203,7 +203,7 @@ class SolanaMember:
         Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for
         a run in which others may convict it.
         """
-        # if it is old, whoever takes a seat is told, and asks again
+        # if it is old, a member that takes a seat is told, and asks again
         view = self._reader.last or await self.view(fresh=True)
         check_verdicts(self._watcher.latest)
         steps = [] if self._enrolled else await self._enrolment(view)

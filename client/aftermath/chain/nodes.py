@@ -71,7 +71,7 @@ class Nodes:
             if node.failures < FAILURES_BEFORE_LEAVING:
                 return node
             if node.left_until <= now:
-                # This call tries the node; other calls go on to the next one until it is known to
+                # This call tries the node; other calls use the next one until it is known to
                 # answer.
                 node.left_seconds = min(node.left_seconds * 2, LEAVE_MAX)
                 node.left_until = now + node.left_seconds

@@ -1,6 +1,6 @@
 """Turns the cluster's error for a transaction into a sentence and a fix.
 
-Decided: what a person can cause and mend is told in words for people, with the command and the
+Decided: what a person can cause and fix is told in words for people, with the command and the
 run's own id; the rest in the program's words, which speak to programmers.
 """
 

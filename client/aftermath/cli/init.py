@@ -38,7 +38,7 @@ _WALLET = "owner.json"
 
 @dataclass(frozen=True)
 class InitOptions:
-    """What the owner of the new run new_options; what is None the recipe decides, or a question."""
+    """The choices of a new run's owner; where one is None, the recipe or a question decides."""
 
     recipe: Annotated[
         str | None,

@@ -108,8 +108,7 @@ class RunRules(Table):
         Field(
             default=0,
             description="Tokens over which the batch grows from its first size to its last. "
-            "0: it has its last from the "
-            "start.",
+            "0: it has its last from the start.",
         )
     )
     verification_percent: Annotated[U8, Means("percent of the members", most=100)] = Field(

@@ -95,8 +95,8 @@ def spec_hash(data: bytes) -> bytes:
 def read_spec(data: bytes, expected_hash: bytes) -> Spec:
     """Return the spec that an account holds.
 
-    Raises AccountError if the bytes are not those that the run names, and Unsuitable if they are,
-    but this client cannot read them: no other RPC node would send better ones.
+    Raises AccountError if the hash differs, and Unsuitable if this client does not know a kind or a
+    key.
     """
     if spec_hash(data) != expected_hash:
         raise AccountError("the run's training spec does not have the hash that the run names")

@@ -32,7 +32,7 @@ from aftermath.rules.state import CheckpointKind, RunState
 
 _HUB_SECONDS = 10.0  # for one check of a place on the Hub, while the cooldown waits
 _AWAY_EPOCHS = 8  # in which a place is not checked again after the Hub has not answered for it
-_ATTESTED_KEPT = 2  # directories that stay beside the newest ones, for the owner to name one
+_ATTESTED_KEPT = 2  # directories that stay next to the newest ones, for the owner to name one
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is abandoned, including its wait for the thread."""
 

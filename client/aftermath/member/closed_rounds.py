@@ -17,7 +17,7 @@ from aftermath.rules.seal import Closed
 
 
 class ClosedRounds:
-    """The closed_rounds that one member has heard."""
+    """The closed rounds that one member has heard of."""
 
     def __init__(self, feed: RunFeed) -> None:
         self._feed = feed
@@ -84,7 +84,7 @@ class ClosedRounds:
         return run.round(run.config.judges(height)) is not None
 
     def told(self, height: int, seats: Iterable[int]) -> list[bytes]:
-        """Return the signed closed_rounds of these seats for a round."""
+        """Return the signed announcements of these seats for a round."""
         place = self._place(height)
         heard = self._heard.get(place, {}) if place is not None else {}
         return [heard[seat] for seat in seats if seat in heard]

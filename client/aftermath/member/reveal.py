@@ -71,8 +71,8 @@ class Reveals:
 
     def _may_open(self, height: int) -> bool:
         """Return whether a copy of a result of a round can no longer be credited."""
-        # If the chain is out of reach, a quorum's number of closed_rounds and announcements of all
-        # members also suffice. Otherwise this member would lose what it delivered.
+        # If the chain is out of reach, a quorum's number of closed witnesses and announcements of
+        # all members also suffice. Otherwise this member would lose what it delivered.
         closed_rounds = self._results.closed_rounds
         return closed_rounds.by_quorum(height) or (
             closed_rounds.by_number(height) and self._all_announced(height)

@@ -1,7 +1,7 @@
 """The faults of a simulated run, one method each. Each lasts a while and records whom it touched.
 
 Victims are mostly members that matter at that moment: one that just sent a transaction, the only
-holder of a tier, an elected witness. A fault absences what follows from it for `EXCUSED` seconds.
+holder of a tier, an elected witness. A fault excuses what follows from it for `EXCUSED` seconds.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Interrupts:
             self._ends_in(EXIT_SECONDS)
 
     def wait_for_another(self) -> None:
-        """Let the work go on for as long as it takes: the next signal counts as the first."""
+        """Let the work continue for as long as it takes: the next signal counts as the first."""
         self._signals = 0
         self._end = 0.0
         if self._timer is not None:
