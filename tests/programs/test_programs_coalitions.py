@@ -76,7 +76,7 @@ moves = st.one_of(
 CHANGES = {
     "join_bond": st.sampled_from([0, BOND, 2 * BOND]),
     "overlap": st.integers(0, 1),
-    "witness_nodes": st.sampled_from([0, 2]),
+    "witness_nodes": st.sampled_from([0, 1, 2]),
     "verification_percent": st.sampled_from([0, 40]),
     "total_steps": st.sampled_from([7, 1000]),
     "min_round_time": st.integers(0, 1),

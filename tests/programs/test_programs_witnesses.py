@@ -9,6 +9,7 @@ import pytest
 from aftermath.rules import bitmap
 from aftermath.rules.state import ExitReason, RunState
 from programs.harness import World
+from programs.holding import begin, end, one_round
 from programs.scenario import Scenario
 
 
@@ -28,6 +29,21 @@ def test_the_next_in_line_takes_the_place_of_a_witness_that_leaves(world: World)
     assert (run.run.current.height, run.run.rounds[0].attestations) == (1, 1)
     # of a closed round: whose results of the round before count
     assert run.run.rounds[0].attested == 0
+
+
+def test_round_of_judges_with_one_witness_wanted_elects_two(world: World) -> None:
+    """One judge alone is no quorum, so electing one would end no round."""
+    run = Scenario(world).start(witness_nodes=1, init_min_clients=3, rounds_per_epoch=3)
+    members = dict.fromkeys(range(4), 0)
+    begin(run, members)
+    end(run)
+    assert run.members.established == bitmap.from_seats(members)
+    run.train_of(members)
+    for height in range(1, 4):
+        assert len(run.elected()) == 2
+        one_round(run, {})
+        assert run.run.current.height == height or not run.run.state.training
+    assert run.run.exit_reason is ExitReason.ROUNDS_PER_EPOCH
 
 
 def test_in_warm_up_the_next_in_line_reports_ready(world: World) -> None:

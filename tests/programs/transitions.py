@@ -611,7 +611,10 @@ class Transitions:
     def _elected(self, roster: int, established: bool) -> int:
         seated = roster & self.healthy
         clients = (seated & self.judges if established else seated).bit_count()
-        return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
+        nodes = self.config.witness_nodes
+        if established and nodes == 1:
+            nodes = 2
+        return min(nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:
         known = sorted(min(seat.declared, seat.weight) for seat in seats if seat.weight)

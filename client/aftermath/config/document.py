@@ -85,9 +85,10 @@ class RunRules(Table):
     witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
         default=0,
         description="Members elected as witnesses of a round. 0: all of them, up to 32; at most "
-        "`min_clients`. Few witnesses need fewer transactions, but an offline one stalls the round, and a "
-        "dishonest one may be the whole committee. Nobody is dropped by fewer votes than a quorum with 0. Use a small "
-        "value only among members that you know.",
+        "`min_clients`. Where only established members witness, 1 elects two. Few witnesses need "
+        "fewer transactions, but an offline one stalls the round, and a dishonest one may be the "
+        "whole committee. Nobody is dropped by fewer votes than a quorum with 0. Use a small value "
+        "only among members that you know.",
     )
     overlap: Annotated[U8, Means("rounds", most=1)] = Field(
         default=1,
