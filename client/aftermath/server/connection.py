@@ -42,7 +42,7 @@ MOST_PEERS = 1024
 _STRANGE = "it does not greet as an aftermath-centralized server does"
 
 
-class Found(msgspec.Struct, frozen=True):
+class PeerAddress(msgspec.Struct, frozen=True):
     """Where a peer is; None: nowhere any more."""
 
     peer: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -58,7 +58,7 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 class _List(msgspec.Struct, frozen=True):
-    result: Annotated[tuple[Found, ...], Meta(max_length=MOST_PEERS)]
+    result: Annotated[tuple[PeerAddress, ...], Meta(max_length=MOST_PEERS)]
 
 
 class ServerRefused(CoordinatorError):
@@ -155,7 +155,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
         for one in listed.result:
             self._found(one)
 
-    def _found(self, one: Found) -> None:
+    def _found(self, one: PeerAddress) -> None:
         key = bytes.fromhex(one.peer)
         if one.at is None:
             self.peers.pop(key, None)
@@ -218,7 +218,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
         data = message.encode() if isinstance(message, str) else message
         head: _Message = json_as(data, _Message)
         if head.method == "whereaboutsNotification":
-            self._found(json_as(bytes(head.params), Found))
+            self._found(json_as(bytes(head.params), PeerAddress))
         elif head.id in self._waiting and not self._waiting[head.id].done():
             self._waiting[head.id].set_result(data)
 

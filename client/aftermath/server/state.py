@@ -18,7 +18,7 @@ from aftermath.config.tables import Table
 from aftermath.rules.limits import RUN_ID_BYTES
 
 
-class Beginning(Table):
+class InitialProgress(Table):
     """`[progress]`, as it is before a run's first step."""
 
     epoch: Literal[0] = 0
@@ -31,7 +31,7 @@ class State(RunConfig):
 
     run_id: Annotated[str, Field(min_length=1, max_length=RUN_ID_BYTES)] | None = None
     run_state: Literal["WaitingForMembers"] = "WaitingForMembers"
-    progress: Beginning = Beginning()
+    progress: InitialProgress = InitialProgress()
 
 
 def load_state(
