@@ -43,7 +43,7 @@ from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.server.client_backend import CentralPool
+from aftermath.server.client_backend import ServerRpcPool
 from aftermath.server.connection import ServerConnection
 
 RUN = "bench"
@@ -158,7 +158,7 @@ async def connected(port: int) -> Any:
     link = ServerConnection(f"127.0.0.1:{port}", None, RUN, wallet, peer)
     seed = int.from_bytes(wallet.public[:4])
     async with (
-        CentralPool(link, patience=60.0, seed=seed) as pool,
+        ServerRpcPool(link, patience=60.0, seed=seed) as pool,
         SolanaMember(pool, wallet, RUN, client_version="") as chain,
     ):
         yield chain, peer

@@ -85,7 +85,7 @@ def test_a_code_leads_to_a_section_that_exists(
             (Refused(name, "Not so."), code_of(name), PAGES.get(code_of(name), ""), 11)
             for name in NOT_ADMITTED
         ),
-        (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#keep-a-run", 11),
+        (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#host-a-run", 11),
         (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
     ],

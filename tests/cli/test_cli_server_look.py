@@ -18,7 +18,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet.free_ports import free_ports
 from aftermath.server import client_backend
-from aftermath.server.client_backend import CentralPool
+from aftermath.server.client_backend import ServerRpcPool
 from aftermath.server.connection import ServerConnection
 from aftermath.server.index import CENTRALIZED
 from cli.cli_lone_member import quick_config
@@ -84,7 +84,7 @@ async def join(address: str) -> None:
     wallet = Wallet(Keypair.from_seed(LISTED))
     link = ServerConnection(address, None, RUN, wallet, Keypair())
     async with (
-        CentralPool(link, patience=20.0, seed=0) as pool,
+        ServerRpcPool(link, patience=20.0, seed=0) as pool,
         SolanaMember(pool, wallet, RUN, client_version="") as chain,
     ):
         schema_hash = (await chain.view()).model.schema_hash

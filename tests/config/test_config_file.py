@@ -19,7 +19,7 @@ from aftermath.config.training import DISTRO as DISTRO_DEFAULTS
 from aftermath.config.training import SparseLoCoSettings
 from aftermath.rules.model import LrSchedule
 from aftermath.rules.schedules import learning_rate
-from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+from aftermath.rules.state import Divisor, InnerOptimizerKind, OptimizerKind, ScheduleKind
 from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without
 
 REPOSITORY = Path(__file__).parents[2]
@@ -260,7 +260,11 @@ def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() ->
     said = parse_as(changed((DISTRO, SPARSELOCO + named + numbers)), "c", RunConfig)
     read = optimizer_of(said.llm.optimizer)
     assert (read.kind, read.quantize_1bit) == (OptimizerKind.SPARSELOCO, False)
-    assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (7, InnerOptimizer.MUON, 0.5)
+    assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (
+        7,
+        InnerOptimizerKind.MUON,
+        0.5,
+    )
     assert (read.divisor, read.value_bits, read.clip_grad_norm) == (Divisor.ROOT, 1, 0.25)
     assert (read.compression_topk, read.compression_topk_embeddings, read.compression_chunk) == (
         9,

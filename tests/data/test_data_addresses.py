@@ -13,7 +13,7 @@ import pytest
 from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
 from aftermath.config.read import location_of
-from aftermath.config.sources import DataLocation as Chosen
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.http import MOST_FILES, HttpClient, numbered_urls
 from aftermath.data.source import DataError, SourceUnavailable
 from aftermath.rules.model import DataLocation
@@ -113,7 +113,7 @@ def test_redirect_to_invalid_port_raises_data_error(web: Web) -> None:
 )
 def test_impossible_address_is_refused_before_lookup(location: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"is not a valid (http )?address"):
-        check_place(location_of(Chosen.model_validate(location)))
+        check_place(location_of(DataLocationChoice.model_validate(location)))
 
 
 def test_private_address_behind_proxy_is_refused(

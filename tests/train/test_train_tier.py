@@ -16,7 +16,7 @@ from aftermath.parallel.mesh import Mesh
 from aftermath.replica.fit import needs
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.state import RunState
-from aftermath.train.tier import AUTO_TIER, Choice, check_alone, check_memory, chosen
+from aftermath.train.tier import AUTO_TIER, ChosenTier, check_alone, check_memory, chosen
 from member.desk import SCHEMA
 from rules import builders
 
@@ -39,7 +39,7 @@ def a_view(*tiers: int) -> View:
 
 def by(
     view: View, free: int, weights: dict[int, int | None], wallet: bytes = WALLET
-) -> tuple[Choice, list[int]]:
+) -> tuple[ChosenTier, list[int]]:
     measured: list[int] = []
 
     def measure(tier: int) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from aftermath.config.document import RunConfig
 from aftermath.config.rules import real
-from aftermath.config.sources import Checkpoint as CheckpointChoice
+from aftermath.config.sources import CheckpointChoice
 from aftermath.config.spec import Spec
 from aftermath.config.tables import Choice, Variant
 from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
@@ -19,7 +19,7 @@ from aftermath.rules.state import (
     CheckpointKind,
     DataKind,
     Divisor,
-    InnerOptimizer,
+    InnerOptimizerKind,
     OptimizerKind,
     ScheduleKind,
 )
@@ -63,7 +63,7 @@ def optimizer_of(chosen: Choice | Variant) -> Optimizer:
     values = _read(chosen.to_chain(), Optimizer, OptimizerKind)
     named = {
         "quantize_1bit": bool(values["quantize_1bit"]),
-        "inner_optimizer": InnerOptimizer(values["inner_optimizer"]),
+        "inner_optimizer": InnerOptimizerKind(values["inner_optimizer"]),
         "divisor": Divisor(values["divisor"]),
     }
     return Optimizer(**values | named)
@@ -88,7 +88,7 @@ def _zeros(view: type) -> dict[str, Any]:
 _OF_NO_KIND = {
     "kind": OptimizerKind.NONE,
     "quantize_1bit": False,
-    "inner_optimizer": InnerOptimizer.ADAMW,
+    "inner_optimizer": InnerOptimizerKind.ADAMW,
     "divisor": Divisor.KEEPERS,
 }
 _NOWHERE = {"kind": DataKind.DUMMY, "primary": "", "secondary": "", "shuffle_seed": bytes(32)}

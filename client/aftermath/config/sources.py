@@ -67,7 +67,7 @@ class DummyCheckpoint(Variant):
         return {"kind": int(CheckpointKind.DUMMY), "repo": self.repo_id, "revision": ""}
 
 
-class Checkpoint(Choice):
+class CheckpointChoice(Choice):
     """The durable checkpoint a run starts from."""
 
     NOT_HERE: ClassVar[Mapping[str, str]] = {
@@ -252,7 +252,7 @@ class PreprocessedData(BareVariant):
         return _location(DataKind.PREPROCESSED, self.path)
 
 
-class DataLocation(Choice):
+class DataLocationChoice(Choice):
     """Where the tokens are."""
 
     Dummy: DummyData | None = Field(default=None, description="Made-up tokens.")

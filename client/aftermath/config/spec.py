@@ -17,9 +17,9 @@ from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.config import errors as config_errors
 from aftermath.config import rules
-from aftermath.config.sources import DataHash, DataLocation
+from aftermath.config.sources import DataHash, DataLocationChoice
 from aftermath.config.tables import Table
-from aftermath.config.training import LearningRate, Optimizer
+from aftermath.config.training import LearningRate, OptimizerChoice
 from aftermath.rules.limits import SPEC_BYTES
 from aftermath.rules.model import marked
 from aftermath.rules.state import Architecture, DataType
@@ -43,10 +43,10 @@ class Spec(Table):
 
     architecture: ArchitectureName
     data_type: DataTypeName
-    data_location: DataLocation
+    data_location: DataLocationChoice
     data_hash: DataHash
     lr_schedule: LearningRate
-    optimizer: Optimizer
+    optimizer: OptimizerChoice
 
     def encode(self) -> bytes:
         """Return the canonical JSON: UTF-8, keys sorted, no spaces, every default written out.

@@ -19,7 +19,7 @@ from aftermath.data.source import Source
 from aftermath.lab.held_out import spread
 from aftermath.lab.multi_replica import Together
 from aftermath.lab.recipe import Recipe
-from aftermath.lab.single_replica import Alone, optimizer_for
+from aftermath.lab.single_replica import SingleReplica, optimizer_for
 from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig
@@ -89,7 +89,7 @@ def _trainer(
     if recipe.agreed is None:
         (tier,) = recipe.tiers
         model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
-        return Alone(model, optimizer_for(model, recipe), recipe, arithmetic)
+        return SingleReplica(model, optimizer_for(model, recipe), recipe, arithmetic)
     schema = build_schema(config.to_hf(), recipe.levels, recipe.agreed)
     replicas = [
         Replica(

@@ -42,7 +42,7 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
     """Train on the share's first sequence, and tell what memory that takes and what there is."""
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class TrainMicroBatches(msgspec.Struct, frozen=True, tag=True):
     """Train on the micro-batches from this number on, one for each data-parallel rank."""
 
     first: int
@@ -169,4 +169,4 @@ OfMoments = (
     | ForgetMoments
 )
 """What is told of the inner optimizer."""
-Order = Make | Begin | Measure | Step | Gather | Hold | OfState | OfMoments
+Order = Make | Begin | Measure | TrainMicroBatches | Gather | Hold | OfState | OfMoments

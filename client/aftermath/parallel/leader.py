@@ -17,7 +17,7 @@ from torch import Tensor
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.optim.parts import Loss
-from aftermath.parallel.commands import Begin, Gather, Make, Measure, Step
+from aftermath.parallel.commands import Begin, Gather, Make, Measure, TrainMicroBatches
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.sharded import ShardedModel, is_short
 from aftermath.parallel.sharded_feedback import ShardedFeedback
@@ -90,7 +90,7 @@ class Lead:
             if cancelled.is_set():
                 raise Cancelled
             with ranks.turn:
-                ranks.tell(Step(first))
+                ranks.tell(TrainMicroBatches(first))
                 self._model.step(share, micro, first)
         with ranks.turn:
             ranks.tell(Gather(len(steps)))

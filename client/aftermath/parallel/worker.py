@@ -20,7 +20,16 @@ import torch
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.optim.schema import Schema
-from aftermath.parallel.commands import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
+from aftermath.parallel.commands import (
+    Begin,
+    Gather,
+    Hold,
+    Join,
+    Make,
+    Measure,
+    OfMoments,
+    TrainMicroBatches,
+)
 from aftermath.parallel.feedback_shard import Shard
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.inner_shard import InnerShard
@@ -61,7 +70,7 @@ def follow(ranks: Ranks) -> NoReturn:
                     model.begin(None, recompute=recompute, keep=inner.keep_weight)
             case Measure():
                 ranks.figures(model.measure(share, ranks.reserved))
-            case Step(first):
+            case TrainMicroBatches(first):
                 model.step(share, micro, first)
             case Gather(steps):
                 if not is_short(ranks.figures(model.losses(steps))):

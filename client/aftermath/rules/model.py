@@ -12,7 +12,7 @@ from aftermath.rules.state import (
     CheckpointKind,
     DataKind,
     Divisor,
-    InnerOptimizer,
+    InnerOptimizerKind,
     OptimizerKind,
     ScheduleKind,
 )
@@ -131,7 +131,7 @@ class Optimizer:
     compression_chunk: int
     value_bits: int
     inner_steps: int
-    inner_optimizer: InnerOptimizer
+    inner_optimizer: InnerOptimizerKind
     divisor: Divisor
     outer_lr: float
     orthogonal_lr: float

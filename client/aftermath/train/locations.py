@@ -20,8 +20,7 @@ from aftermath.base.errors import Unsuitable
 from aftermath.base.files import cache_directory
 from aftermath.base.run_access import TRUSTING, RunAccess, advice_to_member, any_address
 from aftermath.config.read import location_of
-from aftermath.config.sources import DataLocation as Chosen
-from aftermath.config.sources import Shuffle
+from aftermath.config.sources import DataLocationChoice, Shuffle
 from aftermath.data.cache import Cache
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.gcs import bucket_urls, check_bucket, has_own_host
@@ -244,7 +243,7 @@ def _described(document: Any) -> tuple[list[DataLocation], list[float] | None, b
     if any(pairs) and not all(pair and len(pair) == 2 for pair in pairs):
         raise ValueError("either every provider is a pair with its weight, or none")
     places = [
-        location_of(Chosen.model_validate(pair[0] if pair else one))
+        location_of(DataLocationChoice.model_validate(pair[0] if pair else one))
         for pair, one in zip(pairs, given, strict=True)
     ]
     weights = [float(pair[1]) for pair in pairs if pair] or None
