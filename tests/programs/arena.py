@@ -26,7 +26,8 @@ from programs.laps import NOBODY, UNKNOWN, Held, Named, No
 from programs.oracle import Oracle
 from programs.scenario import SCHEMA, Scenario, wallet
 
-LEVELS, RATES = 3, (1_000, 40)
+LEVELS = 3
+RATES = (1_000, 40)
 WALLETS = 9
 CHECKPOINT = {"kind": 1, "repo": "team/model", "revision": ""}
 METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
@@ -47,7 +48,8 @@ def _world() -> World:
 def _opened(config: tuple[tuple[str, int], ...]) -> tuple[Scenario, dict[Pubkey, Account]]:
     """A run that was just opened with this config, and its accounts."""
     world = _world()
-    world.now, world.slot = START, 1
+    world.now = START
+    world.slot = 1
     world.advance(0)
     for index in range(WALLETS):
         world.fund(wallet(index))
@@ -72,10 +74,8 @@ def _membership(run: Scenario, index: int) -> Pubkey:
 @cache
 def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[AccountMeta]]:
     """Discriminator and accounts of an instruction, by a member or (None) by the owner."""
-    spec, keys = (
-        instruction_of(PROGRAM, name),
-        run.accounts | ({} if index is None else {"user": wallet(index)}),
-    )
+    spec = instruction_of(PROGRAM, name)
+    keys = run.accounts | ({} if index is None else {"user": wallet(index)})
     if name == "kick":
         keys |= {"membership": keys["run"], "sponsor": keys["authority"]}  # each time another one
     if index is not None:
@@ -113,7 +113,8 @@ class Arena:
             self.world.set_account(key, account)
         for index in range(WALLETS):
             self.world.fund(wallet(index))
-        self.world.now, self.world.slot = START, 1
+        self.world.now = START
+        self.world.slot = 1
         self.world.advance(0)
         self.oracle = Oracle(self._config(), LEVELS, START, RATES)
         self.oracle.slot = self.world.slot
@@ -125,15 +126,19 @@ class Arena:
         self.compare("the beginning")
 
     def _leave_out(self, gaps: int) -> None:
-        """Of every four sequences so far the first two wait."""
-        run, run_id = self.oracle, self.scenario.run_id
+        """Put the first two of every four sequences so far into the backlog."""
+        run = self.oracle
+        run_id = self.scenario.run_id
         run.data_index = 4 * gaps
         run.backlog = {index for index in range(run.data_index) if index % 4 < 2}
         run.trained = set(range(run.data_index)) - run.backlog
-        head, witnesses = self.world.record("Run", run_id), self.world.record("Witnesses", run_id)
-        head["data_index"], head["backlog"] = run.data_index, len(run.backlog)
+        head = self.world.record("Run", run_id)
+        witnesses = self.world.record("Witnesses", run_id)
+        head["data_index"] = run.data_index
+        head["backlog"] = len(run.backlog)
         intervals = witnesses["backlog"][0]["intervals"]
-        intervals["start"][:gaps], intervals["len"][:gaps] = range(0, run.data_index, 4), 2
+        intervals["start"][:gaps] = range(0, run.data_index, 4)
+        intervals["len"][:gaps] = 2
         witnesses["backlog"]["count"] = gaps
         self.world.store("Run", run_id, head)
         self.world.store("Witnesses", run_id, witnesses)
@@ -143,7 +148,8 @@ class Arena:
 
     def wait(self, seconds: int) -> None:
         self.world.advance(seconds)
-        self.oracle.now, self.oracle.slot = self.world.now, self.world.slot
+        self.oracle.now = self.world.now
+        self.oracle.slot = self.world.slot
 
     @property
     def place(self) -> RoundId:
@@ -199,7 +205,8 @@ class Arena:
         """Shows two results of the current round that its own key signed for a seat, or one of them
         twice.
         """
-        place, results = self.place, (1, 1 if same else 2)
+        place = self.place
+        results = (1, 1 if same else 2)
         said = [
             evidence.commitment(self.scenario.run_id, place, seat, index, result)
             for result in results
@@ -238,7 +245,7 @@ class Arena:
         return self._send("enroll", index, most.to_bytes(8, "little"), (most,))
 
     def settle(self, index: int) -> bool:
-        """By anybody, of that wallet."""
+        """Settle the membership of this wallet. Anyone may send it."""
         return self._send("settle", index, b"", ())
 
     def withdraw(self, index: int) -> bool:
@@ -319,7 +326,8 @@ class Arena:
             self.oracle.lap.seed = seed
 
     def _run(self) -> tuple[Any, ...]:
-        us, known = self.oracle, self.oracle.known
+        us = self.oracle
+        known = self.oracle.known
         lap = us.laps[-1] if us.laps else None
         now: tuple[Any, ...] = (
             us.state,
@@ -457,7 +465,8 @@ class Arena:
 
     def _memberships_of(self) -> dict[int, Held]:
         """What is written down of each wallet, and that the lamports of it are there."""
-        found, rent = {}, _rent()
+        found = {}
+        rent = _rent()
         for index in range(WALLETS):
             account = self.world.svm.get_account(_membership(self.scenario, index))
             if account is None or not account.data:
@@ -469,7 +478,8 @@ class Arena:
         return found
 
     def _model(self) -> tuple[Any, ...]:
-        named, none = self.oracle.durable, Named((UNKNOWN,) * LEVELS, 0, 0)
+        named = self.oracle.durable
+        none = Named((UNKNOWN,) * LEVELS, 0, 0)
         before = [one or none for one in self.oracle.earlier]
         earlier = [(one.hashes, one.step, one.data_index) for one in before]
         return named.hashes, named.step, named.data_index, named.turn, earlier
@@ -495,7 +505,8 @@ class Arena:
 def _held(index: int, data: bytes) -> Held:
     """What the membership of a wallet says."""
     one = layout.coordinator_account("Membership").read(data)[0]
-    bond, forfeited = int(one["bond"]), int(one["forfeited"])
+    bond = int(one["bond"])
+    forfeited = int(one["forfeited"])
     counted = int(one["epoch"]), int(one["epoch_delivered"]), int(one["epoch_due"])
     points, slashed, delivered, due = (
         int(one[name]) for name in ("points", "slashed", "delivered", "due")

@@ -57,7 +57,8 @@ class Oracle(Transitions):
             if seat.tier != tier:
                 self.finishers &= ~(1 << number)
                 seat.established = False
-            seat.tier, seat.declared = tier, weight
+            seat.tier = tier
+            seat.declared = weight
         if stateless:
             self.finishers &= ~(1 << number)
             self._withdraw(seat, restarted=True)
@@ -73,7 +74,8 @@ class Oracle(Transitions):
         """The wallet is enrolled with the bond that the run asks for, or is barred, which no money
         changes.
         """
-        held, number = self.memberships.get(wallet), self.find(wallet)
+        held = self.memberships.get(wallet)
+        number = self.find(wallet)
         lost = number is not None and self.members[number].forfeited
         paid = (
             held is not None
@@ -90,7 +92,7 @@ class Oracle(Transitions):
         held.enrolled, held.bond = True, max(held.bond, self.config.join_bond)
 
     def settle(self, wallet: int) -> None:
-        """By anybody, of this wallet."""
+        """Settle the membership of this wallet. Anyone may send it."""
         if wallet not in self.memberships:
             raise No("AccountDataTooSmall")
         number = self.find(wallet)
@@ -111,7 +113,9 @@ class Oracle(Transitions):
             self._settle_seat(seat, held)
             self.members[number] = Seat(NOBODY)
             self.finishers &= ~(1 << number)
-        held.bond, held.forfeited, held.enrolled = 0, 0, False
+        held.bond = 0
+        held.forfeited = 0
+        held.enrolled = False
         if not held.barred:
             del self.memberships[wallet]
 
@@ -220,7 +224,8 @@ class Oracle(Transitions):
         need(
             number is not None and self.members[number].state is MemberState.HEALTHY, "SeatMismatch"
         )
-        without, incomplete = self.absent(judges, judged), self.incomplete(judges, judged)
+        without = self.absent(judges, judged)
+        incomplete = self.incomplete(judges, judged)
         need(
             bool(dropped) and not dropped & ~((without | incomplete) & self.healthy), "NotUnhealthy"
         )
@@ -244,14 +249,15 @@ class Oracle(Transitions):
             self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch"
         )
         need(not self.is_provisional(), "CheckpointMismatch")
-        turn, known = self._turn(number), self.known
+        turn = self._turn(number)
+        known = self.known
         same = known.step == self.durable.step and turn < self.durable.turn
         need(known.step > self.durable.step or same, "CheckpointNotNewer")
         self._name(Named(known.hashes, known.step, known.data_index, turn))
         self._follow()
 
     def _name(self, named: Named) -> None:
-        """Of one step two checkpoints are kept at most."""
+        """Record a checkpoint. Keep at most two of one step."""
         before = self.earlier[0].step if self.earlier[0] else 0
         if not named.step == self.durable.step == before:
             self.earlier = [None, *self.earlier[:-1]]
@@ -306,7 +312,9 @@ class Oracle(Transitions):
 
     def _move(self, step: int, data_index: int) -> None:
         """The run continues elsewhere, and drops the waiting sequences."""
-        self.step, self.data_index, self.backlog = step, data_index, set()
+        self.step = step
+        self.data_index = data_index
+        self.backlog = set()
         self.trained = {one for one in self.trained if one < data_index}
 
     def rewind(self, place: int, step: int) -> None:
@@ -319,11 +327,14 @@ class Oracle(Transitions):
             self.earlier[place - 1] = self.durable
         self.durable = replace(chosen, turn=self.durable.turn)
         self._move(max(step, 1), chosen.data_index)
-        self.finishers, self.cold, self.epoch_since = 0, True, 0
+        self.finishers = 0
+        self.cold = True
+        self.epoch_since = 0
         self._use_durable()
 
     def kick(self, wallet: int, barred: bool) -> None:
-        number, held = self.find(wallet), self.memberships.get(wallet)
+        number = self.find(wallet)
+        held = self.memberships.get(wallet)
         need(barred or number is not None or (held is not None and held.barred), "NotAMember")
         held = self.memberships.setdefault(wallet, Held(own=False))
         held.barred = barred

@@ -1,13 +1,8 @@
-"""Random wallets and coalitions against the program, and every transaction against the oracle's
-account of the rules.
+"""Play random wallets and coalitions against the program, and compare each transaction with the
+oracle.
 
-First anybody does anything, and the program must agree with the oracle. Then two of nine members,
-fewer than a third, do anything while the others do what honest members do, in time: no honest
-member loses its place or its work, nothing but the truth is attested, no data is lost, and no epoch
-ends before its time. A third walk begins where everybody has shown its levels and leans to hiding
-one from its holders, or nobody would ever be dropped for that.
-
-FUZZ_TRANSACTIONS is the number of transactions of the nightly test, by default 250,000 (make fuzz).
+Honest members never lose a place or work, only true hashes are attested, and no data is lost.
+FUZZ_TRANSACTIONS is the number of transactions of the nightly test, 250,000 by default.
 """
 
 from __future__ import annotations
@@ -154,17 +149,18 @@ def judged_and_judges(arena: Arena) -> tuple[Lap, Lap] | None:
 
 
 def incomplete(arena: Arena) -> int:
-    """Whom the holders of a level convict."""
+    """Return the members that the holders of a level find incomplete."""
     found = judged_and_judges(arena)
     return arena.oracle.incomplete(found[1], found[0]) & arena.oracle.healthy if found else 0
 
 
 def convicted(arena: Arena) -> int:
-    """Those of the unseen that a quorum of the witnesses did without: whom members report."""
+    """Return the absent members that a quorum of the witnesses can report."""
     found = judged_and_judges(arena)
     if not found:
         return 0
-    healthy, needed = arena.oracle.healthy, round_quorum(found[1], found[1].elected)
+    healthy = arena.oracle.healthy
+    needed = round_quorum(found[1], found[1].elected)
     votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.seat)]
     missing = bitmap.seats(unseen(arena))
     return bitmap.from_seats(
@@ -191,11 +187,12 @@ class Members(RuleBasedStateMachine):
         self.truths = {UNKNOWN, UNATTESTED}
 
     def turn(self, serving: Sequence[int], thoughts: Iterable[Thought], seconds: int) -> None:
-        """Those who serve do all that is due, and others what they thought of in between; then time
-        passes.
+        """Let serving members send all that is due, and others their thoughts in between. Then pass
+        the time.
         """
         waiting = sorted(thoughts, key=lambda thought: thought[0], reverse=True)
-        acts, again = 0, True
+        acts = 0
+        again = True
         while (
             again or waiting
         ):  # whatever was thought of, what that makes due is done before time passes
@@ -223,7 +220,8 @@ class Members(RuleBasedStateMachine):
 
     def serve(self, index: int) -> bool:
         """One thing that this member owes, if there is any."""
-        arena, us = self.arena, self.arena.oracle
+        arena = self.arena
+        us = self.arena.oracle
         number = us.find(index)
         if us.state is RunState.WAITING_FOR_MEMBERS:
             waits = number is not None and us.members[number].wish == WAITS
@@ -254,7 +252,8 @@ class Members(RuleBasedStateMachine):
     def seen(self, index: int) -> dict[int, int]:
         """What a member holds: what others made of their share, or what they showed it."""
         us = self.arena.oracle
-        judged, seen = us.judged_by(us.lap), {}
+        judged = us.judged_by(us.lap)
+        seen = {}
         for number in judged.members if judged else ():
             shown = self.shown.get((us.epoch, judged.height, number)) if judged else None
             result = (
@@ -295,7 +294,8 @@ class AnyWallets(Members):
             epoch_time=seconds, total_steps=steps, global_batch_size_start=batch, global_batch_size_end=batch,
             min_round_time=least, join_bond=bond,
         )  # fmt: skip
-        self.honest, self.tiers = range(0), tiers
+        self.honest = range(0)
+        self.tiers = tiers
 
     @rule(
         serving=st.sets(st.integers(0, ALL - 1), max_size=ALL), all_but=st.booleans(), seconds=SECONDS,
@@ -312,7 +312,7 @@ class AnyWallets(Members):
         what=st.sampled_from(["pause", "bar", "remove", "nothing"]), index=st.integers(0, ALL - 1)
     )
     def the_owner_acts(self, what: str, index: int) -> None:
-        """And takes it back when the members have had a turn, or leaves it."""
+        """Let the owner act, and undo it after a turn of the members, or leave it."""
         if what == "pause":
             self.arena.set_paused(True)
         elif what != "nothing":
@@ -329,8 +329,11 @@ class AnyWallets(Members):
         self, rules: dict[str, int], back: int | None, moved: tuple[int, int, int] | None, use_durable: bool,
         right: bool,
     ) -> None:  # fmt: skip
-        """Its config, or where it stands, once it has halted; a run that is not halted refuses it."""
-        arena, us = self.arena, self.arena.oracle
+        """Let the owner change the config or the position of a halted run. Expect a refusal if the
+        run is not halted.
+        """
+        arena = self.arena
+        us = self.arena.oracle
         arena.set_paused(True)
         for _ in range(4):
             if not us.halted:
@@ -419,7 +422,8 @@ class Coalition(Members):
             judged = us.judged_by(lap)
             if lap.attested is not None and judged is not None:
                 assert not judged.roster & honest & ~lap.attested, "an honest member's work is void"
-        done, waits = us.trained, us.backlog
+        done = us.trained
+        waits = us.backlog
         flying = sum(lap.size for lap in self.open_laps())
         assert len(done) + len(waits) + flying == us.data_index, "a sequence is lost"
 
@@ -441,7 +445,7 @@ class Hiders(Coalition):
     tiers = (0, 0, 0, 1, 2, 2, 2, 0, 2)
     liar = 7
     convictions = 0
-    """Of all walks together."""
+    """The number of convictions in all walks together."""
 
     @initialize(overlap=st.integers(0, 1), batch=st.sampled_from([7, 48]))
     def open(self, overlap: int, batch: int) -> None:
@@ -492,7 +496,9 @@ STEPS = 30
 def run(
     machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True, again: bool = False
 ) -> None:
-    """Play examples: those of the profile, or others each time that one process plays them again."""
+    """Play examples: those of the profile, or others each time that one process
+    plays them again.
+    """
     wanted = settings(
         max_examples=examples, stateful_step_count=STEPS, database=None, print_blob=True,
         derandomize=settings().derandomize and not again, suppress_health_check=list(HealthCheck),
@@ -526,7 +532,8 @@ def test_what_must_hold_does_not_with_more_than_a_third() -> None:
 
 
 def _send(machine: type[RuleBasedStateMachine], transactions: int) -> None:
-    before, began = Arena.sent, time.process_time()
+    before = Arena.sent
+    began = time.process_time()
     while Arena.sent - before < transactions:
         run(machine, 10, again=True)  # a thousand or two, so that hardly more are sent than asked
     seconds = time.process_time() - began

@@ -41,11 +41,9 @@ def test_a_declared_tier_proves_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("idle", [1, 3])
-def test_of_a_first_epoch_few_that_owed_nothing_have_shown_what_they_hold_and_many_have_not(
-    world: World, idle: int
-) -> None:
-    """Else wallets that declare next to nothing would be a third of the established, without having
-    trained.
+def test_first_epoch_establishes_only_few_members_without_share(world: World, idle: int) -> None:
+    """Wallets that declare almost no weight owe nothing. Unless they are few, they would otherwise
+    become a third of the established members without training.
     """
     run = Scenario(world).start(
         rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47
@@ -96,8 +94,10 @@ def test_half_of_the_rounds_are_enough(world: World) -> None:
     assert _electees(run) == {0, 2, 3}
 
 
-def test_the_last_holder_does_not_speak_for_those_who_were_dropped(world: World) -> None:
-    """A member has the two other holders of level 0 dropped, and then says alone what it contains."""
+def test_last_holder_cannot_attest_for_dropped_holders(world: World) -> None:
+    """A member has the two other holders of level 0 dropped, and then says
+    alone what it contains.
+    """
     run = Scenario(world).start(init_min_clients=5, min_clients=2, rounds_per_epoch=6)
     for index in range(5):
         run.join(index, tier=0 if index < 3 else 1).ok()

@@ -174,12 +174,15 @@ def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None
     transaction: what it checks there is not what lies at the same place of its own.
     """
     run = training
-    honest, lie = sign(said(run, 1, 0), 0), sign(said(run, 2, 0), 0)
+    honest = sign(said(run, 1, 0), 0)
+    lie = sign(said(run, 2, 0), 0)
     # member 0 signed one result; an attacker puts another one where the program looks, and has the
     # check look elsewhere
     real = honest.signature + honest.key + honest.statement
     never = honest.signature + honest.key + lie.statement
-    size, first, second = len(honest.statement), 2 + 2 * 14, 2 + 2 * 14 + len(real)
+    size = len(honest.statement)
+    first = 2 + 2 * 14
+    second = 2 + 2 * 14 + len(real)
 
     def entry(start: int, where: int) -> tuple[int, ...]:
         return start, where, start + 64, where, start + 96, size, where

@@ -76,7 +76,8 @@ def test_the_data_of_silent_members_comes_back(crowd: Scenario) -> None:
     silent = set(rng.sample(range(256), 85))
     heard = bitmap.from_seats(seat for seat in range(256) if seat not in silent)
     crowd.everyone_witnesses()
-    first, fresh = crowd.run.rounds[0], crowd.run.current.data_index + 4096
+    first = crowd.run.rounds[0]
+    fresh = crowd.run.current.data_index + 4096
     for index in crowd.elected():
         assert crowd.witness(index, heard).ok().units <= GOAL
     state = crowd.run

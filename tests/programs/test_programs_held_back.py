@@ -69,7 +69,7 @@ def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
     assert vote(run, new).error in (None, "NotAVerifier", "NotATrainer")
 
 
-def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: World) -> None:
+def test_vote_of_an_abandoned_warmup_is_refused(world: World) -> None:
     run = Scenario(world).start(min_clients=3)
     run.warm_up([0, 1, 2])
     old = run.run.round_id
@@ -82,7 +82,7 @@ def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: Worl
     run.by(0, "warmup_witness", 0).ok()
 
 
-def test_leaving_the_first_wait_of_a_run_is_not_held_back_into_its_first_epoch(
+def test_leave_signed_in_first_wait_is_refused_in_first_epoch(
     world: World,
 ) -> None:
     run = Scenario(world).start()

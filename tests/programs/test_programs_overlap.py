@@ -141,7 +141,7 @@ def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> N
     )
 
 
-def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(
+def test_unwitnessed_round_ends_epoch_and_returns_its_data_once(
     run: Scenario,
 ) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
@@ -178,11 +178,11 @@ def test_who_stays_to_the_last_round_is_paid(world: World) -> None:
 @pytest.mark.parametrize(
     ("overlap", "rounds", "changed"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)]
 )
-def test_a_level_may_have_changed_once_its_holder_has_applied_results(
+def test_level_is_unattested_once_its_holder_applied_results(
     world: World, overlap: int, rounds: int, changed: int
 ) -> None:
-    """The only holder of level 0 leaves after some rounds: results of round 0 are applied in round
-    1, or in round 2.
+    """The only holder of level 0 leaves after some rounds. It applies the results of round 0 in
+    round 1, or in round 2.
     """
     run = Scenario(world).start(overlap=overlap, rounds_per_epoch=4)
     for index in range(3):

@@ -96,7 +96,7 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.witness(1).refused("SeatMismatch")
 
 
-def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenario) -> None:
+def test_quorum_opens_grace_and_all_witnesses_close_the_round(run: Scenario) -> None:
     run.train([0, 1, 2])
     first = run.run.current
     run.witness(0).ok()
@@ -245,7 +245,7 @@ def test_a_health_check_belongs_to_training(run: Scenario) -> None:
     run.by(0, "health_check", run.names([0])).refused("WrongState")
 
 
-def test_a_round_without_a_witness_ends_the_epoch_and_loses_nothing(run: Scenario) -> None:
+def test_round_without_a_witness_ends_the_epoch_without_loss(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.train([0, 1, 2])
     run.everyone_witnesses()
@@ -340,7 +340,7 @@ def test_too_few_members_end_the_epoch(run: Scenario) -> None:
     )
 
 
-def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenario) -> None:
+def test_run_that_all_members_left_drains_an_empty_round(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.everyone_witnesses([0, 1])
     for index in range(3):

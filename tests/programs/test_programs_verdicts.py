@@ -89,7 +89,7 @@ def test_one_verifier_does_not_take_the_room_of_the_others(world: World) -> None
     assert run.members.seats[trainers[0]].state is MemberState.EJECTED
 
 
-def test_who_leaves_before_it_is_found_out_is_ejected_all_the_same(world: World) -> None:
+def test_member_that_left_is_ejected_by_later_verdicts(world: World) -> None:
     run = Scenario(world).start(verification_percent=50, rounds_per_epoch=3)
     run.owner("set_future_epoch_rates", 100, 9).ok()
     run.train(range(6))
@@ -131,7 +131,9 @@ def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
 
 
 def test_no_more_verify_than_verdicts_are_stored(world: World) -> None:
-    """100 members of whom half should verify: 32 do, and their quorum of 22 finds room to convict."""
+    """100 members of whom half should verify: 32 do, and their quorum of 22
+    finds room to convict.
+    """
     run = Scenario(world).start(verification_percent=50, min_clients=100, init_min_clients=100)
     run.train(range(100))
     roles = committee.roles(run.run.current, 50)

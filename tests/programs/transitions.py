@@ -1,11 +1,7 @@
-"""The coordinator's state machine, written a second time: what a run is, and how it changes
-(`oracle.py` has the rest).
+"""The coordinator's state machine, written a second time (`oracle.py` has the rest).
 
-Decided: it says the same as the program in other words (sequences are sets of numbers, votes are
-dicts, time is an int) and shares no code with it. The shuffle, the cut into shares and the quorum
-are the client's, which tests/rules/test_rules_on_chain.py compares with the program. It is told the
-seeds, and the slot that they wait for. It expects fewer members than there are seats, and no change
-of the run's model by the owner.
+It expresses the program's rules in other words and shares no code with it. Tests give it the seeds.
+It supports no run whose seats are all taken and no change of the model by the owner.
 """
 
 from __future__ import annotations
@@ -72,10 +68,17 @@ class Transitions:
     def __init__(
         self, config: Config, levels: int, now: int, rates: tuple[int, int] = (0, 0)
     ) -> None:
-        self.config, self.levels, self.now, self.rates = config, levels, now, rates
+        self.config = config
+        self.levels = levels
+        self.now = now
+        self.rates = rates
         self.every = (1 << levels) - 1
-        self.state, self.since = RunState.WAITING_FOR_MEMBERS, now
-        self.epoch, self.step, self.start_step, self.epoch_since = 0, 1, 0, 0
+        self.state = RunState.WAITING_FOR_MEMBERS
+        self.since = now
+        self.epoch = 0
+        self.step = 1
+        self.start_step = 0
+        self.epoch_since = 0
         self.data_index = 0
         self.backlog: set[int] = set()
         self.trained: set[int] = set()
@@ -88,10 +91,9 @@ class Transitions:
         self.known_levels = 0
         """Levels of which established holders began the epoch."""
         self.judges = 0
-        """Those who began the epoch and had shown before what they hold, whatever has become of
-        them.
-        """
-        self.slot, self.seed_slot = 0, 0
+        """The members that began the epoch with levels shown before, in any state now."""
+        self.slot = 0
+        self.seed_slot = 0
         """The present slot; the one that the next seed waits for, 0 if none does."""
         self.pausing = self.draining = False
         self.cold = True
@@ -175,8 +177,12 @@ class Transitions:
         return min([*self.backlog, self.data_index])
 
     def witnesses(self) -> set[int]:
-        """Who may witness the running round: the first in the order who have, or still can."""
-        lap, seated = self.lap, self.lap.roster & (self.lap.voters | self.healthy)
+        """Return the members that may witness the running round.
+
+        They are the first in the seeded order that have voted, or still can.
+        """
+        lap = self.lap
+        seated = self.lap.roster & (self.lap.voters | self.healthy)
         if lap.elected >= len(lap.members):
             return set(lap.members)
         ordered = lap.ordered(committee.WITNESS, self._electors())
@@ -197,7 +203,8 @@ class Transitions:
 
     def shares(self, lap: Lap) -> dict[int, range]:
         """The positions of the batch that each member trains."""
-        idle, ordered = set(self.verifiers(lap)), lap.of_round(committee.DATA)
+        idle = set(self.verifiers(lap))
+        ordered = lap.of_round(committee.DATA)
         if lap.trained_alone:
             idle |= {number for number in ordered if not bitmap.contains(self.judges, number)}
         weights = [0 if number in idle else self.members[number].weight for number in ordered]
@@ -208,8 +215,8 @@ class Transitions:
         }
 
     def electees(self, level: int) -> list[int]:
-        """Who has a place in the committee of a level: holders that have shown it, now or before,
-        gone or not.
+        """Return the committee of a level: holders that have shown it, now or before, present or
+        not.
         """
 
         def stayed(seat: Seat) -> bool:
@@ -252,20 +259,18 @@ class Transitions:
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
 
     def judge(self) -> None:
-        """Counts who delivered all its levels in the last closed round, as those who hold them say."""
+        """Counts who delivered all its levels in the last closed round, as
+        those who hold them say.
+        """
         lap = self._past(1)
         judged = self.judged_by(lap) if lap else None
         if lap is None or judged is None or not lap.counts:
             return
-        agreed, by_all = (
-            self._agreed(lap) if lap.established else self._by_most(lap),
-            self._had_by_all(lap),
-        )
+        agreed = self._agreed(lap) if lap.established else self._by_most(lap)
+        by_all = self._had_by_all(lap)
         for number in judged.members:
-            seat, result = (
-                self.members[number],
-                leading(vote.held.get(number) for vote in lap.votes),
-            )
+            seat = self.members[number]
+            result = leading(vote.held.get(number) for vote in lap.votes)
             missing = number not in agreed and not bitmap.contains(lap.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
@@ -315,8 +320,9 @@ class Transitions:
     def _said(
         self, lap: Lap, number: int, result: int | None, level: int
     ) -> tuple[list[bool], int, int]:
-        """Which judges of a level that attested recorded that result of a seat; how many must, or
-        deny it.
+        """Return which attesting judges of a level recorded that result of a seat.
+
+        The two numbers after it are how many must record it, and how many must deny it.
         """
         known = bool(self.known_levels >> level & 1)
         asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
@@ -346,7 +352,9 @@ class Transitions:
         return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]
 
     def absent(self, judges: Lap, judged: Lap) -> int:
-        """Whose results a quorum of a round's witnesses did without, of those who owed some."""
+        """Return the members that owed a result and that a quorum of the round's witnesses did
+        without.
+        """
         votes = self._remaining(judges)
         return bitmap.from_seats(
             one
@@ -364,10 +372,12 @@ class Transitions:
         return max(judges.elected, min(asked.bit_count(), MAX_WITNESSES))
 
     def incomplete(self, judges: Lap, judged: Lap) -> int:
-        """Who often delivered no whole levels, and again did not, as those say who have shown that
-        they hold them.
+        """Return the members that often, and now again, delivered incomplete levels.
+
+        Only members that have shown those levels decide this.
         """
-        votes, needed = self._remaining(judges), round_quorum(judges, judges.elected)
+        votes = self._remaining(judges)
+        needed = round_quorum(judges, judges.elected)
 
         def owed(number: int) -> bool:
             recorded = sum(number in vote.held for vote in judges.votes) >= needed
@@ -426,8 +436,9 @@ class Transitions:
         return number
 
     def _settle_seat(self, seat: Seat, held: Held) -> None:
-        """Its membership says what the seat does; a bond that was lost is counted as that."""
-        held.points, held.slashed = seat.points, seat.slashed
+        """Copy what the seat says into its membership. Count a lost bond as forfeited."""
+        held.points = seat.points
+        held.slashed = seat.slashed
         began = bitmap.contains(self.began, self.members.index(seat))
         if began and seat.weight and seat.last_epoch == self.rostered:
             _, delivered, due = held.epoch if held.epoch[0] == self.rostered else (0, 0, 0)
@@ -477,7 +488,8 @@ class Transitions:
     # --- transitions
 
     def _enter(self, state: RunState) -> None:
-        self.state, self.since = state, self.now
+        self.state = state
+        self.since = self.now
 
     def _follow(self) -> None:
         if self.state is not RunState.COOLDOWN:
@@ -515,10 +527,12 @@ class Transitions:
         return False
 
     def _tick_waiting(self) -> bool:
-        extra, waiting = self.config.waiting_for_members_extra_time, self.waiting
+        extra = self.config.waiting_for_members_extra_time
+        waiting = self.waiting
         if self.known.source is ModelSource.PEERS:
             finishers = self._trusted_finishers()
-            here, claimed = self._held(finishers & waiting), self._claimed(waiting)
+            here = self._held(finishers & waiting)
+            claimed = self._claimed(waiting)
             away = self._held(finishers) & ~here & self._unsaved()
             extra += self.config.warmup_time if away else 0
             if away & claimed or (away and not here):
@@ -544,9 +558,7 @@ class Transitions:
         return self._held(self.finishers & waiting) & ~here & self._unsaved()
 
     def _newcomers_alone(self, waiting: int) -> bool:
-        """None of those waits who have shown before what they hold, or one or two whose epoch was
-        undone.
-        """
+        """Return whether no established member waits, or only one or two whose epoch was undone."""
         known = self._established()
         may_come = any(self.members[number].wish < REMOVED for number in bitmap.seats(known))
         here = waiting & known
@@ -572,14 +584,13 @@ class Transitions:
             for number in bitmap.seats(known):
                 self.members[number].established = False
         for number, seat in enumerate(self.members):
-            seat.state, seat.delivered = MemberState.IDLE, 0
+            seat.state = MemberState.IDLE
+            seat.delivered = 0
             if bitmap.contains(waiting, number):
-                seat.state, seat.wish, seat.exited, seat.last_epoch = (
-                    MemberState.HEALTHY,
-                    0,
-                    0,
-                    self.epoch,
-                )
+                seat.state = MemberState.HEALTHY
+                seat.wish = 0
+                seat.exited = 0
+                seat.last_epoch = self.epoch
         self.judged = self.proven = 0
         self.rostered = self.epoch
         self.began = self.next_roster = waiting
@@ -599,12 +610,10 @@ class Transitions:
             marked = self.known.lost if held else 0
             self._go_back(lost, whole=not held)
             self.known = replace(self.known, lost=lost | marked)
-        self.epoch_since, self.start_step, self.reason, self.draining = (
-            self.now,
-            self.step,
-            ExitReason.NONE,
-            False,
-        )
+        self.epoch_since = self.now
+        self.start_step = self.step
+        self.reason = ExitReason.NONE
+        self.draining = False
         self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting, established=False))]
         self._enter(RunState.WARMUP)
 
@@ -631,7 +640,8 @@ class Transitions:
         durable = self.durable
         if whole:
             self._use_durable()
-        hashes, attested = list(self.known.hashes), self.known.attested
+        hashes = list(self.known.hashes)
+        attested = self.known.attested
         for level in bitmap.seats(0 if whole else lost):
             hashes[level] = durable.hashes[level]
             attested = attested & ~(1 << level) | (durable.hashes[level] != UNKNOWN) << level
@@ -717,7 +727,8 @@ class Transitions:
         return len(self.intervals()) + more + ROOM <= BACKLOG
 
     def _tick_round(self) -> bool:
-        lap, config = self.lap, self.config
+        lap = self.lap
+        config = self.config
         if self.seed_slot:
             return False
         if self.state is RunState.ROUND_TRAIN:
@@ -737,7 +748,8 @@ class Transitions:
         return True
 
     def _close(self, lap: Lap) -> None:
-        judged, lap.attested = self.judged_by(lap), 0
+        judged = self.judged_by(lap)
+        lap.attested = 0
         if judged is not None:
             lap.attested, delivered = self._settle(lap, judged)
             if delivered:
@@ -788,7 +800,8 @@ class Transitions:
         return self.judges & (self.healthy | reduce(or_, map(self._seats, gone)))
 
     def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
-        config, votes = self.config, len(lap.votes)
+        config = self.config
+        votes = len(lap.votes)
         reasons = [
             (ExitReason.NO_ATTESTATION, votes == 0),
             (ExitReason.QUORUM_MISSING, votes < round_quorum(lap, lap.elected)),
@@ -801,8 +814,9 @@ class Transitions:
         return next((reason for reason, holds in reasons if holds), ExitReason.NONE)
 
     def _settle(self, lap: Lap, judged: Lap) -> tuple[int, int]:
-        """Who delivered, and who of them owed anything: if anybody did, it is a step. What is
-        missing waits.
+        """Return the members that delivered, and those of them that owed a result.
+
+        The round is a step if any of them owed one. Missing sequences go to the backlog.
         """
         agreed = bitmap.from_seats(self._agreed(lap)) & judged.roster
         shares = self.shares(judged)
@@ -815,7 +829,8 @@ class Transitions:
         }
         gaps = behind(judged.batch, missing)
         if gaps and not self._has_room(len(gaps)):
-            agreed, gaps = 0, list(judged.batch)
+            agreed = 0
+            gaps = list(judged.batch)
         self._put_back(gaps)
         again = numbers(gaps)
         done = numbers(judged.batch) - again
@@ -932,10 +947,8 @@ class Transitions:
             if not self._passed(self.since, self.config.cooldown_time):
                 return False
             for level in range(self.levels):
-                told, silent = (
-                    self.statements[level],
-                    set(self.electees(level)) - set(self.statements[level]),
-                )
+                told = self.statements[level]
+                silent = set(self.electees(level)) - set(self.statements[level])
                 gone = any(not bitmap.contains(self.healthy, number) for number in silent)
                 known = bool(self.known_levels >> level & 1)
                 new = known and not all(self.members[number].established for number in told)
@@ -960,7 +973,8 @@ class Transitions:
     def _end_epoch(self) -> None:
         unknown = self._unknown()
         undone = self._restore()
-        healthy, worked = self.healthy & self.lap.roster, self.step > self.start_step
+        healthy = self.healthy & self.lap.roster
+        worked = self.step > self.start_step
         earned = self.rates[0] // healthy.bit_count() if healthy else 0
         for seat in self.members:
             if seat.state is MemberState.HEALTHY and worked:
@@ -1035,7 +1049,8 @@ class Transitions:
             return False
         (self.known, data_index), self.kept = self.kept, None
         if self.step != self.start_step:
-            self.step, self.data_index = self.start_step, data_index
+            self.step = self.start_step
+            self.data_index = data_index
             self.backlog = set()
             self.trained = {one for one in self.trained if one < data_index}
         return True
@@ -1052,7 +1067,8 @@ class Transitions:
         self._dismiss()
         for seat in self.members:
             seat.state = MemberState.IDLE
-        self.pausing, self.cold = False, True
+        self.pausing = False
+        self.cold = True
         self._enter(RunState.PAUSED)
 
     def _dismiss(self) -> None:
