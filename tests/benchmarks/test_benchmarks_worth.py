@@ -92,7 +92,8 @@ def test_steps_alone_have_the_range_that_seeds_leave() -> None:
         ][1]
         is None
     )
-    own, one = {"reach": 0.3}, {"reach": 0.4}
+    own = {"reach": 0.3}
+    one = {"reach": 0.4}
     assert worth._reach(own, 1, one) == pytest.approx(0.5)
     assert worth._reach(own, 9, one) == pytest.approx((0.1**2 + 0.4**2) ** 0.5), (
         "the curve alone has one seed"
@@ -107,7 +108,8 @@ def test_overlapped_transfer_costs_no_time(took: float, longest: float) -> None:
 
 def test_a_worth_is_of_one_processor_that_has_trained_both() -> None:
     """The faster processor of either never stands against the slower one of the other."""
-    own, one = {"fast": 8.0, "slow": 80.0, "other": 1.0}, {"fast": 1.0, "slow": 5.0}
+    own = {"fast": 8.0, "slow": 80.0, "other": 1.0}
+    one = {"fast": 1.0, "slow": 5.0}
     found = seconds.shares(members(), 0, own, one)
     assert {machine: without for machine, (_, without) in found.items()} == {
         "fast": 1.0,
@@ -144,7 +146,9 @@ def test_seconds_per_step_reproduce_the_worth(
     """The same figures with steps of that length, and results of that size, give the worth that was
     asked for.
     """
-    training, sent, tokens = members(150), 11_000_000, 5.0
+    training = members(150)
+    sent = 11_000_000
+    tokens = 5.0
     for times, step in zip(
         (1.1, 1, 1 / 1.1),
         seconds.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent),

@@ -89,7 +89,9 @@ class FaultyNode:
     def __init__(self, after: Sequence[str], every: float, confirmation: dict[str, Any]) -> None:
         self.subscriptions = 0
         self.url = ""
-        self._after, self._every, self._confirmation = after, every, confirmation
+        self._after = after
+        self._every = every
+        self._confirmation = confirmation
 
     async def handle(self, connection: ServerConnection) -> None:
         async for message in connection:

@@ -58,10 +58,8 @@ async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_t
     embedded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is paused, resumed and paused within a slot is paused."""
-    recent, taker = (
-        await Sender(embedded.pool, embedded.wallet, errors={}).blockhash(),
-        Pubkey.new_unique(),
-    )
+    recent = await Sender(embedded.pool, embedded.wallet, errors={}).blockhash()
+    taker = Pubkey.new_unique()
 
     async def same(_: Sender) -> tuple[Hash, int]:
         return recent
@@ -113,7 +111,8 @@ async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> 
             return answer(body, {"context": {"slot": 7}, "value": held})
         return answer(body, cluster("the one"))
 
-    node, wallet = Node(), Pubkey.new_unique()
+    node = Node()
+    wallet = Pubkey.new_unique()
     node.always = faucet
     async with serving(node) as endpoints, RpcPool(endpoints) as pool:
         await ensure_funds(pool, wallet, 1_000_000)
@@ -157,10 +156,8 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     """
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
-    coordinator, run_id = (
-        CoordinatorClient(embedded.pool, poor, max_priority_fee=priority),
-        embedded.run_id,
-    )
+    coordinator = CoordinatorClient(embedded.pool, poor, max_priority_fee=priority)
+    run_id = embedded.run_id
     with pytest.raises(Refused) as caught:
         await coordinator.create_run(run_id)
     needed = await asked(coordinator.sender, caught.value)
@@ -201,7 +198,9 @@ async def test_an_interrupted_creation_asks_for_the_rest_only(
 
 @pytest.mark.parametrize("delegates", [0, 3])
 async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> None:
-    authorizer, own, grantee = Authorizer(embedded.pool), embedded.wallet.pubkey, Wallet(Keypair())
+    authorizer = Authorizer(embedded.pool)
+    own = embedded.wallet.pubkey
+    grantee = Wallet(Keypair())
     ix = authorizer.ix(own)
     await embedded.coordinator.sender.send_packed(
         [ix.create(grantee.pubkey), ix.grantor_update(grantee.pubkey, True)]
@@ -223,7 +222,8 @@ async def test_a_deployment_is_paid_for_by_the_sum_that_was_asked_for(
     embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    poor, key = Wallet(Keypair()), Keypair()
+    poor = Wallet(Keypair())
+    key = Keypair()
     sender = Sender(embedded.pool, poor, errors={}, max_priority_fee=10_000)
     with pytest.raises(Refused) as caught:
         await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)

@@ -16,7 +16,8 @@ from aftermath.chain.refusals import _TOLD, refused
 from aftermath.cli.main import INDEX, load
 from aftermath.coordinator.errors import Refused
 
-COORDINATOR, AUTHORIZER = coordinator_program(), authorizer_program()
+COORDINATOR = coordinator_program()
+AUTHORIZER = authorizer_program()
 COMMAND = re.compile(r"aftermath-solana ([^;:]+)")
 
 

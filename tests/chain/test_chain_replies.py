@@ -59,7 +59,8 @@ async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> No
     truth = node.genesis
     async with serving(node) as where, RpcPool(where) as pool, asyncio.timeout(60):
         for script in ([], [status(503)] * nodes.FAILURES_BEFORE_LEAVING):
-            node.script, node.genesis = script, nonsense
+            node.script = script
+            node.genesis = nonsense
             before = node.count("getGenesisHash")
             asking = asyncio.create_task(pool.call(get_slot))
             while node.count("getGenesisHash") < before + 2:
@@ -71,7 +72,9 @@ async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> No
 
 @pytest.mark.parametrize("nonsense", NO_HASH[:3])
 async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any) -> None:
-    primary, liar, honest = Node(), Node(nonsense), Node()
+    primary = Node()
+    liar = Node(nonsense)
+    honest = Node()
     async with serving(primary, liar, honest) as where, RpcPool(where) as pool:
         await pool.check()
         primary.always = status(503)
@@ -98,7 +101,8 @@ async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -
 
 
 async def test_every_request_has_a_number_of_its_own() -> None:
-    node, numbers = Node(), []
+    node = Node()
+    numbers = []
 
     async def note(body: dict[str, Any]) -> web.Response:
         numbers.append(body["id"])
@@ -189,7 +193,8 @@ async def test_no_more_of_a_compressed_reply_is_unpacked_than_may_be_read(
     ids=["none", "cut", "more"],
 )
 async def test_a_reply_that_is_no_whole_gzip_is_the_nodes_failure(body: bytes) -> None:
-    broken, honest = Node(), Node()
+    broken = Node()
+    honest = Node()
     broken.always = packed(body, "gzip")
     async with serving(broken, honest) as where, RpcPool(where) as pool:
         assert await pool.call(get_slot) == 7

@@ -123,7 +123,8 @@ async def test_a_websocket_that_cannot_be_had_is_told_of_and_so_is_its_return(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    url = embedded.network.rpc_url
+    ws = embedded.network.ws_url
     async with proxy(int(ws.rpartition(":")[2])) as way:
         await way.close()
         async with (
@@ -172,7 +173,8 @@ async def test_every_outage_told_within_five_seconds(
 
 async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
     await embedded.configured_run()
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    url = embedded.network.rpc_url
+    ws = embedded.network.ws_url
     async with (
         faulty_websocket() as mute,
         RpcPool([Endpoint(url, mute.url), Endpoint(url, ws)]) as pool,
@@ -219,7 +221,8 @@ async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(embedded: Pl
 
 
 async def _left_for_the_next(place: Place, faulty: FaultyNode, case: str = "") -> None:
-    url, ws = place.network.rpc_url, place.network.ws_url
+    url = place.network.rpc_url
+    ws = place.network.ws_url
     async with (
         RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
         watching(place, pool, silence=60) as watcher,
@@ -239,7 +242,8 @@ async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
     embedded: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
-    read, trips = run_source.parse_run, 0
+    read = run_source.parse_run
+    trips = 0
 
     def trip(data: bytes) -> Run:
         nonlocal trips
@@ -406,7 +410,8 @@ async def test_finish_that_websocket_alone_tells_is_not_believed(embedded: Place
     data = bytearray(await _state(embedded, changes=1))
     data[run_account().offset("state")] = RunState.FINISHED
     lie = _notification(coordinator.program_id, bytes(data))
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    url = embedded.network.rpc_url
+    ws = embedded.network.ws_url
     async with (
         faulty_websocket(lie, every=0.1) as faulty,
         RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,

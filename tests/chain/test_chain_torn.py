@@ -27,7 +27,8 @@ from chain.networks import SCHEMA_HASH, Place
 
 async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> None:
     coordinator = await embedded.configured_run("torn")
-    owner, at = str(coordinator.program_id), run_addresses(coordinator.program_id, "torn")
+    owner = str(coordinator.program_id)
+    at = run_addresses(coordinator.program_id, "torn")
     torn = {str(at.members): 3, str(at.model): 3}
 
     async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -54,11 +55,10 @@ async def test_lamports_at_an_unused_address_refuse_no_member(
     embedded: Place,
 ) -> None:
     coordinator = await embedded.open_run("sprinkled")
-    run, authorizer = (
-        run_addresses(coordinator.program_id, "sprinkled").run,
-        Authorizer(embedded.pool),
-    )
-    grantor, sender = embedded.wallet.pubkey, coordinator.sender
+    run = run_addresses(coordinator.program_id, "sprinkled").run
+    authorizer = Authorizer(embedded.pool)
+    grantor = embedded.wallet.pubkey
+    sender = coordinator.sender
     for grantee in (EVERYONE, grantor):
         place = authorization_address(authorizer.program_id, grantor, grantee, bytes(run))
         params = TransferParams(from_pubkey=grantor, to_pubkey=place, lamports=1_000_000)

@@ -141,7 +141,9 @@ def test_the_seeds_permissioned_way(
     """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a
     stranger may not.
     """
-    grantor, grantee, rpc = people["grantor"], people["grantee"], owner.rpc
+    grantor = people["grantor"]
+    grantee = people["grantee"]
+    rpc = owner.rpc
     assert (
         owner("create-run", "--run-id", run_id, "--join-authority", grantor).data["permissionless"]
         is False
@@ -199,7 +201,8 @@ def test_the_seeds_permissioned_way(
 def test_an_authorization_for_one_run_admits_to_no_other(
     owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
 ) -> None:
-    grantor, grantee = Shell(owner.rpc, people["grantor"]), people["grantee"]
+    grantor = Shell(owner.rpc, people["grantor"])
+    grantee = people["grantee"]
     other = f"{run_id}b"
     for name in (run_id, other):
         assert (
@@ -270,7 +273,8 @@ def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) ->
 
 
 def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[str, Path]) -> None:
-    grantor, grantee = Shell(owner.rpc, people["grantor"]), Shell(owner.rpc, people["grantee"])
+    grantor = Shell(owner.rpc, people["grantor"])
+    grantee = Shell(owner.rpc, people["grantee"])
     grantor("join-authorization-create", "--authorizer", people["grantee"])
     added = ("--join-authority", people["grantor"], "--delegates-added", people["delegate1"])
     assert len(grantee("join-authorization-delegate", *added).data["delegates"]) == 1
@@ -290,7 +294,8 @@ def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[st
 def test_many_delegates_take_several_transactions(owner: Shell, people: dict[str, Path]) -> None:
     from solders.keypair import Keypair
 
-    grantor, grantee = Shell(owner.rpc, people["grantor"]), Shell(owner.rpc, people["grantee"])
+    grantor = Shell(owner.rpc, people["grantor"])
+    grantee = Shell(owner.rpc, people["grantee"])
     grantor("join-authorization-create", "--authorizer", people["grantee"])
     keys = [str(Keypair().pubkey()) for _ in range(45)]
     flags = [word for key in keys for word in ("--delegates-added", key)]

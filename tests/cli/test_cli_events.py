@@ -149,7 +149,8 @@ def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
 
 
 def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> None:
-    laboratory, out = tmp_path / "events.jsonl", tmp_path / "events.csv"
+    laboratory = tmp_path / "events.jsonl"
+    out = tmp_path / "events.csv"
     laboratory.write_text('{"step": 1, "loss": 4.2}\n')
     before = f"{','.join(columns())}\nof before"
     out.write_text(before)
@@ -315,7 +316,8 @@ def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None
     )
 
 
-FIRST, SECOND = ("0wnerA", 100, "a" * 16), ("0wnerB", 200, "b" * 16)
+FIRST = ("0wnerA", 100, "a" * 16)
+SECOND = ("0wnerB", 200, "b" * 16)
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ def test_a_draft_says_the_same_in_fewer_passes(material: Path) -> None:
         "--seed",
     )
     other, line = (*line, 4), (*line, 3)
-    alone, drafted = invoke(*line).data, invoke(*line, "--draft-tier", 1, "--draft-tokens", 3).data
+    alone = invoke(*line).data
+    drafted = invoke(*line, "--draft-tier", 1, "--draft-tokens", 3).data
     assert (alone["tokens"], alone["passes"], alone["guessed"]) == (20, 20, 0)
     assert drafted["text"] == alone["text"]
     assert drafted["passes"] == 20 - drafted["taken"]

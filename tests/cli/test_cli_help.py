@@ -149,7 +149,8 @@ def test_train_tells_of_an_option_as_other_commands_do(other: str) -> None:
             for flag, option in options.items()
         }
 
-    ours, theirs = told("train"), told(other)
+    ours = told("train")
+    theirs = told(other)
     common = ours.keys() & theirs.keys() - {"--json"} - (
         {"--run-id"} if other == "show-identity" else set()
     )

@@ -52,7 +52,8 @@ def told() -> Iterator[tuple[str, str, bool]]:
                 and node.func.id in named
             ):
                 first = named[node.func.id]
-                sentences, fixes = node.args[first : first + 1], node.args[first + 1 : first + 2]
+                sentences = node.args[first : first + 1]
+                fixes = node.args[first + 1 : first + 2]
                 fixes += [word.value for word in node.keywords if word.arg == "fix"]
                 for given, is_fix in ((sentences, False), (fixes, True)):
                     for text in (text for expression in given for text in texts(expression)):

@@ -129,7 +129,8 @@ def test_tiers_that_keep_what_they_name_are_exported_whatever_the_width(tmp_path
 def test_a_slice_of_another_model_is_not_merged(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", str(other), *SHAPE[:-1], "128").code == 0
-    part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
+    part = str(made.with_name("m-tier1"))
+    out = str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
     assert (told.code, "describe two models" in told.err) == (1, True)
 
@@ -198,7 +199,8 @@ def test_model_merge_of_slice_from_another_training_warns_with_its_distance(
 ) -> None:
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", str(other), "--seed", "7", *SHAPE).code == 0
-    part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
+    part = str(made.with_name("m-tier1"))
+    out = str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
     assert told.code == 0
     found = re.search(

@@ -64,7 +64,8 @@ def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
-    wallet, model = tmp_path / "wallet.json", tmp_path / "model"
+    wallet = tmp_path / "wallet.json"
+    model = tmp_path / "model"
     made = invoke("show-identity", "--create", "-w", wallet)
     assert f"next: aftermath-solana config set wallet {wallet}\n" in made.err
     assert "next:" not in invoke("show-identity", "-w", wallet).err

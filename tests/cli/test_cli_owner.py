@@ -44,7 +44,8 @@ def unchanged(
     rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Shell, str]:
     """The owner of a configured run that no test changes, and the run's id."""
-    owner, run_id = new_user(rpc, tmp_path_factory.mktemp("unchanged")), new_run_id()
+    owner = new_user(rpc, tmp_path_factory.mktemp("unchanged"))
+    run_id = new_run_id()
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
@@ -341,7 +342,9 @@ class _Run:
     epoch = 0
 
     def __init__(self, config: object, step: int = 1, data_index: int = 0) -> None:
-        self.config, self.step, self.data_index = config, step, data_index
+        self.config = config
+        self.step = step
+        self.data_index = data_index
 
 
 def test_pause_and_resume(configured: Shell, run_id: str) -> None:
@@ -470,7 +473,8 @@ def test_no_state_is_told_by_its_name_in_a_program(state: RunState) -> None:
 def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
-    grantor, stranger = tmp_path / "grantor.json", tmp_path / "stranger.json"
+    grantor = tmp_path / "grantor.json"
+    stranger = tmp_path / "stranger.json"
     create_wallet(grantor), create_wallet(stranger)
     whom = ("kick", "--run-id", run_id, "--wallet", stranger)
     assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0

@@ -63,7 +63,8 @@ def trained(line: str) -> None:
         [CONSOLE, *shlex.split(line)[1:], "--logs", "json"], stdout=subprocess.PIPE, text=True
     ) as member:
         assert member.stdout is not None
-        ends, said = time.monotonic() + LONG, []
+        ends = time.monotonic() + LONG
+        said = []
         try:
             for text in member.stdout:
                 said.append(text)

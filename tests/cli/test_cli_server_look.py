@@ -26,7 +26,8 @@ from cli.cli_runs import Outcome, invoke_during, invoke_ending, press_ctrl_c
 
 SCRIPT = [sys.executable, "-m", "aftermath.server"]
 RUN = "looked-at"
-LISTED, UNLISTED = bytes([7]) * 32, bytes([8]) * 32
+LISTED = bytes([7]) * 32
+UNLISTED = bytes([8]) * 32
 
 
 @dataclass

@@ -235,7 +235,8 @@ def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -
         for key, value in chain.items()
     }
     rates = LrSchedule(**numbers | {"kind": ScheduleKind(chain["kind"])})
-    steps, base = config.config.total_steps, rates.base_lr
+    steps = config.config.total_steps
+    base = rates.base_lr
     assert all(learning_rate(rates, step) > 0 for step in range(max(1, steps - 50), steps + 1))
     assert learning_rate(rates, steps * 4 // 5) == pytest.approx(base, rel=0.02)
     assert learning_rate(rates, round(steps * 0.9)) == pytest.approx(base / 2, rel=0.1)

@@ -36,7 +36,8 @@ def event_files() -> tuple[list[bytes], Decode]:
 
 def everything_of(path: Path) -> None:
     """Read it, and put it through every view."""
-    reader, history = EventReader([path]), EventHistory()
+    reader = EventReader([path])
+    history = EventHistory()
     views = (
         EventLines(Console(file=io.StringIO()), everything=True),
         CsvTable(io.StringIO()),

@@ -387,7 +387,8 @@ def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> No
         nonlocal refused
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         chains = told(sim)
-        checker, player = sim.players[0].transport, sim.players[1]
+        checker = sim.players[0].transport
+        player = sim.players[1]
         assert checker is not None
         parts = outline_of(sim.schema, player.tier)
         await sim.until(lambda run: bool(player.saw("trained", height=2)))

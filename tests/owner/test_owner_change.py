@@ -81,7 +81,8 @@ def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() ->
     """With the flag the run begins from the file's; with the same one in the file there is nothing
     to keep.
     """
-    first, named = FILE.replace("MODEL", "start"), FILE.replace("MODEL", "RUN-step3")
+    first = FILE.replace("MODEL", "start")
+    named = FILE.replace("MODEL", "RUN-step3")
     for text, switch, after in (
         (first, False, "RUN-step3"),
         (named, False, "RUN-step3"),

@@ -64,7 +64,8 @@ def test_no_place_at_all_is_still_told_as_that(copied: Path) -> None:
 
 
 def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
-    config, make = load_config(copied), "aftermath-solana run-files 'my run.toml'"
+    config = load_config(copied)
+    make = "aftermath-solana run-files 'my run.toml'"
     with pytest.raises(DataError, match="there is no token data at") as told:
         source_of(config, 257)
     assert told.value.fix == f"Make it first, as my run.files.toml says: {make}"

@@ -372,7 +372,8 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
     one rank's.
     """
     state = alone.optimizer.state()
-    read, found = threading.Event(), list[bytes]()
+    read = threading.Event()
+    found = list[bytes]()
 
     class Waiting(threading.Event):
         def is_set(self) -> bool:

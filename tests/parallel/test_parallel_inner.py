@@ -72,7 +72,8 @@ def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
     if not first:
         for replica in (alone, led):
             learnt(replica, 0)
-    before, count = bits(alone.optimizer.state()), 0
+    before = bits(alone.optimizer.state())
+    count = 0
 
     def backward(part: Tensor) -> float:
         nonlocal count
@@ -99,8 +100,12 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
 ) -> None:
     """The others have its weights and gradients from the pass, and send back what is theirs, once."""
     _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
-    dealt, posted, expected = dealt_inner(led), list[Tensor](), list[Tensor]()
-    step, send, expect = dealt.step, ranks.send, ranks.expect
+    dealt = dealt_inner(led)
+    posted = list[Tensor]()
+    expected = list[Tensor]()
+    step = dealt.step
+    send = ranks.send
+    expect = ranks.expect
 
     def sending(tensor: Tensor, rank: int) -> None:
         posted.append(tensor)

@@ -27,7 +27,7 @@ from aftermath.rules.members import Members
 from aftermath.rules.run import MAX_WITNESSES, STORED_ROUNDS, Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from programs.harness import PROGRAM, Outcome, World, instruction_of
-from programs.laps import UNATTESTED, UNKNOWN, Lap, Seat
+from programs.oracle_records import UNATTESTED, UNKNOWN, OracleRound, Seat
 from programs.scenario import Scenario, member
 from programs.transitions import Transitions
 
@@ -271,12 +271,12 @@ class Cooldowns:
             model["checkpoint_hashes"][0][level] = DURABLE[level]
             run["level_hashes"][0][level] = UNATTESTED if judged else DURABLE[level]
         run["head"] = head = self.rng.randrange(STORED_ROUNDS)
-        lap = run["rounds"][0][head]
-        lap["seed"] = self.rng.getrandbits(64)
-        lap["height"] = last
-        lap["step"] = STEP
-        lap["roster"] = bitmap.to_bytes(sets.began)
-        lap["clients"] = sets.began.bit_count()
+        entry = run["rounds"][0][head]
+        entry["seed"] = self.rng.getrandbits(64)
+        entry["height"] = last
+        entry["step"] = STEP
+        entry["roster"] = bitmap.to_bytes(sets.began)
+        entry["clients"] = sets.began.bit_count()
         members["epoch"] = EPOCH
         members["judged"] = judged
         members["seats"][0] = seats
@@ -315,8 +315,10 @@ class Cooldowns:
         oracle.judges = members.judges
         oracle.proven = members.proven
         oracle.began = run.current.began
-        oracle.laps = [
-            Lap(run.current.height, STEP, oracle.began, oracle.began, 1, seed=run.current.seed)
+        oracle.rounds = [
+            OracleRound(
+                run.current.height, STEP, oracle.began, oracle.began, 1, seed=run.current.seed
+            )
         ]
         return oracle
 

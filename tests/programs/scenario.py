@@ -385,7 +385,7 @@ class Scenario:
         )
         return bitmap.from_seats(seat for seat, share in shares.items() if share.len)
 
-    def everyone_witnesses(
+    def witness_round(
         self, indices: Iterable[int] | None = None, participation: int | None = None
     ) -> None:
         """All elected members (or `indices`) attest the current round; with all
@@ -431,7 +431,7 @@ class Scenario:
     def finish_rounds(self) -> "Scenario":
         """Everybody elected attests every round until the cooldown begins."""
         while self.run.state.training:
-            self.everyone_witnesses()
+            self.witness_round()
         return self
 
     def attest(self, index: int, hashes: Mapping[int, bytes]) -> Outcome:

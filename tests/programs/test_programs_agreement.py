@@ -28,7 +28,7 @@ def test_equivocated_result_returns_to_the_backlog(
     run.owner("set_paused", False).ok()
     run.train(EVERYBODY)
     if overlap:
-        run.everyone_witnesses(EVERYBODY, participation=0)
+        run.witness_round(EVERYBODY, participation=0)
     attesting = run.run.current.height
     judged = run.run.round(run.run.config.judged(attesting))
     assert judged is not None

@@ -13,7 +13,7 @@ from aftermath.rules import assignment, bitmap
 from aftermath.rules.run import BACKLOG, REDO, Interval
 from aftermath.rules.state import Alone, RunState
 from programs.harness import World
-from programs.holding import established, one_round
+from programs.level_holders import established, one_round
 from programs.scenario import Scenario
 from rules import backlog
 
@@ -49,7 +49,7 @@ def test_silent_third_of_members_loses_no_sequence(world: World) -> None:
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
         height = run.run.current.height
-        run.everyone_witnesses(participation=judged.roster & ~silent if judged else 0)
+        run.witness_round(participation=judged.roster & ~silent if judged else 0)
         closed = run.run.round(height)
         if judged is None or closed is None:
             continue
@@ -69,16 +69,16 @@ def test_silent_third_of_members_loses_no_sequence(world: World) -> None:
 
 def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
     run.train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     _fill(run, BACKLOG - ROOM + REDO + 1)
     before = run.run
-    run.everyone_witnesses()
+    run.witness_round()
     after = run.run
     assert after.current.redo == tuple(Interval(10_000 + 100 * index, 7) for index in range(REDO))
     assert after.current.batch == 7 * REDO
     assert after.data_index == before.data_index  # one interval too many is left: nothing fresh
     for _ in range(2):
-        run.everyone_witnesses()
+        run.witness_round()
         if not run.run.state.training:
             break
     assert run.run.lost_sequences == 0
@@ -143,10 +143,10 @@ def test_round_whose_gaps_exceed_the_backlog_is_undone_whole(
 ) -> None:
     run.train([0, 1, 2])
     first = run.run.current
-    run.everyone_witnesses()
+    run.witness_round()
     _fill(run, BACKLOG - ROOM)
     before = run.run
-    run.everyone_witnesses(participation=0b011)
+    run.witness_round(participation=0b011)
     after = run.run
     assert (after.step, after.rounds[1].attested, after.lost_sequences) == (before.step, 0, 0)
     again = [*run.backlog, *after.current.redo]
@@ -166,7 +166,7 @@ def test_random_intervals_stay_sorted_and_joined(world: World) -> None:
         shares = assignment.assign(round_, run.members, 0)
         settled = backlog.settle(predicted, round_, shares, heard)
         step = run.run.step
-        run.everyone_witnesses(participation=heard)
+        run.witness_round(participation=heard)
         assert run.run.step == step + settled.worked
         predicted = settled.backlog
         if run.run.state.training:

@@ -11,7 +11,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.rules import bitmap, committee
 from programs.harness import Outcome, World, authorization_address
-from programs.holding import LIARS, TIERS, begin, end, established, one_round
+from programs.level_holders import LIARS, TIERS, begin, end, established, one_round
 from programs.scenario import EVERYONE, Scenario, member
 
 THREE = (0, 0, 0, 1, 2, 2, 1)

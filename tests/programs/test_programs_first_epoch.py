@@ -12,7 +12,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT
 from aftermath.rules.state import RunState
 from programs.harness import World
-from programs.holding import end, established, one_round
+from programs.level_holders import end, established, one_round
 from programs.scenario import Scenario
 
 View = Callable[[int, int], Mapping[int, bytes]]

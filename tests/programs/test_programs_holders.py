@@ -129,7 +129,7 @@ def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(0, "leave_run").ok()
     run.finish_rounds()
     assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 7}
@@ -217,8 +217,8 @@ def test_rounds_end_at_once_when_all_founders_leave(
     newcomers = range(len(founders), len(founders) + 12)
     run.train_of(honest | dict.fromkeys(newcomers, 0))
     for _ in range(3):
-        run.everyone_witnesses()
-    run.everyone_witnesses(run.elected()[:attested])
+        run.witness_round()
+    run.witness_round(run.elected()[:attested])
     left_at = world.now
     for index in honest:
         run.by(index, "leave_run").ok()
@@ -249,7 +249,7 @@ def test_founders_that_leave_early_keep_the_model(world: World) -> None:
     newcomers = range(3, 15)
     run.train_of(honest | dict.fromkeys(newcomers, 0))
     for _ in range(2):
-        run.everyone_witnesses()
+        run.witness_round()
     for index in honest:
         run.by(index, "leave_run").ok()
     while run.run.state.training:
@@ -287,11 +287,11 @@ def test_one_staying_holder_is_enough(
     liars = range(len(founders), len(founders) + newcomers)
     run.train_of(honest | dict.fromkeys(liars, 0))
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     for index in range(1, len(founders)):
         run.by(index, "leave_run").ok()
     while run.run.state.training:
-        run.everyone_witnesses(run.elected())
+        run.witness_round(run.elected())
     for index in liars:
         run.attest(index, FALSE).refused("NotElected")
     _end(run, {0: 0}, NEW)

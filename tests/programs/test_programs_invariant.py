@@ -11,7 +11,7 @@ from aftermath.rules import committee
 from aftermath.rules.state import Committee
 from programs.evidence import IX, p2p, pair
 from programs.harness import PROGRAM, Outcome, World, idl
-from programs.holding import begin, established, one_round
+from programs.level_holders import begin, established, one_round
 from programs.scenario import Scenario, member
 
 Break = Callable[[Any], None]
@@ -239,8 +239,8 @@ def _ejected(run: Scenario) -> None:
 
 def _one_absent(run: Scenario) -> None:
     run.train(range(5))
-    run.everyone_witnesses()
-    run.everyone_witnesses(range(4), participation=0b01111)
+    run.witness_round()
+    run.witness_round(range(4), participation=0b01111)
     run.world.advance(6)
     run.tick().ok()
 
@@ -250,7 +250,7 @@ def _with_verifiers(run: Scenario) -> None:
     run.configure(verification_percent=50).ok()
     run.owner("set_paused", False).ok()
     run.train(range(6))
-    run.everyone_witnesses()
+    run.witness_round()
 
 
 def _verify(run: Scenario) -> Outcome:

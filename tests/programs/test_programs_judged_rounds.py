@@ -17,7 +17,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.run import Round
 from aftermath.rules.state import Alone
 from programs.harness import World
-from programs.laps import Lap, Seat, Vote
+from programs.oracle_records import OracleRound, Seat, Vote
 from programs.scenario import Scenario
 from programs.transitions import Transitions
 
@@ -168,20 +168,20 @@ class _Rounds:
         oracle.began = state.current.began
         oracle.known_levels = state.levels_established
         stored = [state.round(height) for height in range(state.current.height + 1)]
-        oracle.laps = [self._lap(one) for one in stored if one is not None]
-        closed = oracle.laps[-2]
+        oracle.rounds = [self._oracle_round(one) for one in stored if one is not None]
+        closed = oracle.rounds[-2]
         self.seen["thin"] += bool(closed.counts and oracle._had_by_all(closed))
         oracle.judge()
         return [one.shown for one in oracle.members]
 
-    def _lap(self, round: Round) -> Lap:
+    def _oracle_round(self, round: Round) -> OracleRound:
         rounds = self.run.world.record("Run", self.run.run_id)["rounds"][0]
         made = bool(rounds[self.run.run.ring(round.height)]["made_step"])
-        lap = Lap(
+        entry = OracleRound(
             round.height, round.step, round.began, round.roster, round.elected, seed=round.seed
         )
-        lap.established = round.established is not Alone.NOTHING
-        lap.votes = self.votes.get(round.height, [])
-        lap.attested = round.attested
-        lap.counts = made
-        return lap
+        entry.established = round.established is not Alone.NOTHING
+        entry.votes = self.votes.get(round.height, [])
+        entry.attested = round.attested
+        entry.counts = made
+        return entry

@@ -210,7 +210,7 @@ def test_level_whose_last_holder_left_in_training_is_lost(
     world.advance(31)
     run.tick().ok()
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(0, "leave_run").ok()
     run.finish_rounds()
     for index in (1, 2):

@@ -239,7 +239,7 @@ def test_leaving_needs_a_place(run: Scenario) -> None:
 
 def test_leave_in_training_can_be_undone_for_the_next_epoch(run: Scenario) -> None:
     run.train([0, 1, 2], weight=10)
-    run.everyone_witnesses()
+    run.witness_round()
     run.join(0, weight=99).ok()  # healthy: only a wish for the next epoch
     assert (run.members.seats[0].weight, run.members.seats[0].pending) == (10, True)
     run.by(0, "leave_run").ok()

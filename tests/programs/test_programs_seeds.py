@@ -125,7 +125,7 @@ def test_rosters_are_fixed_before_the_slot_of_their_seed(world: World) -> None:
     after = run.run
     assert (after.current.height, after.current.seed) == (1, expected)
     assert (after.current.roster, after.next_roster, after.current.elected) == (0b11111, 0b01111, 4)
-    run.everyone_witnesses()
+    run.witness_round()
     assert run.run.current.roster == 0b01111
 
 
@@ -224,7 +224,7 @@ def test_who_leaves_moves_nobody_else(world: World) -> None:
     for gone in (4, 7):
         run.by(gone, "leave_run").ok()
     for _ in range(2):
-        run.everyone_witnesses()
+        run.witness_round()
     header = run.run.current
     assert (header.began, header.clients) == (0b111111111, 7)
     for purpose in (committee.WITNESS, committee.COMMITTEE, committee.DATA):
@@ -246,6 +246,6 @@ def test_who_left_before_a_round_has_no_part_in_it(world: World) -> None:
     run.by(3, "leave_run").ok()
     for _ in range(6):
         judged = run.run.round(run.run.current.height - 1)
-        run.everyone_witnesses(participation=judged.roster & 0b0101 if judged else 0)
+        run.witness_round(participation=judged.roster & 0b0101 if judged else 0)
         assert all(not round_.attested & ~round_.roster for round_ in run.run.rounds)
     assert run.members.delivered[:4] == (5, 0, 5, 0)

@@ -13,7 +13,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.harness import World
-from programs.holding import one_round
+from programs.level_holders import one_round
 from programs.scenario import Scenario, member
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}

@@ -28,7 +28,7 @@ def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
         for index, delivers in (silent or {}).items():
             if judged and judged.height >= delivers:
                 seen &= ~(1 << run.seat_of(index))
-        run.everyone_witnesses(participation=seen)
+        run.witness_round(participation=seen)
     run.world.advance(31)
     run.tick().ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
@@ -57,7 +57,7 @@ def test_member_without_share_next_to_a_large_weight_keeps_vote(world: World) ->
         while run.run.state.training:
             owing = run.owing()
             owed |= owing
-            run.everyone_witnesses(participation=owing)
+            run.witness_round(participation=owing)
         asked = [
             index
             for index in declared
@@ -88,7 +88,7 @@ def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
     while run.run.state.training:
         owing = run.owing()
         owed |= owing
-        run.everyone_witnesses(participation=owing)
+        run.witness_round(participation=owing)
     return owed
 
 
@@ -199,7 +199,7 @@ def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> 
     run = Scenario(world).start(rounds_per_epoch=8)
     again(run, dict.fromkeys(range(5), 64))
     while run.run.current.height < 3:
-        run.everyone_witnesses(
+        run.witness_round(
             participation=run.run.current.roster & ~1 if run.run.current.height else 0
         )
     run.by(1, "health_check", run.names([0])).ok()
@@ -274,8 +274,8 @@ def test_member_that_showed_nothing_is_a_newcomer_again(run: Scenario) -> None:
 
 def test_rounds_without_a_quorum_are_held_against_nobody(run: Scenario) -> None:
     again(run, {0: 60, 1: 60, 2: 60})
-    run.everyone_witnesses()
-    run.everyone_witnesses()
+    run.witness_round()
+    run.witness_round()
     while run.run.state.training:
         run.world.advance(21)
         run.tick()
@@ -306,7 +306,7 @@ def test_counts_of_many_members_are_exact() -> None:
             seat for seat in range(0, 200, 25) if (height + seat) % 8 >= seat // 25
         )
         seen = before.roster & ~missing if before else 0
-        run.everyone_witnesses(participation=seen)
+        run.witness_round(participation=seen)
         if before:
             judged += 1
             assert run.run.step == step + 1

@@ -109,8 +109,8 @@ def test_only_a_quorum_that_remains_convicts(world: World) -> None:
     """
     run = Scenario(world).start(init_min_clients=5, min_clients=1)
     run.train(range(5))
-    run.everyone_witnesses()
-    run.everyone_witnesses(range(4), participation=0b01111)
+    run.witness_round()
+    run.witness_round(range(4), participation=0b01111)
     world.advance(6)
     run.tick().ok()
     assert run.run.current.height == 2
@@ -121,8 +121,8 @@ def test_only_a_quorum_that_remains_convicts(world: World) -> None:
 def test_who_is_dropped_by_a_quorum_leaves_the_number(world: World) -> None:
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
-    run.everyone_witnesses()
-    run.everyone_witnesses(range(4), participation=0b01111)
+    run.witness_round()
+    run.witness_round(range(4), participation=0b01111)
     world.advance(6)
     run.tick().ok()
     run.by(2, "health_check", run.names([4])).ok()
@@ -138,10 +138,10 @@ def test_the_few_witnesses_that_are_elected_drop_nobody(world: World, witnesses:
         init_min_clients=witnesses, min_clients=witnesses, witness_nodes=witnesses
     )
     run.train(range(3 * witnesses))
-    run.everyone_witnesses()
+    run.witness_round()
     elected = run.elected()
     assert len(elected) == witnesses
-    run.everyone_witnesses(elected, participation=bitmap.from_seats(elected))
+    run.witness_round(elected, participation=bitmap.from_seats(elected))
     others = sorted(set(range(3 * witnesses)) - set(elected))
     assert run.run.round(1).attested == bitmap.from_seats(elected)  # type: ignore[union-attr]
     run.by(elected[0], "health_check", run.names(others)).refused("NotUnhealthy")
@@ -153,8 +153,8 @@ def test_drop_needs_a_quorum_of_all_electable_witnesses(
 ) -> None:
     run = Scenario(world).start(init_min_clients=9, min_clients=9, witness_nodes=witnesses)
     run.train(range(9))
-    run.everyone_witnesses()
-    run.everyone_witnesses(participation=0b0_1111_1111)
+    run.witness_round()
+    run.witness_round(participation=0b0_1111_1111)
     assert run.by(0, "health_check", run.names([8])).error == (None if dropped else "NotUnhealthy")
 
 

@@ -10,7 +10,8 @@ from aftermath.base.errors import Unsuitable
 from aftermath.base.outputs import write_mark
 from aftermath.base.run_access import TRUSTING, RunAccess
 
-MADE, OWN = "data tokenize", "train 0123456789abcdef"
+MADE = "data tokenize"
+OWN = "train 0123456789abcdef"
 
 
 @pytest.fixture

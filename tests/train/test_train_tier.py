@@ -20,7 +20,10 @@ from aftermath.train.tier import AUTO_TIER, Choice, check_alone, check_memory, c
 from member.desk import SCHEMA
 from rules import builders
 
-WALLET, PLENTY, FAST, SLOW = b"w" * 32, 1 << 40, 600, 2
+WALLET = b"w" * 32
+PLENTY = 1 << 40
+FAST = 600
+SLOW = 2
 RULES = builders.config(
     max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96
 )
@@ -109,7 +112,8 @@ def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 def test_named_tier_that_memory_does_not_hold_is_refused_with_one_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sizes, here = needed(), torch.device("cpu")
+    sizes = needed()
+    here = torch.device("cpu")
     for free, fix in ((sizes[1], "--matformer-tier 1"), (sizes[-1] - 1, "--device")):
         leave_free(monkeypatch, free)
         with pytest.raises(OutOfMemory, match=r"tier 0 takes .* GB at least") as refused:

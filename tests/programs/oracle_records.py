@@ -22,13 +22,13 @@ ROOM = 2 * (REDO + 1)
 order = lru_cache(maxsize=4096)(committee.order)
 
 
-class No(Exception):
+class Refusal(Exception):
     """The refusal that the program answers with."""
 
 
-def need(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise No(otherwise)
+        raise Refusal(otherwise)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Seat:
 
 
 @dataclass
-class Held:
+class OracleMembership:
     """A wallet's membership. Every wallet with a seat has one."""
 
     bond: int = 0
@@ -82,7 +82,7 @@ class Vote:
 
 
 @dataclass
-class Lap:
+class OracleRound:
     """A round, and the warm-up before the first."""
 
     height: int

@@ -22,8 +22,8 @@ from aftermath.rules import bitmap
 from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
-from programs.laps import NOBODY, UNKNOWN, Held, Named, No
 from programs.oracle import Oracle
+from programs.oracle_records import NOBODY, UNKNOWN, Named, OracleMembership, Refusal
 from programs.scenario import SCHEMA, Scenario, wallet
 
 LEVELS = 3
@@ -100,7 +100,7 @@ def _fingerprints(held: Mapping[int, int]) -> bytes:
     return field.to_bytes(FINGERPRINT_BYTES, "little")
 
 
-class Arena:
+class Comparison:
     """One run that begins with `gaps` gaps in its data, and the oracle's account of it."""
 
     sent = 0
@@ -119,7 +119,9 @@ class Arena:
         self.oracle = Oracle(self._config(), LEVELS, START, RATES)
         self.oracle.slot = self.world.slot
         bond = self.oracle.config.join_bond
-        self.oracle.memberships = {index: Held(bond, enrolled=True) for index in range(WALLETS)}
+        self.oracle.memberships = {
+            index: OracleMembership(bond, enrolled=True) for index in range(WALLETS)
+        }
         if gaps:
             self._leave_out(gaps)
         self.seeds: set[int] = set()
@@ -154,10 +156,10 @@ class Arena:
     @property
     def place(self) -> RoundId:
         """The current round's."""
-        if not self.oracle.laps:
+        if not self.oracle.rounds:
             return RoundId(self.oracle.epoch, 0, 0)
-        lap = self.oracle.lap
-        return RoundId(self.oracle.epoch, lap.height, lap.seed or 0)
+        round = self.oracle.round
+        return RoundId(self.oracle.epoch, round.height, round.seed or 0)
 
     # --- what is sent; each returns whether it was accepted
 
@@ -285,11 +287,11 @@ class Arena:
                 for i, meta in enumerate(metas)
             ]
         outcome = self.world.send(*before, Instruction(PROGRAM, discriminator + data, metas))
-        Arena.sent += 1
+        Comparison.sent += 1
         refusal = None
         try:
             getattr(self.oracle, name)(*(() if index is None else (index,)), *arguments)
-        except No as no:
+        except Refusal as no:
             refusal = str(no)
         assert outcome.error == refusal, (
             f"{name}: the program says {outcome.error}, the oracle {refusal}"
@@ -319,16 +321,16 @@ class Arena:
 
     def _dice(self, run: Any) -> None:
         """Tells the oracle the seed of a round that began."""
-        if self.oracle.laps and self.oracle.lap.seed is None:
+        if self.oracle.rounds and self.oracle.round.seed is None:
             seed = int(run["rounds"][int(run["head"])]["seed"])
             assert seed not in self.seeds, "no two rounds have one seed"
             self.seeds.add(seed)
-            self.oracle.lap.seed = seed
+            self.oracle.round.seed = seed
 
     def _run(self) -> tuple[Any, ...]:
         us = self.oracle
         known = self.oracle.known
-        lap = us.laps[-1] if us.laps else None
+        round = us.rounds[-1] if us.rounds else None
         now: tuple[Any, ...] = (
             us.state,
             us.since,
@@ -348,21 +350,21 @@ class Arena:
             known.data_index,
             known.lost,
         )
-        if lap is None:
+        if round is None:
             return now, model
-        attested = lap.voters if lap.attested is None else lap.attested
-        votes = max(len(lap.votes), lap.ready.bit_count())
-        redo = tuple((one.start, one.len) for one in lap.batch if one.start < lap.data_index)
-        header: tuple[Any, ...] = (lap.height, lap.step, lap.size, redo, lap.data_index)
+        attested = round.voters if round.attested is None else round.attested
+        votes = max(len(round.votes), round.ready.bit_count())
+        redo = tuple((one.start, one.len) for one in round.batch if one.start < round.data_index)
+        header: tuple[Any, ...] = (round.height, round.step, round.size, redo, round.data_index)
         header += (
-            lap.roster,
-            len(lap.members),
-            lap.elected,
+            round.roster,
+            len(round.members),
+            round.elected,
             votes,
-            lap.established + lap.trained_alone,
+            round.established + round.trained_alone,
             attested,
         )
-        before = us.laps[-2].attested if len(us.laps) > 1 else None
+        before = us.rounds[-2].attested if len(us.rounds) > 1 else None
         return now, model, header, before
 
     def _run_of(self, run: Any) -> tuple[Any, ...]:
@@ -385,28 +387,28 @@ class Arena:
         hashes = tuple(one.tobytes() for one in run["level_hashes"][:LEVELS])
         names = ("levels_attested", "attested_step", "attested_data_index", "levels_lost")
         model = (int(run["model_source"]), hashes, *(int(run[name]) for name in names))
-        if not self.oracle.laps:
+        if not self.oracle.rounds:
             return now, model
         head = int(run["head"])
-        lap = run["rounds"][head]
-        pairs = zip(lap["redo_index"].tolist(), lap["redo"].tolist(), strict=True)
+        round = run["rounds"][head]
+        pairs = zip(round["redo_index"].tolist(), round["redo"].tolist(), strict=True)
         redo = tuple((start, length) for start, length in pairs if length)
         header: tuple[Any, ...] = (
-            int(lap["height"]),
-            int(lap["step"]),
-            int(lap["batch"]),
+            int(round["height"]),
+            int(round["step"]),
+            int(round["batch"]),
             redo,
-            int(lap["data_index"]),
+            int(round["data_index"]),
         )
         header += (
-            _mask(lap["roster"]),
-            int(lap["clients"]),
-            int(lap["elected"]),
-            int(lap["attestations"]),
+            _mask(round["roster"]),
+            int(round["clients"]),
+            int(round["elected"]),
+            int(round["attestations"]),
         )
-        header += (int(lap["established"]),)
-        before = _mask(run["rounds"][head - 1]["attested"]) if len(self.oracle.laps) > 1 else None
-        return now, model, (*header, _mask(lap["attested"])), before
+        header += (int(round["established"]),)
+        before = _mask(run["rounds"][head - 1]["attested"]) if len(self.oracle.rounds) > 1 else None
+        return now, model, (*header, _mask(round["attested"])), before
 
     def _members(self) -> list[tuple[int, ...]]:
         names = [
@@ -463,7 +465,7 @@ class Arena:
             )
         return *(bitmap.contains(one, number) for one in said), shown
 
-    def _memberships_of(self) -> dict[int, Held]:
+    def _memberships_of(self) -> dict[int, OracleMembership]:
         """What is written down of each wallet, and that the lamports of it are there."""
         found = {}
         rent = _rent()
@@ -502,7 +504,7 @@ class Arena:
 
 
 @lru_cache(4 * WALLETS)  # an account stays as it is through most transactions
-def _held(index: int, data: bytes) -> Held:
+def _held(index: int, data: bytes) -> OracleMembership:
     """What the membership of a wallet says."""
     one = layout.coordinator_account("Membership").read(data)[0]
     bond = int(one["bond"])
@@ -512,7 +514,7 @@ def _held(index: int, data: bytes) -> Held:
         int(one[name]) for name in ("points", "slashed", "delivered", "due")
     )
     own = one["sponsor"].tobytes() == bytes(wallet(index))
-    return Held(
+    return OracleMembership(
         bond, forfeited, points, slashed, delivered, due, counted, int(one["ejections"]), own,
         bool(one["enrolled"]), bool(one["barred"]),
     )  # fmt: skip

@@ -133,7 +133,7 @@ def test_the_present_checkpoint_can_be_gone_back_to(run: Scenario) -> None:
     """A model that went wrong after the checkpoint, with an epoch that nobody kept."""
     epoch(run, 0)
     run.train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     run.owner("set_paused", True).ok()
     run.finish_rounds()
     run.world.advance(31)
@@ -172,7 +172,7 @@ def test_what_waits_to_be_done_again_is_not_in_a_checkpoint(run: Scenario) -> No
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
         # the third one's shares wait
-        run.everyone_witnesses(participation=judged.roster & 0b011 if judged else 0)
+        run.witness_round(participation=judged.roster & 0b011 if judged else 0)
     waiting = min(one.start for one in run.backlog)
     for index in range(2):
         run.attest(index, hashes(0)).ok()

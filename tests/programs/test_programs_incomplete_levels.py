@@ -12,7 +12,7 @@ from aftermath.chain import views
 from aftermath.rules import bitmap, conviction
 from aftermath.rules.state import MemberState
 from programs.harness import World
-from programs.holding import LIARS, TIERS, begin, established, one_round
+from programs.level_holders import LIARS, TIERS, begin, established, one_round
 from programs.scenario import Scenario
 
 LONG = 4 * conviction.OFTEN

@@ -224,7 +224,7 @@ def test_older_model_becomes_the_runs_once_a_quorum_trained_it(world: World) -> 
     strangers_begin(run)
     run.world.advance(31)
     run.tick(10).ok()
-    run.everyone_witnesses()
+    run.witness_round()
     run.finish_rounds()
     run.world.advance(31)
     run.tick(10).ok()
@@ -242,7 +242,7 @@ def test_one_newcomers_results_continue_a_lost_model(world: World) -> None:
     run.world.advance(31)
     run.tick(10).ok()
     while run.run.state.training:
-        run.everyone_witnesses(participation=1 << run.seat_of(10) if run.run.current.height else 0)
+        run.witness_round(participation=1 << run.seat_of(10) if run.run.current.height else 0)
     for index in STRANGERS[1:]:
         run.attest(index, HASHES).refused("NotElected")
     run.attest(10, NEWER).ok()
@@ -321,7 +321,7 @@ def test_epoch_whose_judge_leaves_stands_if_it_judged(
     run.world.advance(31)
     run.tick(10).ok()
     for _ in range(rounds):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(HONEST[0], "leave_run").ok()
     run.finish_rounds()
     run.world.advance(31)

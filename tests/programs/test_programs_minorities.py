@@ -9,7 +9,7 @@ import pytest
 from aftermath.rules import bitmap, committee
 from aftermath.rules.state import ExitReason
 from programs.harness import World
-from programs.holding import end, established, one_round
+from programs.level_holders import end, established, one_round
 from programs.scenario import Scenario
 
 FIVE = (0, 0, 1, 1, 2)
