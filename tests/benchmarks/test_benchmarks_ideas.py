@@ -204,7 +204,7 @@ def test_a_vote_of_weight_two_counts_twice() -> None:
     assert all(torch.equal(own, expected) for own, expected in zip(found, counted, strict=True))
 
 
-def test_a_product_of_narrow_matrices_is_nearer_the_wider_they_are() -> None:
+def test_low_rank_approximation_improves_with_the_rank() -> None:
     blocks = torch.randn(5, 24, 16, generator=torch.Generator().manual_seed(7))
     left = [
         float((blocks - ideas._of_rank(blocks, rank, 2)).norm() / blocks.norm())
@@ -237,7 +237,7 @@ def test_a_small_member_learns_its_part_of_the_whole_gradient(place: Path) -> No
     assert all(torch.equal(whole.params[name], tensor) for name, tensor in before.items())
 
 
-def test_a_large_member_learns_as_a_small_one_what_that_one_would(place: Path) -> None:
+def test_large_member_as_smaller_has_the_smaller_ones_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with ideas.with_idea({"as_smaller": [2]}, said):
         trainer = course(place, **said)._begun.trainer

@@ -35,7 +35,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load("step")
 
 
-def test_the_plain_loop_has_the_loss_and_the_gradient_of_a_member(step: ModuleType) -> None:
+def test_plain_loop_has_loss_and_gradient_of_a_member(step: ModuleType) -> None:
     config = config_of(step.MODEL | {"num_hidden_layers": 2})
     weights = init_weights(config, 5)
     ours = config.build(0, weights)

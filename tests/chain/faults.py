@@ -80,10 +80,10 @@ async def proxy(target: int) -> AsyncIterator[Proxy]:
 
 
 class FaultyNode:
-    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after`
-    in place of that, again and again if it is to be sent `every` so many seconds.
+    """A websocket that confirms subscriptions, answers pings, and never notifies.
 
-    `confirmation` replaces parts of what it confirms with.
+    It sends `after` instead, once or every `every` seconds. `confirmation` replaces parts of its
+    confirmation.
     """
 
     def __init__(self, after: Sequence[str], every: float, confirmation: dict[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""Runs on the real programs over real sockets: creation, changes, listing, and how refusals read."""
+"""Runs on the real programs over real sockets: creation, changes, listing, and how
+refusals read.
+"""
 
 from __future__ import annotations
 

@@ -122,7 +122,9 @@ class Interrupted(Exception):
     pass
 
 
-async def test_an_interrupted_deployment_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
+async def test_interrupted_deployment_resumes_where_it_stopped(
+    place: Place, tmp_path: Path
+) -> None:
     key = Keypair()
     sender = sender_of(place)
     elf = AUTHORIZER_SO.read_bytes()

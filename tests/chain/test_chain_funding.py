@@ -54,10 +54,12 @@ async def drain(place: Place, wallet: Wallet) -> None:
     assert await balance(place.pool, wallet.pubkey) == await rent(place.pool, 0)
 
 
-async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_two(
+async def test_equal_transfers_of_two_processes_both_land(
     embedded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is paused, resumed and paused within a slot is paused."""
+    """Two processes send the same transfer with the same blockhash. For example, a run that is
+    paused, resumed and paused within a slot is paused.
+    """
     recent = await Sender(embedded.pool, embedded.wallet, errors={}).blockhash()
     taker = Pubkey.new_unique()
 
@@ -96,8 +98,8 @@ async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> 
         await member.leave()
 
 
-async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> None:
-    """A faucet gives only once for equal requests, so each sum holds what the wallet had."""
+async def test_airdrop_requests_never_repeat_a_sum() -> None:
+    """A faucet gives only once for equal requests, so each sum depends on the wallet's balance."""
     asked_for: list[int] = []
     held = 3 * FEE
 
@@ -134,7 +136,7 @@ async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Pl
     await Sender(place.pool, poor, errors={}).send(gifts)
 
 
-async def test_a_drained_wallet_elsewhere_reads_sum_balance_and_address(
+async def test_drained_wallet_error_names_sum_balance_and_address(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = await place.configured_run("elsewhere")

@@ -1,4 +1,4 @@
-"""Which outages a person is told of: few of many, and what was said last is so."""
+"""Tests of the outages that the log reports: few of many, and the last line is true."""
 
 from __future__ import annotations
 
@@ -47,9 +47,12 @@ def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, 
     assert not began or told, "the first is told at once"
 
 
-def test_an_endpoint_that_comes_and_goes_all_day_is_told_of_some_times_and_one_that_stays_away_is_told(
+def test_outage_log_limits_lines_of_a_flapping_endpoint(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """An endpoint that fails and recovers all day costs few lines. The last line about one that
+    stays away says so.
+    """
     unasked: Any = None
     nodes = Nodes([Node(endpoint("http://127.0.0.1:1"), unasked)], "RPC endpoint")
     (node,) = nodes.all

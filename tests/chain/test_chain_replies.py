@@ -127,7 +127,7 @@ async def test_reader_that_fails_blames_reply() -> None:
 @pytest.mark.parametrize(
     "detail", [5, -1, True, None, [], {}, [[1]], {"Custom": "x"}, {"a": 1, "b": 2}, "x" * 10_000]
 )
-def test_a_refusal_that_is_none_of_the_clusters_is_still_a_sentence(detail: Any) -> None:
+def test_unknown_refusal_has_a_short_message(detail: Any) -> None:
     key = Keypair.from_seed(bytes(32)).pubkey()
     moved = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
     for error in ({"InstructionError": [0, detail]}, {"InstructionError": detail}, detail):
@@ -167,7 +167,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("encoding", BOMBS)
-async def test_no_more_of_a_compressed_reply_is_unpacked_than_may_be_read(
+async def test_compressed_reply_is_unpacked_only_up_to_the_limit(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_client, "MAX_REPLY", 1000)

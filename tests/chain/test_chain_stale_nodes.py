@@ -26,7 +26,9 @@ from chain.networks import Place
 def standing_still(
     place: Place, *methods: str, refuses: bool = True
 ) -> Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]:
-    """Answer these methods as at first; one that `refuses` has an error for a newer minContextSlot."""
+    """Answer these methods as at first; one that `refuses` has an error for a newer
+    minContextSlot.
+    """
     shown: dict[str, Any] = {}
 
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:

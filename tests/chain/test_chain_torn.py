@@ -185,16 +185,16 @@ async def test_torn_attestations_are_fetched_from_the_next_node(
                 await pool.genesis()
                 await asyncio.sleep(0.01)
 
-        beside = asyncio.ensure_future(others())
+        other_reads = asyncio.ensure_future(others())
         async with asyncio.timeout(10):
             assert len(await member.attestations(stored)) == 2
-        beside.cancel()
+        other_reads.cancel()
     assert read == [2]
 
 
 async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -> None:
-    """Also where a member reads the run anew before it acts, not only in its watch."""
-    await embedded.configured_run("anew")
+    """A member also asks again when it reads the run before it acts, not only in its watch."""
+    await embedded.configured_run("clock")
     torn = 3
 
     async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -208,7 +208,7 @@ async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -
         where = Endpoint(url, embedded.network.ws_url)
         async with (
             RpcPool([where]) as pool,
-            SolanaMember(pool, embedded.wallet, "anew", client_version="") as member,
+            SolanaMember(pool, embedded.wallet, "clock", client_version="") as member,
         ):
-            assert (await member.view(fresh=True)).run.run_id == "anew"
+            assert (await member.view(fresh=True)).run.run_id == "clock"
     assert not torn

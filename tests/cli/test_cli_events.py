@@ -281,7 +281,7 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_plot_of_a_training_beside_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
+def test_plot_of_a_training_with_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not a training of train-local" in refused["error"]

@@ -78,9 +78,7 @@ def test_a_checkpoint_without_what_it_needs_ends_with_1(material: Path, tmp_path
     assert invoke("generate", "--model", tmp_path / "none", *SAID).code == 1
 
 
-def test_generate_from_an_exported_tier_takes_the_tier_from_its_config(
-    material: Path, tmp_path: Path
-) -> None:
+def test_generate_takes_the_tier_of_an_exported_model(material: Path, tmp_path: Path) -> None:
     assert (
         invoke("model", "export", "--src", material / "model", "--tiers", 1, "--out", tmp_path).code
         == 0

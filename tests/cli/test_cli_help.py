@@ -128,7 +128,7 @@ for name in ("", *INDEX):
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_that_is_asked_for_first_is_that_which_the_parser_gives(flag: str) -> None:
+def test_quick_help_equals_the_parsers_help(flag: str) -> None:
     for name in ("tick", "model init", "train"):
         line = [*name.split(), flag]
         assert invoke(*line).out == invoke(*name.split(), "--json", flag).out

@@ -34,7 +34,7 @@ def dump(shell: Shell, run_id: str) -> Any:
     return invoke("json-dump-run", "--rpc", shell.rpc, "--run-id", run_id).out
 
 
-def test_it_tells_to_the_lamport_what_a_join_costs_and_what_comes_back(
+def test_join_dry_run_predicts_cost_and_refund_to_the_lamport(
     bonded: Shell, run_id: str, tmp_path: Path
 ) -> None:
     before = lamports(bonded)

@@ -92,7 +92,7 @@ def test_an_owner_and_a_provider_go_by_their_pages(
         else:
             called(line)
     for line in lines("provider", "Stay"):
-        if "--follow" not in line:  # which goes on
+        if "--follow" not in line:  # which does not end
             called(line)
     for line in lines("owner", "The end"):
         called(line)

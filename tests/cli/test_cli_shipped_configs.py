@@ -70,7 +70,7 @@ def shape(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_is_made_for_it_can_be(shipped: Path) -> None:
-    """The options beside a config are those of the commands that make its files."""
+    """The options next to a config are those of the commands that make its files."""
     for table, options in recipe_of(shipped).items():
         words, option = COMMANDS[table]
         load(words).make_context(words, [option, "somewhere", *flags(options)])

@@ -1,4 +1,4 @@
-"""`show-run` and `watch`: where a run stands on a real network, once and as it goes on."""
+"""`show-run` and `watch`: the state of a run on a real network, once and while it changes."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ RUN = run_addresses(PROGRAM, "demo").run
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    """As many real ones as unreal ones: a signature that was changed is never accepted for a key."""
+    """Return real and changed signatures, half of each. A changed signature is never valid for a
+    key.
+    """
     real = answer(CHALLENGE, ME, PEER)
 
     def decode(data: bytes) -> object:

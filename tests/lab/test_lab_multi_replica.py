@@ -156,10 +156,10 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     ],
     ids=str,
 )
-def test_members_with_inner_steps_have_equal_levels_after_every_step(
+def test_inner_step_members_have_equal_levels_after_each_step(
     changed: dict[str, Any], overlap: int
 ) -> None:
-    """Of unequal tiers and shares; one result in five is not accepted."""
+    """The members have unequal tiers and shares, and one result in five is not accepted."""
     schema = Schema(
         SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, **changed)
     )

@@ -107,9 +107,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "arm", ["adamw", "distro", "muon", "at once", "sparseloco", "inner muon, late"]
 )
-def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(
-    place: Path, arm: str
-) -> None:
+def test_loss_falls_on_training_and_held_out_text(place: Path, arm: str) -> None:
     events = train(place, **ARMS[arm], steps=24, eval_every=8, lr=0.01)
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0] - 0.1

@@ -311,8 +311,8 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, overlap: int) -> None:
-    """Its slow line keeps it from serving the level, and the witnesses attest without its
-    results.
+    """The slow line of the only holder keeps it from serving the level. The witnesses attest
+    without its results.
     """
 
     async def story(sim: SimulatedRun) -> None:

@@ -44,7 +44,7 @@ def test_missing_model_in_files_toml_names_run_files(copied: Path) -> None:
     assert told.found[0].line > 1
 
 
-def test_one_that_nothing_describes_or_whose_place_is_taken_is_not(copied: Path) -> None:
+def test_model_without_recipe_or_free_directory_is_refused(copied: Path) -> None:
     config = load_config(copied)
     Path("runs/demo/model").mkdir(parents=True)  # which would be left as it is
     assert refusal(config).fix == CORRECT

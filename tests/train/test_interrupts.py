@@ -108,7 +108,9 @@ async def test_saving_has_time_of_its_own_before_leaving(monkeypatch: pytest.Mon
 
 
 async def test_work_that_stays_is_ended_by_the_next_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first signal the work finds that it must stay, which takes longer than leaving may."""
+    """After the first signal the work finds that it must stay, which takes longer than
+    leaving may.
+    """
     monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.3)
     stays = asyncio.Event()
     ended = asyncio.Event()

@@ -1,5 +1,5 @@
-"""Which of a run's recorded places tells what its model is: the first that fits, and a bad one
-costs a warning.
+"""Tests of the recorded place that describes a run's model: the first that fits. A bad one costs a
+warning.
 """
 
 from __future__ import annotations

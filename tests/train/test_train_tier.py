@@ -84,7 +84,7 @@ def test_one_that_memory_refuses_after_all_gives_way_too() -> None:
     assert by(a_view(), PLENTY, {0: None})[0].tier == 1
 
 
-def test_where_none_is_fast_enough_it_is_the_smallest_and_that_is_said() -> None:
+def test_tier_choice_without_fast_enough_tier_is_the_smallest() -> None:
     last = SCHEMA.state.tiers - 1
     choice, measured = by(a_view(), PLENTY, dict.fromkeys(range(last + 1), SLOW))
     assert (choice.tier, measured) == (last, list(range(last + 1)))
@@ -109,7 +109,7 @@ def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
 
 
-def test_named_tier_that_memory_does_not_hold_is_refused_with_one_that_fits(
+def test_named_tier_beyond_memory_is_refused_with_one_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = needed()
