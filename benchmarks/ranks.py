@@ -44,7 +44,9 @@ from aftermath.rules.sparseloco import InnerOptimizerName as Kind
 from step import MODEL, RATE, Spent
 
 KINDS: tuple[Kind, ...] = ("adamw", "muon")
-STEPS, SEQUENCES, TOKENS = 4, 4, 64
+STEPS = 4
+SEQUENCES = 4
+TOKENS = 64
 SIZES = MODEL | {"num_hidden_layers": 4}
 CPU = torch.device("cpu")
 MEASURED = ("steps", "first_cpu", "share")
@@ -76,7 +78,8 @@ class Member:
         """Train one, and note what it took."""
         draws = torch.Generator().manual_seed(number)
         share = torch.randint(0, 260, (SEQUENCES, TOKENS), generator=draws)
-        plain, took = self.inner.step, list[tuple[float, float]]()
+        plain = self.inner.step
+        took = list[tuple[float, float]]()
 
         def timed(lr: float, factors: Sequence[float]) -> None:
             began = time.perf_counter(), time.process_time()

@@ -31,7 +31,8 @@ from aftermath.cli.script import ScriptParser, run, whole_number
 from aftermath.coordinator.errors import Unavailable
 
 VARIABLE = "WALLET_PRIVATE_KEY_PATH"
-ANSWER_SECONDS, ARRIVE_SECONDS = 10.0, 60.0
+ANSWER_SECONDS = 10.0
+ARRIVE_SECONDS = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -159,7 +159,8 @@ async def test_end_of_run_that_no_node_denies_is_believed(
 async def test_finish_confirmed_later_by_second_node_is_believed(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = Switch(finished), Switch(finished)
+    first = Switch(finished)
+    second = Switch(finished)
     async with watched(embedded, first, second) as (_, _, watcher):
         first.on = True
         asyncio.get_running_loop().call_later(0.8, setattr, second, "on", True)

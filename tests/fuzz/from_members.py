@@ -47,14 +47,17 @@ from aftermath.server.state_file import StateFile
 from config.config_cases import SEED
 from fuzz.decoder import Decode, Decoder, now, through_file
 
-ME, PEER = Keypair.from_seed(bytes([1]) * 32), Keypair.from_seed(bytes([2]) * 32)
+ME = Keypair.from_seed(bytes([1]) * 32)
+PEER = Keypair.from_seed(bytes([2]) * 32)
 CHALLENGE = Challenge("demo", str(Hash.default()), "ab" * 32)
 HERE = Whereabouts(("192.0.2.1:7", "[2001:db8::1]:8"), "https://relay.example")
 RUN = run_addresses(PROGRAM, "demo").run
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    """As many real ones as unreal ones: a signature that was changed is never accepted for a key."""
+    """Return real and changed signatures, half of each. A changed signature is never valid for a
+    key.
+    """
     real = sign_answer(CHALLENGE, ME, PEER)
 
     def decode(data: bytes) -> object:

@@ -198,8 +198,8 @@ def share(count: int, round_: int = 0) -> Tensor:
 
 
 def any_weights(config: ModelConfig, tier: int) -> dict[str, Tensor]:
-    """Of a network that has learnt: none of them is 0 or 1, as scalars, norms and biases are in the
-    beginning.
+    """Return weights as of a trained network. Unlike initial scalars, norms and biases, none of
+    them is 0 or 1.
     """
     draws = torch.Generator().manual_seed(1)
     initial = init_weights(config, 0, tier)
@@ -218,8 +218,8 @@ def two(
     *,
     recompute: bool = False,
 ) -> tuple[Replica, LedReplica]:
-    """The same replica twice: trained by this process on its device, and by all ranks, as it is in
-    host memory.
+    """Return a replica trained by this process on its device, and the same one trained by all
+    ranks, as in host memory.
     """
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
@@ -372,7 +372,8 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
     one rank's.
     """
     state = alone.optimizer.state()
-    read, found = threading.Event(), list[bytes]()
+    read = threading.Event()
+    found = list[bytes]()
 
     class Waiting(threading.Event):
         def is_set(self) -> bool:

@@ -65,14 +65,15 @@ def test_rounds_of_other_models_are_those_of_one_rank(ranks: Ranks, model: str, 
         ("adamw", "not finite", False),
     ],
 )
-def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
+def test_share_that_fails_between_steps_leaves_moments_unchanged(
     ranks: Ranks, inner: str, why: str, first: bool
 ) -> None:
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     if not first:
         for replica in (alone, led):
             learnt(replica, 0)
-    before, count = bits(alone.optimizer.state()), 0
+    before = bits(alone.optimizer.state())
+    count = 0
 
     def backward(part: Tensor) -> float:
         nonlocal count
@@ -97,10 +98,16 @@ def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
 def test_for_a_step_the_first_rank_sends_its_order_alone(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have its weights and gradients from the pass, and send back what is theirs, once."""
+    """The others have its weights and gradients from the pass, and send back what is
+    theirs, once.
+    """
     _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
-    dealt, posted, expected = dealt_inner(led), list[Tensor](), list[Tensor]()
-    step, send, expect = dealt.step, ranks.send, ranks.expect
+    dealt = dealt_inner(led)
+    posted = list[Tensor]()
+    expected = list[Tensor]()
+    step = dealt.step
+    send = ranks.send
+    expect = ranks.expect
 
     def sending(tensor: Tensor, rank: int) -> None:
         posted.append(tensor)
@@ -125,10 +132,8 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(
-    ranks: Ranks, inner: str
-) -> None:
-    """The file of a member's own state is the same for every writer."""
+def test_saved_moments_continue_on_other_ranks(ranks: Ranks, inner: str) -> None:
+    """The file of a member's private state is the same for every writer."""
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     for number in range(2):
         for replica in (alone, led):
@@ -265,7 +270,7 @@ SHAPES = st.dictionaries(
 
 
 @given(SHAPES, st.booleans(), st.integers(1, 9))
-def test_every_tensor_is_dealt_once_and_no_rank_has_more_than_a_tensor_too_much(
+def test_tensors_are_dealt_once_and_evenly_to_within_one(
     shapes: dict[str, tuple[int, ...]], orthogonal: bool, ranks: int
 ) -> None:
     dealt = deal(shapes, orthogonal, ranks)
@@ -284,8 +289,8 @@ def test_every_tensor_is_dealt_once_and_no_rank_has_more_than_a_tensor_too_much(
         assert max(numbers) - min(numbers) <= max(map(prod, shapes.values()), default=0)
 
 
-def test_a_matrix_weighs_as_much_as_it_costs_to_make_it_orthogonal() -> None:
-    """A long one has twice the numbers of a square one, and is half the work."""
+def test_matrix_weight_is_its_orthogonalization_cost() -> None:
+    """A long matrix has twice the elements of a square one, and half the cost."""
     shapes = {"model.layers.0.long.weight": (2, 64)} | {
         f"model.layers.{n}.square.weight": (8, 8) for n in range(3)
     }

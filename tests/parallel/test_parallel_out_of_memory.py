@@ -63,7 +63,7 @@ def same(alone: Replica, led: LedReplica, count: int) -> None:
         pytest.param(FOUR, "named", marks=pytest.mark.nightly),
     ],
 )
-def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
+def test_out_of_memory_halves_all_passes_and_keeps_the_bits(
     processes: Launched, ranks: Ranks, model: str
 ) -> None:
     alone, led = two(ranks, model, 0, MICRO)
@@ -97,10 +97,10 @@ def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks
 
 
 @pytest.mark.slow
-def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_there(
+def test_sequence_beyond_memory_is_refused_and_ranks_continue(
     processes: Launched, ranks: Ranks
 ) -> None:
-    """Its gradients are as they were, and the next share is trained as ever."""
+    """The gradients are cleared, and the next share is trained as before."""
     alone, led = two(ranks, "named", 0, MICRO)
     gradients(led, share(1))
     led._pass_size.shrink = lambda: False  # type: ignore[method-assign]  # as with one sequence and layers computed twice

@@ -67,9 +67,10 @@ def test_payloads_of_other_formats_are_one_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["signs", "digits"])
-def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has_it(
+def test_large_state_has_one_root_and_blocks_of_all_ranks(
     ranks: Ranks, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each block is read from the rank that holds it."""
     monkeypatch.setitem(MODELS, "wide", WIDE)
     monkeypatch.setattr(stateshare, "COPIES", 1000)
     alone, led = two(ranks, "wide", 0, 1, SETTINGS[kind])
@@ -77,7 +78,8 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
         learnt(replica, 0)
     tree = led.optimizer.tree()
     assert tree.root == alone.optimizer.tree().root
-    kept, state = stateshare.kept_of(led.optimizer, tree), alone.optimizer.state()
+    kept = stateshare.kept_of(led.optimizer, tree)
+    state = alone.optimizer.state()
     assert kept.copies is None
     assert kept.outline == outline({name: tensor.nbytes for name, tensor in state.items()})
     assert kept.outline.count == len(tree) > len(state)
@@ -89,7 +91,9 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
 def test_a_part_that_is_on_a_gpu_gives_the_same(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone."""
+    """With Muon, whose steps are the same operations there; torch's fused AdamW is the
+    CPU's alone.
+    """
     settings = replace(SPARSE, inner_optimizer="muon")
     alone, _ = two(ranks, "llama", 0, 1, settings)
     with gpu_at_hand() as gpu:
@@ -141,7 +145,7 @@ def test_forgotten_state_is_not_read_and_ranks_continue(ranks: Ranks, kind: str)
 
 
 @pytest.mark.slow
-def test_a_block_that_is_asked_for_while_all_is_forgotten_is_not_read(ranks: Ranks) -> None:
+def test_block_request_during_a_reset_reads_nothing(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, DIGITS)
     learnt(led, 0)
     sizes = {name: size for name, size in led.optimizer.sizes().items() if "residual" not in name}
