@@ -99,5 +99,6 @@ NO_SPEC: Mapping[str, Any] = {
     "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),
     "optimizer": Optimizer(**_zeros(Optimizer) | _OF_NO_KIND),
     "spec_hash": bytes(32),
+    "spec_error": "",
 }
-"""The same fields, and the hash, of a run that has no training spec."""
+"""The same fields, the hash and the error of a run that has no training spec."""

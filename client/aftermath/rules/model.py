@@ -154,6 +154,7 @@ class Model:
 
     The two per-level tuples have `tiers` entries. `spec_hash` is the SHA-256 of the training spec,
     from which architecture, data type and location, schedule and optimizer are; zero without one.
+    These fields mean nothing if `spec_error` says why this client cannot read the spec.
     """
 
     metadata: Metadata
@@ -174,6 +175,7 @@ class Model:
     spec_hash: bytes
     tiers: int
     tier_widths: tuple[int, ...]
+    spec_error: str = ""
 
     @property
     def configured(self) -> bool:
