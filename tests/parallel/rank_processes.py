@@ -26,7 +26,7 @@ from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched, launched
-from aftermath.parallel.leader import Lead, LedReplica
+from aftermath.parallel.leader import Leader, MultiDeviceReplica
 from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize
@@ -217,7 +217,7 @@ def two(
     settings: Settings = DISTRO,
     *,
     recompute: bool = False,
-) -> tuple[Replica, LedReplica]:
+) -> tuple[Replica, MultiDeviceReplica]:
     """Return a replica trained by this process on its device, and the same one trained by all
     ranks, as in host memory.
     """
@@ -234,8 +234,8 @@ def two(
         device=ranks.device,
         **given,
     )
-    lead = Lead(ranks, config, tier, size)
-    return alone, LedReplica(
+    lead = Leader(ranks, config, tier, size)
+    return alone, MultiDeviceReplica(
         lead, schema, config, tier, weights, device=torch.device("cpu"), **given
     )
 
@@ -244,7 +244,7 @@ def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
     """How many parameters a tier has, and how many of them the first rank holds."""
     config = config_of(MODELS[model])
     whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
-    return whole, Lead(ranks, config, tier, PassSize(1, "off")).held
+    return whole, Leader(ranks, config, tier, PassSize(1, "off")).held
 
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:
@@ -269,7 +269,7 @@ def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
-def dealt_inner(led: Replica) -> ShardedInner:
+def sharded_inner(led: Replica) -> ShardedInner:
     """The inner optimizer of a replica whose ranks hold its moments."""
     step = led.optimizer._step
     assert isinstance(step, InnerSteps)

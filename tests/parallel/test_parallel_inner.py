@@ -21,8 +21,8 @@ from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of
 from aftermath.optim.schema import build_schema
-from aftermath.parallel.group import Arrived, Ranks
-from aftermath.parallel.moment_split import deal, moments_of
+from aftermath.parallel.group import Wait, Ranks
+from aftermath.parallel.moment_split import moments_of, split_moments
 from aftermath.replica.replica import Cancelled
 from parallel.rank_processes import (
     MODELS,
@@ -31,10 +31,10 @@ from parallel.rank_processes import (
     apply,
     bits,
     block_is_read_meanwhile,
-    dealt_inner,
     inner_settings,
     learnt,
     same_inner_rounds,
+    sharded_inner,
     share,
     two,
 )
@@ -102,10 +102,10 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
     theirs, once.
     """
     _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
-    dealt = dealt_inner(led)
+    sharded = sharded_inner(led)
     posted = list[Tensor]()
     expected = list[Tensor]()
-    step = dealt.step
+    step = sharded.step
     send = ranks.send
     expect = ranks.expect
 
@@ -113,7 +113,7 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
         posted.append(tensor)
         send(tensor, rank)
 
-    def expecting(into: Tensor, rank: int) -> Arrived:
+    def expecting(into: Tensor, rank: int) -> Wait:
         expected.append(into)
         return expect(into, rank)
 
@@ -123,10 +123,10 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
             meanwhile.setattr(ranks, "expect", expecting)
             step(lr, factors)
 
-    monkeypatch.setattr(dealt, "step", watched)
+    monkeypatch.setattr(sharded, "step", watched)
     learnt(led, 0)
     assert not posted
-    others = [led.params[name].data_ptr() for own in dealt._plan.dealt[1:] for name in own]
+    others = [led.params[name].data_ptr() for own in sharded._plan.owned[1:] for name in own]
     assert [into.data_ptr() for into in expected] == others * 3, "in place, in each of three steps"
 
 
@@ -159,7 +159,7 @@ def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> 
     _, led = two(ranks, "llama", 1, 1, inner_settings(inner))
     learnt(led, 0)
     before = led.optimizer.state()
-    of_another_rank = tuple(dealt_inner(led)._plan.dealt[1])
+    of_another_rank = tuple(sharded_inner(led)._plan.owned[1])
     first, second, *_, last = [
         n for n in before if n.startswith("private.") and n.endswith(of_another_rank)
     ]
@@ -214,7 +214,7 @@ def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
         learnt(replica, 0)
     state = alone.optimizer.state()
     name = "private.momentum/" + next(
-        name for name in dealt_inner(led)._plan.dealt[1] if "proj" in name
+        name for name in sharded_inner(led)._plan.owned[1] if "proj" in name
     )
     place = BlockSpan(name, 0, state[name].nbytes)
     block_is_read_meanwhile(alone, led, place, 6)
@@ -229,7 +229,7 @@ def test_a_rank_holds_its_part_of_the_moments_alone(
     _, led = two(ranks, "wide", 0, 1, inner_settings(inner))
     learnt(led, 0)
     whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
-    held = dealt_inner(led)._shard
+    held = sharded_inner(led)._shard
     first = sum(tensor.nbytes for tensor in held.moments().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.1)
     assert not held._before, "the copies of a share that is trained are dropped"
@@ -273,19 +273,19 @@ SHAPES = st.dictionaries(
 def test_tensors_are_dealt_once_and_evenly_to_within_one(
     shapes: dict[str, tuple[int, ...]], orthogonal: bool, ranks: int
 ) -> None:
-    dealt = deal(shapes, orthogonal, ranks)
-    assert sorted(name for own in dealt for name in own) == sorted(shapes)
-    assert dealt == deal(dict(reversed(shapes.items())), orthogonal, ranks), (
+    owned = split_moments(shapes, orthogonal, ranks)
+    assert sorted(name for own in owned for name in own) == sorted(shapes)
+    assert owned == split_moments(dict(reversed(shapes.items())), orthogonal, ranks), (
         "in whatever order they come"
     )
     hidden = {
         name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)
     }
     work = {name: prod(shapes[name]) * min(shapes[name][-2:]) for name in hidden}
-    each = [sum(work[name] for name in own if name in hidden) for own in dealt]
+    each = [sum(work[name] for name in own if name in hidden) for own in owned]
     assert max(each) - min(each) <= max(work.values(), default=0)
     if not hidden:
-        numbers = [sum(prod(shapes[name]) for name in own) for own in dealt]
+        numbers = [sum(prod(shapes[name]) for name in own) for own in owned]
         assert max(numbers) - min(numbers) <= max(map(prod, shapes.values()), default=0)
 
 
@@ -295,7 +295,7 @@ def test_matrix_weight_is_its_orthogonalization_cost() -> None:
         f"model.layers.{n}.square.weight": (8, 8) for n in range(3)
     }
     long, *square = shapes
-    assert deal(shapes, True, 2) == [[square[0], square[2]], [square[1], long]]
+    assert split_moments(shapes, True, 2) == [[square[0], square[2]], [square[1], long]]
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])

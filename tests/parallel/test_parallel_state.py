@@ -20,9 +20,9 @@ from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BlockSpan, block_of, outline, tree_of
 from aftermath.optim.remembered import state_sizes
 from aftermath.optim.schema import build_schema
-from aftermath.parallel.feedback_split import dealt
+from aftermath.parallel.feedback_split import split_blocks
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.leader import LedReplica
+from aftermath.parallel.leader import MultiDeviceReplica
 from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.replica import stateshare
 from parallel.rank_processes import (
@@ -36,9 +36,9 @@ from parallel.rank_processes import (
     WIDE,
     bits,
     block_is_read_meanwhile,
-    dealt_inner,
     learnt,
     same_results,
+    sharded_inner,
     share,
     two,
 )
@@ -106,7 +106,7 @@ def test_a_part_that_is_on_a_gpu_gives_the_same(
         assert isinstance(led.optimizer._result, ShardedFeedback)
         held = led.optimizer._result._shard._feedback.remembered().values()
         assert {tensor.device for tensor in held} == {gpu}
-        of_moments = dealt_inner(led)._shard.moments()
+        of_moments = sharded_inner(led)._shard.moments()
         assert {tensor.device for tensor in of_moments.values() if tensor.dim()} == {gpu}
         tree = led.optimizer.tree()
         state = led.optimizer.state()
@@ -239,7 +239,7 @@ def test_a_rank_holds_its_part_of_the_state_alone(
     alone, led = two(ranks, "wide", 0, 1, SIGNS)
     for replica in (alone, led):
         learnt(replica, 0)
-    assert isinstance(led, LedReplica)
+    assert isinstance(led, MultiDeviceReplica)
     held = led.optimizer._result
     assert isinstance(held, ShardedFeedback)
     whole = sum(alone.optimizer.sizes().values())
@@ -252,7 +252,7 @@ def test_a_rank_holds_its_part_of_the_state_alone(
 def test_every_block_is_held_once_and_ranks_hold_about_as_much(model: str, kind: str) -> None:
     schema = build_schema(config_of(MODELS[model]).to_hf(), 3, SETTINGS[kind])
     for tier, count in itertools.product(range(3), (1, 3, 64)):
-        held = dealt(schema.results, tier, count)
+        held = split_blocks(schema.results, tier, count)
         layouts = {
             level: level_layout(schema.results, level)
             for level in range(tier, schema.results.levels)
