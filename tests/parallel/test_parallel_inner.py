@@ -107,7 +107,7 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
     expected = list[Tensor]()
     step = sharded.step
     send = ranks.send
-    expect = ranks.expect
+    irecv = ranks.irecv
 
     def sending(tensor: Tensor, rank: int) -> None:
         posted.append(tensor)
@@ -115,12 +115,12 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
 
     def expecting(into: Tensor, rank: int) -> Wait:
         expected.append(into)
-        return expect(into, rank)
+        return irecv(into, rank)
 
     def watched(lr: float, factors: Sequence[float]) -> None:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(ranks, "send", sending)
-            meanwhile.setattr(ranks, "expect", expecting)
+            meanwhile.setattr(ranks, "irecv", expecting)
             step(lr, factors)
 
     monkeypatch.setattr(sharded, "step", watched)
