@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.member.stake import SAVE_SECONDS
 from aftermath.rules.state import RunState
 from aftermath.sim.simulation import SimulatedRun, play
 from member.disk import Disk
@@ -111,3 +112,26 @@ def test_stopped_member_with_a_full_disk_stays_and_retries(
         assert len(player.saw("warning")) == 1
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
+
+
+def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        player, *others = [sim.add(tier) for tier in (0, 1, 1)]
+        await sim.until(lambda run: len(player.saw("trained")) == 2)
+        for other in others:
+            sim.network.cut(player.id, other.id)
+        await sim.until_round(3)  # in which this member applies the results of round 1
+        await asyncio.sleep(4)
+        began = sim.now
+        await sim.stop(player)
+        assert sim.now - began < SAVE_SECONDS
+        assert len(player.saw("applied")) == 1
+        (stopped,) = player.saw("stopped")
+        assert stopped["step"] == 1
+        place = Path(stopped["path"])
+        assert place.name == "sim-step1"
+        assert not list(place.parent.glob("*unfinished*")), "no mark to continue from it"
+        warnings = [event["message"] for event in player.saw("warning")]
+        assert any("could not be had" in one and "saves step 1" in one for one in warnings)
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 3})

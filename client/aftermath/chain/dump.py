@@ -8,13 +8,14 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from solders.pubkey import Pubkey
 
+from aftermath.config.read import NO_SPEC
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model, Optimizer
@@ -32,6 +33,8 @@ KEYS = {
 }
 BITMAPS = {"roster", "attested", "finishers"}
 MASKS = {"levels_attested", "levels_lost"}
+_OF_SPEC = {"spec_hash", "spec_error"}
+"""What a model says of a training spec itself."""
 
 
 def plain(value: object, name: str = "") -> Any:
@@ -39,8 +42,11 @@ def plain(value: object, name: str = "") -> Any:
     if isinstance(value, Optimizer):
         return {name: plain(getattr(value, name), name) for name in value.used}
     if is_dataclass(value) and not isinstance(value, type):
+        left_out = _unreadable(value)
         return {
-            field.name: plain(getattr(value, field.name), field.name) for field in fields(value)
+            field.name: plain(getattr(value, field.name), field.name)
+            for field in fields(value)
+            if field.name not in left_out
         }
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -53,6 +59,11 @@ def plain(value: object, name: str = "") -> Any:
     if name in BITMAPS | MASKS and isinstance(value, int):
         return list(seats(value))
     return value
+
+
+def _unreadable(value: object) -> Collection[str]:
+    """Return the fields that mean nothing: those from a training spec that was not read."""
+    return NO_SPEC.keys() - _OF_SPEC if isinstance(value, Model) and value.spec_error else ()
 
 
 def member(index: int, seat: Seat) -> dict[str, Any]:
