@@ -53,7 +53,9 @@ class Company:
     """One run on a network, its owner and its members."""
 
     def __init__(self, network: Network, xprocess: XProcess, place: Path) -> None:
-        self.network, self._xprocess, self.place = network, xprocess, place
+        self.network = network
+        self._xprocess = xprocess
+        self.place = place
         self.run_id = f"run-{next(_run_numbers)}"
         self.players: list[Player] = []
         self.starts_commands = False

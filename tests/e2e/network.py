@@ -33,7 +33,10 @@ class Network:
     def __init__(
         self, xprocess: XProcess, engine: str, place: Path, host: str = "127.0.0.1"
     ) -> None:
-        self._xprocess, self.engine, self._place, self._host = xprocess, engine, place, host
+        self._xprocess = xprocess
+        self.engine = engine
+        self._place = place
+        self._host = host
         self.process = self._start("0")
         found = re.search(r"rpc=(\S+) ws=(\S+)", self.process.output)
         assert found is not None, self.process.output

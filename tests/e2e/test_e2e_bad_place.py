@@ -88,7 +88,8 @@ PLACES = [
 def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(
     trained: Company, there: bool
 ) -> None:
-    newcomer, place = trained.player(1), trained.place / "bad"
+    newcomer = trained.player(1)
+    place = trained.place / "bad"
     if there:
         place.mkdir()
         config = json.loads((trained.place / "first-model" / "config.json").read_text())

@@ -37,8 +37,10 @@ class Machine:
     """
 
     def __init__(self, xprocess: XProcess, place: Path) -> None:
-        self._xprocess, self.place = xprocess, place
-        rpc, metrics = free_ports("127.0.0.1", 2), free_ports("127.0.0.1", 5)
+        self._xprocess = xprocess
+        self.place = place
+        rpc = free_ports("127.0.0.1", 2)
+        metrics = free_ports("127.0.0.1", 5)
         self._ports = {
             "8899": rpc,
             "8600": metrics,
@@ -95,7 +97,8 @@ def shorter(config: Path) -> None:
 def test_the_run_of_the_compose_file_is_trained_though_a_member_is_killed(
     xprocess: XProcess, tmp_path: Path
 ) -> None:
-    machine, them = Machine(xprocess, tmp_path), services()
+    machine = Machine(xprocess, tmp_path)
+    them = services()
     shorter(tmp_path / "config" / "demo" / "config.toml")
     localnet = machine.start(them["localnet"])
     until(lambda: machine.well(them["localnet"]), "the network is healthy", watched=localnet.check)

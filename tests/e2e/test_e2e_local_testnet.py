@@ -54,7 +54,8 @@ def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
 ) -> None:
     # two suffice, while the third is away
     rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 60}
-    config, place = material.config(tmp_path / "config", **rules), tmp_path / "testnet"
+    config = material.config(tmp_path / "config", **rules)
+    place = tmp_path / "testnet"
     words = [
         "--num-clients",
         3,
@@ -98,7 +99,8 @@ def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
 def test_on_a_server_from_a_servers_file_and_another_checkpoint(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    directory, place = tmp_path / "config", tmp_path / "testnet"
+    directory = tmp_path / "config"
+    place = tmp_path / "testnet"
     text = (
         material.but(model=tmp_path / "nowhere")
         .config(directory, **SHORT, total_steps=8)
@@ -126,10 +128,8 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
 def test_killed_clients_restart_and_end_with_the_testnet(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    config, place = (
-        material.config(tmp_path / "config", **SHORT, total_steps=5000),
-        tmp_path / "testnet",
-    )
+    config = material.config(tmp_path / "config", **SHORT, total_steps=5000)
+    place = tmp_path / "testnet"
     words = ["--num-clients", 2, "--backend", "centralized", "--hf-token", "hf_of_nobody"]
     testnet = start(xprocess, config, place, *words)
     told = diaries(place, 2)

@@ -112,7 +112,9 @@ def person(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator
 
 
 def at_network(person: Person, line: str) -> None:
-    """Start the network as told, on ports that nobody has, and let every further command find it."""
+    """Start the network as told, on ports that nobody has, and let every further command
+    find it.
+    """
     network = person.starts(f"{line} --port 0 --slot-ms 50", ready="localnet ready")
     found = re.search(r"rpc=(\S+) ws=(\S+)", network.output)
     assert found is not None, network.output

@@ -150,7 +150,9 @@ class AnotherShare(Lies):
 
 
 class Respelled(Lies):
-    """A right commitment, signed, whose levels are not in order, and one that names a level twice."""
+    """A right commitment, signed, whose levels are not in order, and one that names a
+    level twice.
+    """
 
     blamed_for = "canonical form"
 
@@ -343,7 +345,8 @@ class Copies(Lies):
         while said.height not in (self._keys if self.opened else self._theirs):
             self._news.clear()
             await self._news.wait()
-        theirs, levels = self._theirs[said.height], {}
+        theirs = self._theirs[said.height]
+        levels = {}
         for level, payload in theirs.levels.items():
             data = await me.transport.fetch(payload.blake3, payload.size, [theirs.sender], 5.0)
             if self.opened:

@@ -77,7 +77,9 @@ class Hostile:
     """One hostile member, which does what it does in one epoch."""
 
     def __init__(self, behaviours: list[Behaviour], epoch: int, secret: bytes) -> None:
-        self.behaviours, self.epoch, self.secret = behaviours, epoch, secret
+        self.behaviours = behaviours
+        self.epoch = epoch
+        self.secret = secret
         self.began: int | None = None
         """The height of the round in which it first did what it is hostile for."""
         self._deeds = 0
@@ -204,7 +206,8 @@ class Hostile:
 
     def forge(self, said: Commitment, change: Callable[[bytes], bytes]) -> Commitment:
         """The same commitment, to changed payloads, which are served, masked as its own are."""
-        key, levels = self.key(said), {}
+        key = self.key(said)
+        levels = {}
         for level, payload in said.levels.items():
             data = masked(change(masked(self.published[payload.blake3], key, level)), key, level)
             levels[level] = LevelPayload(self.publish(data), len(data))
@@ -241,7 +244,8 @@ class HostileTransport:
     """The real transport, except for what its member's behaviours change."""
 
     def __init__(self, me: Hostile, inner: IrohTransport) -> None:
-        self._me, self._inner = me, inner
+        self._me = me
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

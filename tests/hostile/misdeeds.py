@@ -281,7 +281,8 @@ class FloodsConnections(Behaviour):
     """Connects again and again under its own key, from another endpoint: up to 240 at a time."""
 
     async def meanwhile(self, me: Hostile) -> None:
-        endpoint, peers = await me.another_endpoint(), await me.connected()
+        endpoint = await me.another_endpoint()
+        peers = await me.connected()
         await asyncio.gather(
             *(self._connect(me, endpoint, peer) for peer in peers for _ in range(80))
         )

@@ -27,7 +27,8 @@ AT_LIMIT = 0.78
 """A round that lasts for this part of its time is one at its limit: witnesses wait no longer than
 nine tenths.
 """
-MOST_AT_LIMIT, MOST_AGAINST_CONTROL = 2, 1.5
+MOST_AT_LIMIT = 2
+MOST_AGAINST_CONTROL = 1.5
 DROPPED_WITHIN = 3
 """Rounds in which whose fault is provable has lost its place, from the one on in which it first did
 it.
@@ -144,9 +145,11 @@ class Watch:
 
     def see(self, run: Run, members: Members | None) -> None:
         """Note a state of the run; `members` where they have changed."""
-        epoch, before = self.epochs[run.epoch], self.epochs[run.epoch - 1]
+        epoch = self.epochs[run.epoch]
+        before = self.epochs[run.epoch - 1]
         if before.began and not before.ended:
-            before.ended, before.attested = self._cost(), run.levels_attested.bit_count()
+            before.ended = self._cost()
+            before.attested = run.levels_attested.bit_count()
         if run.state.active:
             epoch.began, epoch.levels = epoch.began or self._cost(), run.levels
             for header in run.rounds:
@@ -190,7 +193,8 @@ def rows_of(
     usual = median([seconds for epoch in controls for seconds in _seconds(honest, epoch)] or [0.0])
     rows = []
     for epoch, attacker in sorted(attackers.items()):
-        seen, took = watch.epochs[epoch], _seconds(honest, epoch) or [0.0]
+        seen = watch.epochs[epoch]
+        took = _seconds(honest, epoch) or [0.0]
         due = {i for header in seen.headers.values() for i in _batch(header)}
         seat = next((e["seat"] for e in attacker.player.diary.saw("joined")), None)
         both = seen.began.keys() & seen.ended.keys()
@@ -262,7 +266,8 @@ def _warmup(honest: Sequence[Player], epoch: int) -> float:
 
 def _said(player: Player, epoch: int) -> list[Event]:
     """What a member said about others in an epoch, from its warm-up on."""
-    found, inside = [], False
+    found = []
+    inside = False
     for event in player.diary.events:
         if event["kind"] == "state":
             inside = event["epoch"] == epoch and event["state"] != RunState.WAITING_FOR_MEMBERS.name

@@ -44,7 +44,8 @@ SHORT = (
 )
 """One attack of each class: bytes, equivocation, copying, votes, the shared model, the clock."""
 ROUNDS = 4
-LIMIT, WARMUP = 15, 20
+LIMIT = 15
+WARMUP = 20
 LOOK_EVERY_S = 0.1
 LEAVING_S = 20.0
 PATH = Path(__file__).parents[2] / "runs" / "hostile.json"
@@ -72,7 +73,8 @@ class Stage:
     def __init__(
         self, company: Company, material: Material, xprocess: XProcess, attacks: list[str]
     ) -> None:
-        self.company, self.epochs = company, 0
+        self.company = company
+        self.epochs = 0
         self.attackers: dict[int, Attacker] = {}
         self.newcomers: list[tuple[str, Player]] = []
         self._members_seq = -1
@@ -99,7 +101,8 @@ class Stage:
         """
         first = self.epochs
         self.epochs += epochs(name)
-        player, last = self.company.player(0), self.epochs - 1
+        player = self.company.player(0)
+        last = self.epochs - 1
         secret = identity_secret(self.company.run_id, load_wallet(player.key))
         self.attackers[last] = Attacker(
             name, player, short(bytes(Keypair.from_seed(secret).pubkey()))
