@@ -239,7 +239,7 @@ async def test_spec_that_one_node_denies_is_not_believed(embedded: Place, lie: F
         assert not (await client.snapshot(embedded.run_id))[1].spec_error
 
 
-async def test_unreadable_spec_at_start_is_not_believed_if_a_node_denies(embedded: Place) -> None:
+async def test_unreadable_spec_that_a_node_denies_is_not_believed(embedded: Place) -> None:
     async with watched(embedded, UNREADABLE, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         assert (await reader.view()).model.configured
