@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Give both programs new addresses in keys/, declare_id!, Anchor.toml and the pages, and build them.
+"""Give both programs new addresses in keys/, declare_id!, Anchor.toml and the pages, then build.
 
 Anyone can use the public keys in the repository. Keep the new keys private until you deploy.
 
