@@ -64,7 +64,6 @@ _ALTERNATIONS = 3
 
 
 # --- what is put in place
-#  -------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -341,7 +340,6 @@ def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
 
 
 # --- results of low rank
-#  --------------------------------------------------------------------------------------------
 
 
 def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
@@ -455,7 +453,6 @@ IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
 
 
 # --- trainings and figures
-#  ------------------------------------------------------------------------------------------
 
 
 def plain_of(one: Training) -> Training:

@@ -64,7 +64,6 @@ class Company:
         self.owner_key = create_wallet(self.owner).pubkey
 
     # --- the owner's commands
-    #  -----------------------------------------------------------------------------------
 
     def command(self, name: str, *words: str | Path, wallet: Path | None = None) -> Any:
         """Run a command with `--json` in this process; its document."""
@@ -79,7 +78,7 @@ class Company:
         self.command("update-config", "--run-id", self.run_id, "--config-path", config)
 
     def set_paused(self, word: str) -> None:
-        """As the owner types it, in a process of its own."""
+        """Pause or resume the run with the owner's command, in a process of its own."""
         line: list[str | Path] = [
             CONSOLE,
             "set-paused",
@@ -94,7 +93,6 @@ class Company:
         assert done.returncode == 0, done.stdout + done.stderr
 
     # --- members
-    #  ------------------------------------------------------------------------------------------------
 
     def player(self, tier: int) -> Player:
         """A new wallet."""
@@ -167,7 +165,6 @@ class Company:
         return three
 
     # --- looking
-    #  ------------------------------------------------------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -227,7 +224,6 @@ class Company:
                 process.check()
 
     # --- what must hold
-    #  -----------------------------------------------------------------------------------------
 
     def compare_replicas(self) -> int:
         """How many times two replicas were compared; fails if any two differed."""

@@ -64,7 +64,6 @@ class Network:
         return ["--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
     # --- faults
-    #  -------------------------------------------------------------------------------------------------
 
     def go_down(self) -> None:
         """The embedded network is killed with -9; the validator (which loses its last slots then)
@@ -84,7 +83,6 @@ class Network:
         until(lambda: healthy(self.rpc), "the network answers again")
 
     # --- reading
-    #  ------------------------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> Run:
         return self._read(run_addresses(PROGRAM, run_id).run, parse_run)

@@ -83,7 +83,7 @@ def test_permissioned_run_admits_delegates_only(company: Company, material: Mate
 def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(
     company: Company, material: Material
 ) -> None:
-    """And does not try to leave what is no longer there."""
+    """The member does not try to leave the closed run."""
     company.configure(material.config(company.place, init_min_clients=2))
     waiting = company.player(0)
     process = company.start(waiting)

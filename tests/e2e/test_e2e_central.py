@@ -69,7 +69,7 @@ def test_a_run_outlives_kill_9_of_its_server_and_of_a_member(
         central.disband()
 
 
-def test_members_on_networks_of_their_own_meet_through_the_server_over_tls(
+def test_members_on_separate_networks_meet_through_tls_server(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     if not possible():

@@ -49,7 +49,7 @@ def diaries(place: Path, count: int) -> dict[str, Diary]:
     return {name: Diary(place / "events" / name) for name in names}
 
 
-def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
+def test_embedded_run_of_three_tiers_survives_a_killed_member(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     # two suffice, while the third is away
@@ -159,7 +159,7 @@ def test_killed_clients_restart_and_end_with_the_testnet(
     assert psutil.wait_procs(descendants, 10)[1] == []
 
 
-def test_clients_that_end_with_an_error_are_told_of_and_stay_away(
+def test_clients_that_fail_are_reported_and_not_restarted(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     config = material.config(tmp_path / "config", **SHORT)

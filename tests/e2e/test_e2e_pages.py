@@ -36,7 +36,7 @@ SMALLER = {
     "global_batch_size_start": 32,
     "global_batch_size_end": 32,
 }
-"""Of the shipped recipe; in the test a quarter of each."""
+"""The values of the shipped recipe. The test uses a quarter of each."""
 
 
 def told(page: str, heading: str) -> Iterator[str]:

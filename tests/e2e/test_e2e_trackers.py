@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly
 
 
 def losses_of_wandb(place: Path) -> dict[str, list[Any]]:
-    """By wallet."""
+    """Return the losses by wallet."""
     found = {}
     for file in place.glob("wandb/offline-run-*/*.wandb"):
         about, rows = kept(file)

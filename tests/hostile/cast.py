@@ -1,11 +1,8 @@
-"""The process of all hostile members of a run: each comes for its epochs, and does there what it
-does.
+"""The process of all hostile members of a run. Each one joins for its epochs and attacks.
 
-python cast.py SCHEDULE a JSON list of {"attack", "first", "epoch", "settings"}, with the settings
-of `train`
+python cast.py SCHEDULE
 
-In addition to the schedule it writes deeds.json: how often each attack was made, and from which
-round of its epoch on.
+SCHEDULE is a JSON list of {"attack", "first", "epoch", "settings"}. It also writes deeds.json.
 """
 
 from __future__ import annotations

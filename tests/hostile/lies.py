@@ -55,7 +55,6 @@ class Lies(Behaviour):
 
 
 # --- results that are none
-#  ------------------------------------------------------------------------------------------
 
 
 class WrongHash(Lies):
@@ -210,7 +209,6 @@ class Silent(Lies):
 
 
 # --- results to some
-#  ------------------------------------------------------------------------------------------------
 
 
 class TwoResults(Lies):
@@ -310,7 +308,6 @@ class LateByLevel(Behaviour):
 
 
 # --- others' results
-#  --------------------------------------------------------------------------------------------------
 
 
 class Copies(Lies):
@@ -356,8 +353,8 @@ class Copies(Lies):
 
 
 class CopiesWhatIsOpened(Copies):
-    """The same once it is opened, under a seal of its own: nothing is wrong with it but that it
-    comes too late.
+    """Announce a copy after the reveal, with a seal of its own. It is valid except that it comes
+    too late.
     """
 
     opened = True

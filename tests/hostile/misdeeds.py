@@ -27,7 +27,6 @@ _encode = msgspec.msgpack.encode
 
 
 # --- duties
-#  ---------------------------------------------------------------------------------------------------------
 
 
 class NeverReady(Behaviour):
@@ -226,11 +225,10 @@ class Restarts(Behaviour):
 
 
 # --- floods
-#  ---------------------------------------------------------------------------------------------------------
 
 
 class FloodsAnnouncements(Behaviour):
-    """As many signed announcements as go through."""
+    """Send as many signed announcements as possible."""
 
     async def meanwhile(self, me: Hostile) -> None:
         number = 0
@@ -252,9 +250,7 @@ class FloodsAnnouncements(Behaviour):
 
 
 class FloodsStreams(Behaviour):
-    """As many requests for blobs that nobody has as go through, and much that nobody asked for
-    behind each.
-    """
+    """Request as many missing blobs as possible, with unrequested data after each request."""
 
     async def meanwhile(self, me: Hostile) -> None:
         await asyncio.gather(

@@ -37,7 +37,7 @@ it.
 
 @dataclass(frozen=True)
 class Attacker:
-    """Who does what, and the key by which its peers know it, shortened."""
+    """An attack, and the shortened key by which peers know its member."""
 
     attack: str
     player: Player
@@ -63,9 +63,7 @@ class Row:
     rounds_at_limit: int
     due: int
     trained: int
-    """Of the sequences that were due in this epoch, those that some honest member had applied by
-    the end of the run.
-    """
+    """The sequences due in this epoch that an honest member had applied by the end of the run."""
     rounds: int
     honest_applied: int
     """Rounds with data, and how many the honest member that applied fewest has applied."""
@@ -87,7 +85,7 @@ class Row:
     honest: int
     honest_dropped: int
     honest_megabytes: float
-    """By how much the memory of the honest member that grew most has grown."""
+    """The largest memory growth of an honest member."""
     honest_cpu_per_round: float
     honest_lines: int
     """Lines that the honest members wrote about peers: refusals, failures, warnings."""
@@ -162,7 +160,7 @@ class Watch:
                 epoch.dropped.setdefault(seat, run.current.height)
 
     def _cost(self) -> dict[str, tuple[float, float]]:
-        """Of each honest process: megabytes of memory, and seconds of CPU."""
+        """Return megabytes of memory and seconds of CPU of each honest process."""
         found = {}
         for player in self._honest:
             process = psutil.Process(player.process.pid)

@@ -1,10 +1,8 @@
-"""Runs of three honest members, and in every epoch one member that does its worst: what must hold
-all the same.
+"""Runs of three honest members with one hostile member in each epoch.
 
 `make hostile` prints the table and writes runs/hostile.json, and `make hostile
-ATTACKS="silence,early ticks"` has only these rows. Several runs share the attacks, at the same
-time, since a round that waits needs no processor. How long rounds take is written down and not
-judged.
+ATTACKS="silence,early ticks"` has only these rows. Several runs share the attacks at the same time.
+How long rounds take is recorded and not judged.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
-"""Rounds of two members from gradients to weights, restated in numpy's float64 by the formulas of
-docs/models.md.
+"""Rounds of two members from gradients to weights, restated in numpy's float64.
 
-Decided
-- Nothing of `optim` is used in the restatement: blocks, bases, choice, lattice and apply are
-  written again.
-- Both make the same decisions only where none is a near tie. So the restatement refuses to make one
-  that roundings of fp32 could turn; the seeds are such that it never has to, but for signs of sums
-  that are zero.
+The formulas are those of docs/models.md. The restatement uses nothing of `optim`.
 """
 
 from __future__ import annotations
@@ -39,6 +33,8 @@ OUTER = 0.7
 DECAY = 0.9
 WEIGHT_DECAY = 0.1
 PULL = 0.1
+# The restatement and `optim` decide equally only where no decision is a near tie. So the
+# restatement refuses near ties. The seeds have none, except for signs of sums that are zero.
 CLEAR = 1e-5
 """How clear a decision must be, relative to its size: above fp32's error in sums of 64 products
 over three rounds.
