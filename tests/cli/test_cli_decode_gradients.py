@@ -21,7 +21,7 @@ from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from cli.cli_runs import invoke
-from member.desk import SCHEMA, empty_payload
+from member.result_inbox import SCHEMA, empty_payload
 
 LATTICE = Schema(SCHEMA.state, SparseLoCo(inner_steps=1, topk=4, topk_embeddings=4, chunk=8))
 

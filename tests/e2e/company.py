@@ -53,7 +53,9 @@ class Company:
     """One run on a network, its owner and its members."""
 
     def __init__(self, network: Network, xprocess: XProcess, place: Path) -> None:
-        self.network, self._xprocess, self.place = network, xprocess, place
+        self.network = network
+        self._xprocess = xprocess
+        self.place = place
         self.run_id = f"run-{next(_run_numbers)}"
         self.players: list[Player] = []
         self.starts_commands = False
@@ -62,7 +64,6 @@ class Company:
         self.owner_key = create_wallet(self.owner).pubkey
 
     # --- the owner's commands
-    #  -----------------------------------------------------------------------------------
 
     def command(self, name: str, *words: str | Path, wallet: Path | None = None) -> Any:
         """Run a command with `--json` in this process; its document."""
@@ -77,7 +78,7 @@ class Company:
         self.command("update-config", "--run-id", self.run_id, "--config-path", config)
 
     def set_paused(self, word: str) -> None:
-        """As the owner types it, in a process of its own."""
+        """Pause or resume the run with the owner's command, in a process of its own."""
         line: list[str | Path] = [
             CONSOLE,
             "set-paused",
@@ -92,7 +93,6 @@ class Company:
         assert done.returncode == 0, done.stdout + done.stderr
 
     # --- members
-    #  ------------------------------------------------------------------------------------------------
 
     def player(self, tier: int) -> Player:
         """A new wallet."""
@@ -165,7 +165,6 @@ class Company:
         return three
 
     # --- looking
-    #  ------------------------------------------------------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -225,7 +224,6 @@ class Company:
                 process.check()
 
     # --- what must hold
-    #  -----------------------------------------------------------------------------------------
 
     def compare_replicas(self) -> int:
         """How many times two replicas were compared; fails if any two differed."""

@@ -27,7 +27,9 @@ _LONGEST = 1 << 18  # bytes of a request
 
 
 class Forked:
-    """A child process that was forked elsewhere, with the part of subprocess.Popen that tests use."""
+    """A child process that was forked elsewhere, with the part of subprocess.Popen that
+    tests use.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

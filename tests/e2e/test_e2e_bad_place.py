@@ -85,10 +85,11 @@ PLACES = [
 
 
 @pytest.mark.parametrize("there", PLACES)
-def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(
+def test_checkpoint_without_model_is_skipped_for_an_earlier_one(
     trained: Company, there: bool
 ) -> None:
-    newcomer, place = trained.player(1), trained.place / "bad"
+    newcomer = trained.player(1)
+    place = trained.place / "bad"
     if there:
         place.mkdir()
         config = json.loads((trained.place / "first-model" / "config.json").read_text())
@@ -105,7 +106,7 @@ def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(
 
 
 @pytest.mark.slow  # the last one, since it deletes the run's places
-def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_is(
+def test_newcomer_without_any_checkpoint_asks_members_for_model(
     trained: Company,
 ) -> None:
     newcomer = trained.player(0)

@@ -148,8 +148,10 @@ def test_a_second_process_with_the_same_wallet_is_refused(crew: Company) -> None
 
 
 @ONE_ENGINE  # `make demo` shows it on both
-def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Company) -> None:
-    victim, observer = crew.players[1], crew.players[0]
+def test_killed_member_is_dropped_and_returns(crew: Company) -> None:
+    """Other members train its share again."""
+    victim = crew.players[1]
+    observer = crew.players[0]
     crew.until_early_in_an_epoch()
     victim.process.kill()
     seat = crew.members.find(bytes(victim.wallet))

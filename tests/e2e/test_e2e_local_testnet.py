@@ -49,12 +49,13 @@ def diaries(place: Path, count: int) -> dict[str, Diary]:
     return {name: Diary(place / "events" / name) for name in names}
 
 
-def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
+def test_embedded_run_of_three_tiers_survives_a_killed_member(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     # two suffice, while the third is away
     rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 60}
-    config, place = material.config(tmp_path / "config", **rules), tmp_path / "testnet"
+    config = material.config(tmp_path / "config", **rules)
+    place = tmp_path / "testnet"
     words = [
         "--num-clients",
         3,
@@ -98,7 +99,8 @@ def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
 def test_on_a_server_from_a_servers_file_and_another_checkpoint(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    directory, place = tmp_path / "config", tmp_path / "testnet"
+    directory = tmp_path / "config"
+    place = tmp_path / "testnet"
     text = (
         material.but(model=tmp_path / "nowhere")
         .config(directory, **SHORT, total_steps=8)
@@ -126,10 +128,8 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
 def test_killed_clients_restart_and_end_with_the_testnet(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    config, place = (
-        material.config(tmp_path / "config", **SHORT, total_steps=5000),
-        tmp_path / "testnet",
-    )
+    config = material.config(tmp_path / "config", **SHORT, total_steps=5000)
+    place = tmp_path / "testnet"
     words = ["--num-clients", 2, "--backend", "centralized", "--hf-token", "hf_of_nobody"]
     testnet = start(xprocess, config, place, *words)
     told = diaries(place, 2)
@@ -159,7 +159,7 @@ def test_killed_clients_restart_and_end_with_the_testnet(
     assert psutil.wait_procs(descendants, 10)[1] == []
 
 
-def test_clients_that_end_with_an_error_are_told_of_and_stay_away(
+def test_clients_that_fail_are_reported_and_not_restarted(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     config = material.config(tmp_path / "config", **SHORT)

@@ -15,7 +15,8 @@ from e2e.company import Company, Player
 from e2e.diary import applied_sequences
 from e2e.material import Material
 
-ROUNDS, EPOCHS = 8, 2
+ROUNDS = 8
+EPOCHS = 2
 pytestmark = pytest.mark.slow
 EMBEDDED = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 

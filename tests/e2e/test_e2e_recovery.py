@@ -30,7 +30,8 @@ def test_all_gone_and_back_from_the_durable_checkpoint(
         "an epoch has ended",
     )
     company.disband()
-    dead, model = company.run, company.model
+    dead = company.run
+    model = company.model
     assert dead.state is RunState.WAITING_FOR_MEMBERS, "they died between two epochs"
     assert model.checkpoint_step == dead.attested_step == dead.step == between.step
     assert model.checkpoint_hashes == dead.level_hashes

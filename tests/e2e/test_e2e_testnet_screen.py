@@ -67,7 +67,7 @@ def test_it_shows_clients_a_kill_and_their_logs_and_ends_with_q(
     assert psutil.wait_procs(descendants, 10)[1] == []
 
 
-def test_nothing_outlives_it_when_it_is_killed_and_the_terminal_is_as_before(
+def test_killed_testnet_ends_its_processes_and_resets_terminal(
     line: list[str | Path], state: dict[str, str]
 ) -> None:
     with Terminal(line, state, PATIENCE) as terminal:

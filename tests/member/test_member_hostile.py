@@ -19,14 +19,14 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.saboteurs import (
+from member.lying_members import (
     Lie,
     conspire,
     garbage_in,
     hides,
     nan_in,
     other_result,
-    sabotage,
+    send_lies,
     sign,
     tell_all,
 )
@@ -49,7 +49,7 @@ def _epoch_with_a_liar(
         players = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
         lie: Lie = lie_of(sim, players[0])  # type: ignore[operator]
-        sabotage(players[0], lie)
+        send_lies(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)

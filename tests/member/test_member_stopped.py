@@ -34,7 +34,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
         await asyncio.sleep(later)
         await sim.stop(player)
         (stopped,) = player.saw("stopped")
-        assert stopped["goes_on"]
+        assert stopped["continues"]
         assert stopped["step"] >= 1
         sim.start(player)
         await sim.until(lambda run: run.epoch == 1)
@@ -63,7 +63,7 @@ def test_last_holder_of_a_level_among_others_saves_a_copy(tmp_path: Path) -> Non
         assert (stake.levels, stake.saves) == ([0], True)
         await sim.stop(player)
         (stopped,) = player.saw("stopped")
-        assert not stopped["goes_on"]
+        assert not stopped["continues"]
         assert Path(stopped["path"]).name == f"sim-step{stopped['step']}"
         assert player.saw("left")
 
@@ -108,7 +108,7 @@ def test_stopped_member_with_a_full_disk_stays_and_retries(
         disk.full = True
         await sim.stop(player, again)
         assert tries == [False] * 3 + [frees_space]
-        assert [event["goes_on"] for event in player.saw("stopped")] == [True] * frees_space
+        assert [event["continues"] for event in player.saw("stopped")] == [True] * frees_space
         assert len(player.saw("warning")) == 1
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})

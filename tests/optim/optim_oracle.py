@@ -80,7 +80,8 @@ def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
         )
     matrix = np.atleast_2d(tensor)
     height, width = (1, *cut.edges)[-2:]
-    tall, wide = -(-matrix.shape[0] // height), -(-matrix.shape[1] // width)
+    tall = -(-matrix.shape[0] // height)
+    wide = -(-matrix.shape[1] // width)
     blocks = np.zeros((tall * wide, height, width), matrix.dtype)
     for row, column in np.ndindex(matrix.shape):
         blocks[row // height * wide + column // width, row % height, column % width] = matrix[
@@ -174,7 +175,9 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
 
 
 def entry_bases(layout: LevelLayout) -> np.ndarray:
-    """The position of the first coefficient of each entry's block, in canonical order of entries."""
+    """The position of the first coefficient of each entry's block, in canonical order of
+    entries.
+    """
     return np.concatenate(
         [
             np.repeat(

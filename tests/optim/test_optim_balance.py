@@ -182,7 +182,9 @@ def test_without_an_error_it_stays_as_it_is_whatever_decays(kind: str) -> None:
 @pytest.mark.parametrize("kind", ALL)
 def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
     schema = build_schema(V3, 2, ALL[kind])
-    ends, figures, kept = [], [], []
+    ends = []
+    figures = []
+    kept = []
     for counts in (COUNTS[0], [1_000_000, *COUNTS[1][1:]]):
         params, engine = member(schema)
         made = trained(engine, counts, size=1.0, measured=True)
@@ -202,7 +204,9 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
 )
 def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Settings) -> None:
     """Two members of two tiers; the bias begins in favour of two experts."""
-    schema, rate, uneven = build_schema(V3, 2, settings), 0.004, []
+    schema = build_schema(V3, 2, settings)
+    rate = 0.004
+    uneven = []
     for even in (True, False):
         nets = []
         for tier in (0, 1):
@@ -214,7 +218,8 @@ def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Setting
         ]
         most = []
         for number in range(12):
-            loads, made = torch.zeros(8), []
+            loads = torch.zeros(8)
+            made = []
             for who, (net, engine) in enumerate(zip(nets, engines, strict=True)):
 
                 def backward(

@@ -1,12 +1,6 @@
-"""Rounds of two members from gradients to weights, restated in numpy's float64 by the formulas of
-docs/models.md.
+"""Rounds of two members from gradients to weights, restated in numpy's float64.
 
-Decided
-- Nothing of `optim` is used in the restatement: blocks, bases, choice, lattice and apply are
-  written again.
-- Both make the same decisions only where none is a near tie. So the restatement refuses to make one
-  that roundings of fp32 could turn; the seeds are such that it never has to, but for signs of sums
-  that are zero.
+The formulas are those of docs/models.md. The restatement uses nothing of `optim`.
 """
 
 from __future__ import annotations
@@ -30,8 +24,17 @@ from optim.optim_replica import bits, replica
 Array = NDArray[np.float64]
 Arrays = dict[str, Array]
 
-ROUNDS, STEPS, CHUNK, TOPK = 3, 3, 8, 4
-RATE, OUTER, DECAY, WEIGHT_DECAY, PULL = 0.05, 0.7, 0.9, 0.1, 0.1
+ROUNDS = 3
+STEPS = 3
+CHUNK = 8
+TOPK = 4
+RATE = 0.05
+OUTER = 0.7
+DECAY = 0.9
+WEIGHT_DECAY = 0.1
+PULL = 0.1
+# The restatement and `optim` decide equally only where no decision is a near tie. So the
+# restatement refuses near ties. The seeds have none, except for signs of sums that are zero.
 CLEAR = 1e-5
 """How clear a decision must be, relative to its size: above fp32's error in sums of 64 products
 over three rounds.
@@ -48,8 +51,10 @@ def edge(size: int) -> int:
 def cut(tensor: Array) -> Array:
     """Blocks [n, h, w], with zeros over the ends."""
     matrix = np.atleast_2d(tensor)
-    height, width = (1 if tensor.ndim == 1 else edge(len(matrix))), edge(matrix.shape[1])
-    rows, columns = -(-len(matrix) // height), -(-matrix.shape[1] // width)
+    height = 1 if tensor.ndim == 1 else edge(len(matrix))
+    width = edge(matrix.shape[1])
+    rows = -(-len(matrix) // height)
+    columns = -(-matrix.shape[1] // width)
     whole = np.zeros((rows * height, columns * width))
     whole[: len(matrix), : matrix.shape[1]] = matrix
     return whole.reshape(rows, height, columns, width).swapaxes(1, 2).reshape(-1, height, width)
@@ -159,7 +164,8 @@ class Member:
                 votes[name] = self.sent[name] = on_lattice(strongest(left), self.bits == 2)
             else:
                 kept = strongest(forward(left))
-                votes[name], self.sent[name] = np.sign(kept), inverse(kept)
+                votes[name] = np.sign(kept)
+                self.sent[name] = inverse(kept)
             self.residual[name] = left
         return votes
 
@@ -178,10 +184,8 @@ def applied(
         given = np.stack([vote[name] for vote in votes])
         keepers = np.maximum((given != 0).sum(0), 1)
         if one_bit:
-            kept, sums = (
-                tensor * (1 - RATE * WEIGHT_DECAY),
-                joined(inverse(given.sum(0) / keepers), tensor),
-            )
+            kept = tensor * (1 - RATE * WEIGHT_DECAY)
+            sums = joined(inverse(given.sum(0) / keepers), tensor)
             near = (sums != 0) & (np.abs(sums) < NEAR_ZERO)
             assert near.mean() < 0.1, "most signs are decided"
             found[name] = kept - RATE * np.where(
@@ -247,9 +251,11 @@ def test_weights_after_three_rounds_match_float64(lattice: int, seed: int) -> No
     start: Arrays = {
         name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()
     }
-    weights, members = start, [Member(lattice), Member(lattice)]
+    weights = start
+    members = [Member(lattice), Member(lattice)]
     for number in range(ROUNDS):
-        payloads, votes = [], []
+        payloads = []
+        votes = []
         for who, (params, engine) in enumerate(replicas):
             targets = drawn(start, 10_000 * seed + 100 + who)
             noises = [

@@ -21,7 +21,8 @@ from aftermath.optim.transform import strongest
 from aftermath.optim.votes import Votes
 from optim.optim_oracle import entry_bases, toy_schema
 
-BIT, FLOAT = toy_schema().results, toy_schema(quantize_1bit=False).results
+BIT = toy_schema().results
+FLOAT = toy_schema(quantize_1bit=False).results
 LEVEL = 1
 
 
@@ -71,8 +72,10 @@ def test_layout_on_the_wire() -> None:
     assert [name.split(".")[-2] for name in names] == ["down_proj", "gate_proj", "up_proj"]
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
-    indices[:3], values[:3] = (2, 9, 63), (-1.0, 0.5, -3.0)
-    indices[8], values[8] = 17, -0.25
+    indices[:3] = (2, 9, 63)
+    values[:3] = (-1.0, 0.5, -3.0)
+    indices[8] = 17
+    values[8] = -0.25
     data = encode_level(results, 0, indices, values)
     first = sum(1 << bit for bit in (1, 3, 6, 7, 8, 12, 14, 21))
     third = 1 << 0 | 1 << 14

@@ -86,7 +86,9 @@ def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np
     """Indices and values of a level's entries; some blocks keep all they may, some less, one
     nothing.
     """
-    draw, indices, values = np.random.default_rng(seed), [], []
+    draw = np.random.default_rng(seed)
+    indices = []
+    values = []
     for number, cut in enumerate(one for one in results.of_level(level) for _ in range(one.count)):
         kept = 0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))
         own = np.full(cut.topk, UNUSED, np.uint16)
@@ -118,7 +120,8 @@ def test_round_trip(name: str, level: int) -> None:
         values = np.sign(values)
     data = encode_level(results, level, indices, values)
     assert len(data) == results.payload_bytes(level)
-    votes, used = decode_level(data, results, level), indices != UNUSED
+    votes = decode_level(data, results, level)
+    used = indices != UNUSED
     assert votes.positions.tolist() == (entry_bases(layout) + indices)[used].tolist()
     numbers = (
         votes.values.numpy()
@@ -130,7 +133,8 @@ def test_round_trip(name: str, level: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_changed_payload_is_refused_or_says_something_else(name: str) -> None:
-    results, draw = FORMATS[name], np.random.default_rng(1)
+    results = FORMATS[name]
+    draw = np.random.default_rng(1)
     indices, values = result(results, 2, 7)
     data = encode_level(
         results, 2, indices, np.sign(values) if results.values is Values.SIGN else values

@@ -143,7 +143,9 @@ def test_lookahead_restores_every_bit(fails: bool) -> None:
     params, engine = replica(schema, 1)
     params["model.norm.weight"][:4] = torch.tensor([-0.0, 1e-42, 3e38, 1e-30])
     encode(engine, gradients(schema, 1, 0), 0.1)
-    before, learnt, during = bits(params), bits(engine.state()), {}
+    before = bits(params)
+    learnt = bits(engine.state())
+    during = {}
 
     def backward(_: Tensor) -> float:
         during.update({name: tensor.clone() for name, tensor in params.items()})
@@ -185,7 +187,8 @@ def test_fresh_state_looks_nowhere_and_reset_returns_to_it() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e31])
 def test_bad_gradient_is_refused_and_changes_nothing(value: float) -> None:
     schema = toy_schema()
-    (_, engine), (_, untouched) = replica(schema, 0), replica(schema, 0)
+    (_, engine) = replica(schema, 0)
+    (_, untouched) = replica(schema, 0)
     for each in (engine, untouched):
         encode(each, gradients(schema, 0, 0), 0.1)
     bad = gradients(schema, 0, 1)
@@ -198,7 +201,8 @@ def test_bad_gradient_is_refused_and_changes_nothing(value: float) -> None:
 
 def test_missing_gradient_is_refused_and_changes_nothing() -> None:
     schema = toy_schema()
-    (_, engine), (_, untouched) = replica(schema, 0), replica(schema, 0)
+    (_, engine) = replica(schema, 0)
+    (_, untouched) = replica(schema, 0)
     grads = gradients(schema, 0, 0)
     with pytest.raises(SegmentError, match=r"model\.norm\.weight"):
         encode(engine, {name: g for name, g in grads.items() if name != "model.norm.weight"}, 0.1)

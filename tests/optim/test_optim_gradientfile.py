@@ -230,7 +230,8 @@ def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:
 def test_of_distro_its_signs_are_those_that_the_run_applies(schema: Schema) -> None:
     """Where the fp32 sum is not within rounding of zero."""
     file = made(schema)
-    found, expected = dict(dense(schema, file.votes(), 0.1)), applied(file, 0.1)
+    found = dict(dense(schema, file.votes(), 0.1))
+    expected = applied(file, 0.1)
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert tensor.shape == expected[name].shape
@@ -245,7 +246,8 @@ def test_of_sparseloco_they_are_what_the_run_subtracts(lr: float) -> None:
     is the whole step.
     """
     file = inner(LATTICE, 1, lr)
-    found, expected = dict(dense(LATTICE, file.votes(), lr)), applied(file, lr)
+    found = dict(dense(LATTICE, file.votes(), lr))
+    expected = applied(file, lr)
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, -expected[name], rtol=1e-6, atol=0)
     assert any(tensor.any() for tensor in found.values())

@@ -81,7 +81,8 @@ def test_pseudo_gradient_is_the_change_of_the_inner_optimizer(inner: str) -> Non
     """
     schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=2.0, weight_decay=0.1)
     params, engine = replica(schema, 1)
-    before, made = bits(params), []
+    before = bits(params)
+    made = []
     for sequences, lr in ((SEQUENCES, 0.01), (SEQUENCES[:2], 0.02)):
         found = engine._step.make(sequences, pull(schema, 1, params), lr, 0.5, travelling=False)
         assert bits(params) == before
@@ -102,7 +103,8 @@ def test_lookahead_applies_the_travelling_result(rates: dict[str, Any]) -> None:
     stay as they were.
     """
     schema = toy_inner(inner_optimizer="muon", **rates)
-    (late, ahead), (others, at_once) = replica(schema, 1), replica(schema, 1)
+    (late, ahead) = replica(schema, 1)
+    (others, at_once) = replica(schema, 1)
     for own, each in ((late, ahead), (others, at_once)):
         each.train(SEQUENCES, pull(schema, 1, own), 0.02, 0.01)
     shared = bits(late)
@@ -121,7 +123,8 @@ def test_cancelled_lookahead_restores_the_weights() -> None:
     schema = toy_inner(orthogonal_lr=1.5)
     params, engine = replica(schema, 0)
     engine.train(SEQUENCES, pull(schema, 0, params), 0.02, 0.01)
-    before, learnt = bits(params), bits(engine.state())
+    before = bits(params)
+    learnt = bits(engine.state())
     seen = []
 
     def backward(_: Tensor) -> float:
@@ -137,7 +140,8 @@ def test_cancelled_lookahead_restores_the_weights() -> None:
 def test_who_has_sent_nothing_looks_nowhere() -> None:
     """After it was taken over, or forgot what it had learnt."""
     schema = toy_inner()
-    (params, engine), (others, fresh) = replica(schema, 2), replica(schema, 2)
+    (params, engine) = replica(schema, 2)
+    (others, fresh) = replica(schema, 2)
     ahead = engine.train(SEQUENCES, pull(schema, 2, params), 0.02, 0.03, travelling=True)
     assert ahead.payloads == fresh.train(SEQUENCES, pull(schema, 2, others), 0.02, 0.03).payloads
 
@@ -156,10 +160,13 @@ def test_the_loss_is_the_mean_over_the_sequences() -> None:
 @pytest.mark.parametrize("why", ["given up", "not finite", "too far"])
 def test_failed_share_restores_weights_and_moments(inner: str, step: int, why: str) -> None:
     schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=None)
-    (params, engine), (others, untouched) = replica(schema, 0), replica(schema, 0)
+    (params, engine) = replica(schema, 0)
+    (others, untouched) = replica(schema, 0)
     for own, each in ((params, engine), (others, untouched)):
         each.train(SEQUENCES, pull(schema, 0, own), 0.01, 0.01)
-    before, learnt, count = bits(params), bits(engine.state()), 0
+    before = bits(params)
+    learnt = bits(engine.state())
+    count = 0
 
     def backward(part: Tensor) -> float:
         nonlocal count
@@ -336,7 +343,8 @@ def test_a_replica_continues_from_its_state_bit_by_bit(inner: str, done: int) ->
 
     for step in range(done):
         round_of(params, engine, step)
-    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    kept = engine.state()
+    weights = {name: tensor.clone() for name, tensor in params.items()}
     expected = [round_of(params, engine, step) for step in range(done, done + 3)]
     other = Engine(schema, 1, weights)
     other.restore(kept)
@@ -368,11 +376,13 @@ SPOILT = {
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_a_state_that_does_not_fit_is_refused_whole(spoil: str) -> None:
     schema = toy_inner()
-    (params, engine), (others, older) = replica(schema, 0), replica(schema, 0)
+    (params, engine) = replica(schema, 0)
+    (others, older) = replica(schema, 0)
     for step in range(2):
         engine.train(SEQUENCES + step, pull(schema, 0, params), 1e-2, 1e-2)
     older.train(SEQUENCES, pull(schema, 0, others), 1e-2, 1e-2)
-    wrong, before = older.state(), bits(engine.state())
+    wrong = older.state()
+    before = bits(engine.state())
     SPOILT[spoil](wrong)
     with pytest.raises(BadState):
         engine.restore(wrong)
@@ -434,7 +444,8 @@ def test_steps_that_run_ahead_go_as_far_as_others(
     monkeypatch: pytest.MonkeyPatch, clip: float | None
 ) -> None:
     schema = toy_inner(inner_steps=3, clip=clip)
-    moved, losses = [], []
+    moved = []
+    losses = []
     for ahead in (False, True):
         monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _, ahead=ahead: ahead)
         params, engine = replica(schema, 0)
@@ -466,7 +477,8 @@ def test_a_share_that_ran_ahead_is_refused_whole(
     schema = toy_inner(inner_steps=3)
     params, engine = replica(schema, 0)
     engine.train(SEQUENCES, pull(schema, 0, params), 0.01, 0.0)
-    before, state = bits(params), bits(engine.state())
+    before = bits(params)
+    state = bits(engine.state())
 
     def backward(part: Tensor) -> float:
         pull(schema, 0, params)(part)

@@ -63,7 +63,8 @@ def test_no_other_exponent_is_nearer(block: list[float], bits: int, data: st.Dat
     (sent,) = quantise(row, bits).tolist()
     assert sent[-1] == 0
     assert [value > 0 for value in sent[:-1]] == [sign > 0 for sign in signs]
-    found, best = error_of(block, [abs(value) for value in sent[:-1]]), best_error(block, bits)
+    found = error_of(block, [abs(value) for value in sent[:-1]])
+    best = best_error(block, bits)
     assert found <= best * (1 + Fraction(1, 10**5))
     parts = {np.frexp(abs(value)) for value in sent[:-1]}
     units = {exponent - (2 if mantissa == 0.75 else 1) for mantissa, exponent in parts}
@@ -131,7 +132,8 @@ def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
         block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
         own = sorted(position for position in at if base <= position < base + block)
         for entry, position in zip(range(first, last), own, strict=False):
-            indices[entry], values[entry] = position - base, at[position] * SMALLEST
+            indices[entry] = position - base
+            values[entry] = at[position] * SMALLEST
     return encode_level(results, LEVEL, indices, values)
 
 
@@ -161,8 +163,10 @@ def test_layout_on_the_wire() -> None:
     results = toy_inner(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
-    indices[:3], values[:3] = (2, 9, 63), (-0.75, 0.25, -0.25)
-    indices[8], values[8] = 17, 8.0
+    indices[:3] = (2, 9, 63)
+    values[:3] = (-0.75, 0.25, -0.25)
+    indices[8] = 17
+    values[8] = 8.0
     data = encode_level(results, 0, indices, values)
     first = sum(1 << bit for bit in (1, 3, 6, 7, 8, 12, 14, 21))  # as in test_optim_codec
     third = 1 << 0 | 1 << 14
@@ -188,7 +192,8 @@ def test_layout_on_the_wire() -> None:
 def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> None:
     results = FORMATS[2]
     indices, all_values = result(results, zeros=1.0)
-    indices[:2], all_values[:2] = (0, 1), values
+    indices[:2] = (0, 1)
+    all_values[:2] = values
     with pytest.raises(ValueError, match="not on the lattice, or not its block's"):
         encode_level(results, LEVEL, indices, all_values)
 
@@ -196,14 +201,17 @@ def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> 
 def test_three_times_a_power_needs_two_bits() -> None:
     results = FORMATS[1]
     indices, values = result(results, zeros=1.0)
-    indices[:2], values[:2] = (0, 1), (0.5, 1.5)
+    indices[:2] = (0, 1)
+    values[:2] = (0.5, 1.5)
     with pytest.raises(ValueError, match="not on the lattice"):
         encode_level(results, LEVEL, indices, values)
 
 
 def test_sizes() -> None:
-    one, two = FORMATS[1], FORMATS[2]
-    entries, blocks = two.entries(LEVEL), sum(cut.count for cut in two.of_level(LEVEL))
+    one = FORMATS[1]
+    two = FORMATS[2]
+    entries = two.entries(LEVEL)
+    blocks = sum(cut.count for cut in two.of_level(LEVEL))
     assert one.value_bytes(LEVEL) == -(-6 * blocks // 8) + -(-entries // 8)
     assert two.value_bytes(LEVEL) == -(-6 * blocks // 8) + 2 * -(-entries // 8)
     with pytest.raises(SchemaError, match="level 3"):
@@ -221,7 +229,8 @@ def test_wrong_size(bits: int, more: int) -> None:
 
 @pytest.mark.parametrize("code", [0, MOST - LEAST + 2, 63])
 def test_an_exponent_that_the_lattice_does_not_have(code: int) -> None:
-    data, results = payload(2, zeros=0.0), FORMATS[2]
+    data = payload(2, zeros=0.0)
+    results = FORMATS[2]
     place = results.place_bytes(LEVEL)
     codes = int.from_bytes(data[place : place + 2], "little") & ~(63 << 6) | code << 6
     data[place : place + 2] = codes.to_bytes(2, "little")
@@ -230,7 +239,8 @@ def test_an_exponent_that_the_lattice_does_not_have(code: int) -> None:
 
 
 def test_an_exponent_of_a_block_without_votes() -> None:
-    data, results = payload(1, zeros=1.0), FORMATS[1]
+    data = payload(1, zeros=1.0)
+    results = FORMATS[1]
     data[results.place_bytes(LEVEL)] = 1
     with pytest.raises(BadPayload, match="block 0: an exponent without votes"):
         decode_level(data, results, LEVEL)

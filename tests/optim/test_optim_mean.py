@@ -139,7 +139,8 @@ def test_the_apply_is_the_formula_on_every_held_level(
     results = {1: random_votes(schema, 1, 3, seed=1), 2: random_votes(schema, 2, 5, seed=2)}
     engine.apply(results, 10.0)  # at which every value counts whole
     for level, votes in results.items():
-        layout, expected = level_layout(schema.results, level), oracle(votes, divisor, 0.7)
+        layout = level_layout(schema.results, level)
+        expected = oracle(votes, divisor, 0.7)
         for part in layout.parts:
             group = layout.groups[part.group]
             low = group.base + part.first * group.block
@@ -199,7 +200,8 @@ def test_numbers_and_levels_without_votes_keep_their_bits() -> None:
 def test_impossible_votes_are_refused_and_change_nothing() -> None:
     schema = toy_inner()
     params = tensors(schema, 1, 0)
-    engine, before = Engine(schema, 1, params), bits(params)
+    engine = Engine(schema, 1, params)
+    before = bits(params)
     good = votes_of([{0: 1}], 1)
     for results, sentence in (
         ({1: good * 257}, "256 peers"),
@@ -239,7 +241,8 @@ def test_one_member_moves_nothing_further_than_the_rate_allows(
     inner: InnerOptimizerName, most: float
 ) -> None:
     """The largest value that a result can say, alone on its coefficient."""
-    schema, settings = toy_inner(), SparseLoCo(inner_steps=8, inner_optimizer=inner)
+    schema = toy_inner()
+    settings = SparseLoCo(inner_steps=8, inner_optimizer=inner)
     params = tensors(schema, 0, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
     layout = level_layout(schema.results, 0)

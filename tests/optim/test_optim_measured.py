@@ -42,12 +42,11 @@ def train(schema: Schema, tier: int, engine: Engine, step: int, measured: bool) 
 @every
 @pytest.mark.parametrize("tier", [0, 2])
 def test_no_bit_is_another(schema: Schema, tier: int) -> None:
-    plain, asked = replica(schema, tier), replica(schema, tier)
+    plain = replica(schema, tier)
+    asked = replica(schema, tier)
     for step in range(4):
-        one, other = (
-            train(schema, tier, plain[1], step, False),
-            train(schema, tier, asked[1], step, True),
-        )
+        one = train(schema, tier, plain[1], step, False)
+        other = train(schema, tier, asked[1], step, True)
         assert one.payloads == other.payloads
         assert one.measured is None
         assert other.measured is not None

@@ -37,10 +37,12 @@ def test_only_hidden_matrices_are_made_orthogonal():
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_a_matrix_moves_by_the_polar_factor_of_its_momentum(nesterov):
-    params, before = tensors(), tensors()["layer.up.weight"].double()
+    params = tensors()
+    before = tensors()["layer.up.weight"].double()
     grads = [tensors(seed) for seed in (1, 2)]
     stepped(params, grads, 0.01, MuonSettings(momentum=0.9, nesterov=nesterov, weight_decay=0.1))
-    momentum, expected = torch.zeros(8, 4, dtype=torch.float64), before
+    momentum = torch.zeros(8, 4, dtype=torch.float64)
+    expected = before
     for gradient in grads:
         g = gradient["layer.up.weight"].double()
         momentum = 0.9 * momentum + 0.1 * g
@@ -50,7 +52,8 @@ def test_a_matrix_moves_by_the_polar_factor_of_its_momentum(nesterov):
 
 
 def test_the_rest_moves_as_by_adamw():
-    params, settings = tensors(), MuonSettings(rest_rate=0.5, weight_decay=0.1)
+    params = tensors()
+    settings = MuonSettings(rest_rate=0.5, weight_decay=0.1)
     grads = [tensors(seed) for seed in (1, 2, 3)]
     stepped(params, grads, 0.02, settings)
     for name in ("model.embed_tokens.weight", "model.norm.weight"):
@@ -65,7 +68,8 @@ def test_the_rest_moves_as_by_adamw():
 
 
 def test_every_matrix_of_a_stack_moves_as_by_itself() -> None:
-    stack, gradients = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 8, 4)
+    stack = torch.randn(2, 3, 8, 4)
+    gradients = torch.randn(2, 3, 8, 4)
     params = {"experts.gate": stack.clone()}
     # filters are no maps
     assert hidden_matrices(params | {"conv.weight": torch.ones(3, 1, 4)}) == ["experts.gate"]
@@ -78,7 +82,8 @@ def test_every_matrix_of_a_stack_moves_as_by_itself() -> None:
 
 def test_it_ends_at_the_minimum_of_a_quadratic():
     generator = torch.Generator().manual_seed(0)
-    target, scales = torch.randn(24, 16, generator=generator), torch.logspace(-2, 0, 16)
+    target = torch.randn(24, 16, generator=generator)
+    scales = torch.logspace(-2, 0, 16)
     params = {"w.weight": torch.zeros(24, 16, requires_grad=True)}
     optimizer = Muon(params, 0.1)
     for step in range(300):
@@ -132,7 +137,8 @@ def test_it_learns_a_tiny_language_model_faster_than_adamw():
             optimizer.step()
         return model.loss(batch(torch.Generator().manual_seed(1))).item()
 
-    muon, adamw = trained(True), trained(False)
+    muon = trained(True)
+    adamw = trained(False)
     assert muon < 1.0 < torch.log(torch.tensor(32.0))
     assert muon < adamw
 

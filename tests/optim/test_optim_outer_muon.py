@@ -25,7 +25,8 @@ from optim.optim_replica import bits, tensors
 from optim.test_optim_mean import random_votes
 from replica.whole_round import MODELS
 
-LR, ORTHOGONAL = 0.01, 3.0
+LR = 0.01
+ORTHOGONAL = 3.0
 
 
 def _schema(**changed: object) -> Schema:
@@ -55,7 +56,8 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> 
     hidden = []
     for level, votes in results.items():
         for part in level_layout(schema.results, level).parts:
-            mean, held = _mean(schema, part, votes, level), view(expected, part.segment)
+            mean = _mean(schema, part, votes, level)
+            held = view(expected, part.segment)
             if part.segment.name not in hidden_matrices(params):
                 held -= mean
                 continue
@@ -77,10 +79,8 @@ def test_every_matrix_of_a_stack_is_made_orthogonal_by_itself() -> None:
         name: torch.randn(shape, generator=torch.Generator().manual_seed(1))
         for name, shape in shapes.items()
     }
-    before, votes = (
-        {name: tensor.clone() for name, tensor in params.items()},
-        random_votes(schema, 0, 3, seed=2),
-    )
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    votes = random_votes(schema, 0, 3, seed=2)
     Engine(schema, 0, params).apply({0: votes}, LR)
     parts = {part.segment.name: part for part in level_layout(schema.results, 0).parts}
     for name in ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
@@ -156,7 +156,8 @@ def test_a_level_without_votes_stays_as_it_is() -> None:
 def test_what_no_run_can_have_accepted_changes_nothing() -> None:
     schema = _schema()
     params = tensors(schema, 1, 0)
-    engine, before = Engine(schema, 1, params), bits(params)
+    engine = Engine(schema, 1, params)
+    before = bits(params)
     good = {level: random_votes(schema, level, 2, seed=level) for level in (1, 2)}
     for bad in ({**good, 2: good[2] * 129}, {**good, 2: good[1]}):
         with pytest.raises(ValueError, match="256 peers on level 2"):

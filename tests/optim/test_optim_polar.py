@@ -112,14 +112,17 @@ def test_equals_whole_numbers(shape: tuple[int, int]) -> None:
     tall = shape[0] > shape[1]
     x = _start(matrix.mT if tall else matrix)
     for step, (a, b, c) in enumerate(POLYNOMIALS):
-        squares, factors = polar._SQUARES[step], polar._FACTORS[step]
+        squares = polar._SQUARES[step]
+        factors = polar._FACTORS[step]
         square = _floats(x.dot(x.T))
         if step == 0:
             near = _integers(square * np.float32(2.0**-13))
             length = (math.isqrt(sum((abs(q) + 1) ** 2 for q in near.flatten())) + 1) * 2.0**13
-            scale, back = squares / length, 2000 / (factors * math.sqrt(length))
+            scale = squares / length
+            back = 2000 / (factors * math.sqrt(length))
         else:
-            scale, back = squares / 2000**2, 1 / factors if step < 3 else 1 / (factors * 2000)
+            scale = squares / 2000**2
+            back = 1 / factors if step < 3 else 1 / (factors * 2000)
         own = _integers(square * np.float32(scale) + _offsets(square, f"B{step}", f"B{step} row"))
         fourth = _floats(own.dot(own)) * np.float32(c * factors / squares**2)
         factor = fourth + _floats(own) * np.float32(b * factors / squares)
@@ -141,7 +144,8 @@ def _offsets(like: NDArray[np.float32], name: str, columns: str) -> NDArray[np.f
             for i in range(count)
         ]
 
-    rows, wide = drawn(f"{name} row", like.shape[0]), drawn(columns, like.shape[1])
+    rows = drawn(f"{name} row", like.shape[0])
+    wide = drawn(columns, like.shape[1])
     return np.array(
         [[(r * c // 65536 % 65536) / 65536 - 0.5 for c in wide] for r in rows], np.float32
     )
@@ -202,7 +206,8 @@ def test_no_order_of_the_sums_shows() -> None:
 def test_many_at_once_are_each_as_by_itself() -> None:
     """The batch also has a matrix that leaves the bounds, and one of zeros."""
     matrices = torch.stack([_matrix((20, 50), seed) * 10.0**seed for seed in range(4)])
-    matrices[1], matrices[2, 1:, 1:] = 0, 0
+    matrices[1] = 0
+    matrices[2, 1:, 1:] = 0
     assert torch.equal(
         exact_polar(matrices), torch.stack([exact_polar(matrix) for matrix in matrices])
     )
@@ -287,7 +292,8 @@ def test_polar_singular_values_of_low_rank_input(
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     u, v, found = u[:, :rank], v[:rank], exact_polar(matrix).double()
     own = u.T @ found @ v.T
-    values, rest = torch.linalg.svdvals(own), found - u @ own @ v
+    values = torch.linalg.svdvals(own)
+    rest = found - u @ own @ v
     assert 0.87 < values.min() <= values.max() < 1.13
     assert torch.linalg.svdvals(rest).max() < noise
     assert part[0] < torch.linalg.matrix_norm(rest) / torch.linalg.matrix_norm(own) < part[1]

@@ -102,7 +102,8 @@ def test_an_awkward_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> 
 
 
 def test_the_embedding_and_the_head_may_keep_more_than_the_rest() -> None:
-    plain, more = schema(), schema(topk_embeddings=64)
+    plain = schema()
+    more = schema(topk_embeddings=64)
     names = ("model.embed_tokens.weight", "lm_head.weight")
     kept, rest = (
         {blocks.topk for blocks in more.results.blocks if (blocks.segment.name in names) == one}

@@ -38,7 +38,8 @@ def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
     params, engine = replica(SCHEMA, tier)
     for step in range(done):
         train(params, engine, tier, step)
-    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    kept = engine.state()
+    weights = {name: tensor.clone() for name, tensor in params.items()}
     expected = [train(params, engine, tier, step) for step in range(done, done + 3)]
     other = Engine(SCHEMA, tier, weights)
     other.restore(kept)
@@ -52,7 +53,8 @@ def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
 def test_what_was_taken_over_may_be_changed_afterwards() -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
-    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    kept = engine.state()
+    weights = {name: tensor.clone() for name, tensor in params.items()}
     other = Engine(SCHEMA, 0, weights)
     other.restore(kept)
     for tensor in kept.values():
@@ -115,7 +117,8 @@ def _zero(state: dict[str, Tensor]) -> None:
 
 
 def _unused_first(state: dict[str, Tensor]) -> None:
-    state["result.indices.0.0"][0, 0], state["result.values.0.0"][0, 0] = UNUSED, 0.0
+    state["result.indices.0.0"][0, 0] = UNUSED
+    state["result.values.0.0"][0, 0] = 0.0
 
 
 def _unused_with_a_value(state: dict[str, Tensor]) -> None:
@@ -137,7 +140,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
 ) -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
-    before, wrong = engine.state(), engine.state()
+    before = engine.state()
+    wrong = engine.state()
     spoil(wrong)
     with pytest.raises(BadState):
         engine.restore(wrong)

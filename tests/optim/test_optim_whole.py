@@ -88,7 +88,8 @@ def test_digits_and_places_give_the_same_step(name: str, holes: float) -> None:
 def test_steps_are_whatever_order_and_batch_they_are_counted_in(
     name: str, seed: int, most: int, at_once: int
 ) -> None:
-    schema, level = SCHEMAS[name], 0
+    schema = SCHEMAS[name]
+    level = 0
     layout = level_layout(schema.results, level)
     draws = np.random.default_rng(seed)
     votes: list[WholeVotes] = []
@@ -104,7 +105,8 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(
             for group in layout.groups
         ]
         votes.append(WholeVotes(level, digits, moved, layout))
-    divisors, cpu = [0.0, 1.0, 1.5, 2.0, 7.0], torch.device("cpu")
+    divisors = [0.0, 1.0, 1.5, 2.0, 7.0]
+    cpu = torch.device("cpu")
     found = whole.means(votes, layout, most, divisors, SMALLEST, cpu)
     with mock.patch.dict(whole._AT_ONCE, cpu=at_once):
         again = whole.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
@@ -155,7 +157,8 @@ def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
     for group in layout.groups:
         indices = torch.full((group.blocks, group.block), UNUSED)
         values = torch.zeros(group.blocks, group.block)
-        indices[0, :2], values[0, :2] = torch.tensor([1, 3]), torch.tensor([-1.5, 0.5])
+        indices[0, :2] = torch.tensor([1, 3])
+        values[0, :2] = torch.tensor([-1.5, 0.5])
         chosen.append((indices, values))
     data = encode_groups(schema.results, 0, chosen)
     assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
@@ -187,7 +190,8 @@ def test_packed_exponents_are_strings_of_six_bits() -> None:
 @pytest.mark.parametrize("name", ["2 bits", "1 bit, padded"])
 def test_bits_after_the_last_digit_or_exponent_are_seen(name: str) -> None:
     schema = SCHEMAS[name]
-    layout, bits_of_values = level_layout(schema.results, 0), schema.results.values.bits
+    layout = level_layout(schema.results, 0)
+    bits_of_values = schema.results.values.bits
     (data, *_) = results_of(schema, 1, 0.3)[0]
 
     def ends_well(own: bytes) -> bool:

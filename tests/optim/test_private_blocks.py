@@ -46,7 +46,8 @@ def test_root_is_equal_for_any_number_of_threads(
     monkeypatch.setattr(private_blocks, "_PIECE", 1024)
     _, engine = trained(OPTIMIZERS[name], 0)
     state = engine.remembered()
-    parts, roots = outline({name: tensor.nbytes for name, tensor in state.items()}), set()
+    parts = outline({name: tensor.nbytes for name, tensor in state.items()})
+    roots = set()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         roots.add(tree_of(state).root)
@@ -131,7 +132,8 @@ def test_runs_of_a_tensor_give_its_digests(size: int, monkeypatch: pytest.Monkey
     for step in (1, 3, 30, 63, 64, 65, 128, 1024):
         runs = []
         for part, first in zip(whole.split(step), range(0, size // 4, step), strict=True):
-            start, stop = 4 * first, 4 * (first + len(part))
+            start = 4 * first
+            stop = 4 * (first + len(part))
             told = told_of(part, start, size)
             assert len(told) == told_size(start, stop, size)
             runs.append((start, stop, told))

@@ -21,7 +21,7 @@ from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of
 from aftermath.optim.schema import build_schema
-from aftermath.parallel.group import Wait, Ranks
+from aftermath.parallel.group import Ranks, Wait
 from aftermath.parallel.moment_split import moments_of, split_moments
 from aftermath.replica.replica import Cancelled
 from parallel.rank_processes import (

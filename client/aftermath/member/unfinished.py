@@ -165,7 +165,9 @@ class LastMember:
         if self.stays:
             unfinished = UnsavedWork(run.epoch, run.epoch_started_at, step, str(place.absolute()))
             write_mark(mark_path(directory, run), unfinished)
-        self._ports.events.emit(event_types.Stopped(step=step, path=str(place), goes_on=self.stays))
+        self._ports.events.emit(
+            event_types.Stopped(step=step, path=str(place), continues=self.stays)
+        )
         return True
 
     async def _newest_view(self) -> View:
