@@ -111,7 +111,7 @@ class NotANumber(Lies):
 class OutOfRange(Lies):
     """A number of no set of places: the highest there is, in the first block and some after it."""
 
-    blamed_for = "no set of at most"
+    blamed_for = "not a set of at most"
 
     def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
         yield me.forge(said, lambda data: b"\xff" * 32 + data[32:])

@@ -240,7 +240,7 @@ def test_vote_with_a_bad_position_raises_and_changes_nothing(
     first = results[1][0]
     results[1][0] = Votes(1, first.positions.clone(), first.values, first.shifts)
     results[1][0].positions[0] = position
-    with pytest.raises(ValueError, match="there is not"):
+    with pytest.raises(ValueError, match="outside the level"):
         apply.apply(results, 0.01)
     if name == "mean":
         assert bits({key: tensor.cpu() for key, tensor in params.items()}) == bits(

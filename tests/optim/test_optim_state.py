@@ -21,7 +21,7 @@ SCHEMA = toy_schema(weight_decay=0.1, topk_embeddings=9, **RAGGED)
 
 
 def train(params: dict[str, Tensor], engine: Engine, tier: int, step: int) -> dict[int, bytes]:
-    """A round alone, with gradients that depend on the weights."""
+    """Train one round, with gradients that depend on the weights."""
     grads = {
         name: tensor + 0.1 * params[name] for name, tensor in gradients(SCHEMA, tier, step).items()
     }
@@ -50,7 +50,7 @@ def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
         assert train(fresh, Engine(SCHEMA, tier, fresh), tier, done) != expected[0]
 
 
-def test_what_was_taken_over_may_be_changed_afterwards() -> None:
+def test_restored_state_does_not_share_memory() -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
     kept = engine.state()
@@ -62,7 +62,7 @@ def test_what_was_taken_over_may_be_changed_afterwards() -> None:
     assert train(weights, other, 0, 1) == train(params, engine, 0, 1)
 
 
-def test_what_was_put_away_does_not_change_any_more() -> None:
+def test_saved_state_does_not_change_later() -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
     kept = engine.state()
@@ -135,7 +135,7 @@ SPOILT += [_not_a_number, _swapped, _twice, _zero, _unused_first, _unused_with_a
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_what_does_not_fit_is_refused_and_changes_nothing(
+def test_mismatched_state_is_refused_and_changes_nothing(
     spoil: Callable[[dict[str, Tensor]], None],
 ) -> None:
     params, engine = replica(SCHEMA, 0)
@@ -150,10 +150,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_the_state_of_another_tier_is_refused() -> None:
+def test_state_of_another_tier_is_refused() -> None:
     _, small = replica(SCHEMA, 2)
     _, large = replica(SCHEMA, 0)
-    with pytest.raises(BadState, match="lacks or has too much"):
+    with pytest.raises(BadState, match="missing or unexpected"):
         large.restore(small.state())
 
 
@@ -175,7 +175,7 @@ def _of_two_bits(values: Tensor, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("spoil", [_off, _of_another_block, _beyond, _of_two_bits])
-def test_values_that_no_encoder_sends_are_refused(
+def test_state_with_impossible_values_is_refused(
     spoil: Callable[[Tensor, int], None], bits: int
 ) -> None:
     results = SparseLoCo(topk=4, topk_embeddings=4, chunk=8, bits=bits).results(SCHEMA.state)
