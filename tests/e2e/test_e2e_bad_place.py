@@ -93,10 +93,9 @@ def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(
         place.mkdir()
         config = json.loads((trained.place / "first-model" / "config.json").read_text())
         (place / "config.json").write_text(json.dumps({**config, "hidden_size": 32, "head_dim": 8}))
-    begin = trained.poise(newcomer)
     trained.until_early_in_an_epoch()
     name_place(trained, place)
-    begin()
+    trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any(
         "is passed over" in message and str(place) in message for message in warnings(newcomer)
@@ -109,12 +108,11 @@ def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_i
     trained: Company,
 ) -> None:
     newcomer = trained.player(0)
-    begin = trained.poise(newcomer)
     trained.until_early_in_an_epoch()
     name_place(trained, trained.place / "nowhere")
     shutil.rmtree(trained.place / "checkpoints")
     shutil.rmtree(trained.place / "first-model")
-    begin()
+    trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any("asking other members for the model" in message for message in warnings(newcomer))
     kept = trained.until(lambda: newcomer.diary.saw("checkpoint"), "it keeps a checkpoint")[-1]
