@@ -34,7 +34,7 @@ def trained(
     """
     company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
     model = shutil.copytree(material.model, company.place / "first-model")
-    rules = {"rounds_per_epoch": 16, "min_round_time": 2, "total_steps": 100_000}
+    rules = {"rounds_per_epoch": 14, "total_steps": 100_000}
     company.configure(material.but(model=model).config(company.place, **rules))
     company.start_three()
     company.until_run(
