@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,6 @@ from e2e.processes import CONSOLE, PATIENCE, Running, RunningMember, until
 
 _run_numbers = itertools.count(1)
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_POISED = Path(__file__).with_name("poised.py")
 
 
 @dataclass
@@ -141,19 +139,9 @@ class Company:
         player.processes.append(member)
         return member
 
-    def poise(self, player: Player) -> Callable[[], None]:
-        """Start it up to the point where its command begins, and wait for that; the result lets it
-        begin.
-        """
-        go = self.place / f"go-{player.name}-{len(player.processes)}"
-        self._launch(player, [sys.executable, _POISED, go, *self.line(player)], ready="poised")
-        return go.touch
-
-    def _launch(
-        self, player: Player, command: Sequence[str | Path], ready: str | None = None, **own: str
-    ) -> Running:
+    def _launch(self, player: Player, command: Sequence[str | Path], **own: str) -> Running:
         name = f"{self.run_id}-{player.name}"
-        player.processes.append(Running(self._xprocess, name, command, THREADS | own, ready))
+        player.processes.append(Running(self._xprocess, name, command, THREADS | own))
         return player.process
 
     def start_three(self) -> list[Player]:

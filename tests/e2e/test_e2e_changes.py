@@ -16,14 +16,14 @@ from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.network import Network
 
-# in an epoch: enough for who begins early in it to be in the next
-ROUNDS = {"embedded": 24, "validator": 20}
-DOWN_SECONDS = 20.0
+ROUNDS = 20  # in an epoch: enough for a member that starts early in it to be in the next
+DOWN_SECONDS = 10.0
 SIGINT_SECONDS = 20.0  # from Ctrl-C to the end of the process at most, however busy the machine is
-SLOW_ON = {name: pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "validator")}
-# where none makes a difference
-ONE_ENGINE = pytest.mark.parametrize("engine", [SLOW_ON["embedded"]], indirect=True)
-BOTH_ENGINES = pytest.mark.parametrize("engine", SLOW_ON.values(), indirect=True)
+ON_EMBEDDED = pytest.param("embedded", marks=pytest.mark.slow)
+# The main job runs on the validator in the slow tests (test_e2e_training.py).
+ON_VALIDATOR = pytest.param("validator", marks=pytest.mark.nightly)
+ONE_ENGINE = pytest.mark.parametrize("engine", [ON_EMBEDDED], indirect=True)
+BOTH_ENGINES = pytest.mark.parametrize("engine", [ON_EMBEDDED, ON_VALIDATOR], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,7 @@ def started(
 ) -> Iterator[Company]:
     """A run that never ends, with members of tiers 0, 1 and 2, shared by the tests of this file."""
     company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
-    company.configure(
-        material.config(company.place, rounds_per_epoch=ROUNDS[network.engine], total_steps=100_000)
-    )
+    company.configure(material.config(company.place, rounds_per_epoch=ROUNDS, total_steps=100_000))
     company.start_three()
     yield company
     company.disband()
@@ -58,12 +56,44 @@ def crew(started: Company) -> Iterator[Company]:
     started.compare_replicas()
 
 
+@BOTH_ENGINES  # the first one: it needs members that have seen everything
+def test_members_survive_a_chain_that_is_gone_for_a_while(crew: Company) -> None:
+    players = crew.players[:3]
+    before = crew.until_early_in_an_epoch()
+    crew.network.go_down()
+    down_until = time.monotonic() + DOWN_SECONDS
+    try:
+        while time.monotonic() < down_until:
+            assert [player.process.code for player in players] == [None, None, None]
+            time.sleep(0.5)
+    finally:
+        crew.network.come_back()
+    after = crew.run
+    assert after.seq >= before.seq, "what was acknowledged is still there"
+    assert after.step >= before.step
+
+    # The outage may make one member late in a round: it is dropped, and applies nothing until the
+    # next epoch.
+    crew.until_run(
+        lambda run: run.epoch > before.epoch and run.state.training, "the next epoch begins"
+    )
+    marks = [player.diary.mark() for player in players]
+    for player, mark in zip(players, marks, strict=True):
+        crew.until_trains(player, mark, results=3)
+    run = crew.run
+    assert run.lost_sequences == 0
+    owed = run.data_index
+    crew.until(
+        lambda: sum(crew.all_trained(one, owed) for one in players) >= 2,
+        "every sequence is trained",
+    )
+
+
 @ONE_ENGINE
-def test_late_joiner_takes_the_model_from_its_peers(crew: Company) -> None:
+def test_late_joiner_takes_the_model_and_leaves_by_two_ctrl_c(crew: Company) -> None:
     late = crew.player(1)
-    begin = crew.poise(late)
     epoch = crew.until_early_in_an_epoch().epoch
-    begin()
+    crew.start(late)
     joined = crew.until(lambda: late.diary.saw("joined"), "it joins")[0]
     assert joined["epoch"] == epoch
     assert late.diary.saw("state")[0]["state"] in {
@@ -74,12 +104,14 @@ def test_late_joiner_takes_the_model_from_its_peers(crew: Company) -> None:
     applied = late.diary.saw("applied")
     assert applied[0]["epoch"] == epoch + 1
     assert applied[0]["height"] == 0
-    leave(crew, late)
+    leave(crew, late, twice=True)
 
 
-def leave(crew: Company, player: Player) -> None:
+def leave(crew: Company, player: Player, *, twice: bool = False) -> None:
     """Ctrl-C: it leaves the run on chain, quickly, and exits 0; the others continue."""
     crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
+    if twice:
+        player.process.signal_all(signal.SIGINT)
     interrupt(player)
     crew.until(lambda: has_left(crew, player), "the chain knows that it left", 20)
     others = [other for other in crew.players if other.process.code is None]
@@ -107,29 +139,9 @@ def test_ctrl_c_leaves_the_run_and_the_member_can_return(crew: Company) -> None:
     player = crew.players[2]
     leave(crew, player)
     mark = player.diary.mark()
-    crew.poise(player)()
+    crew.start(player)
     crew.until_trains(player, mark)
     assert [event["source"] for event in player.diary.saw("model", mark)] == ["peers"]
-
-
-@ONE_ENGINE
-def test_ctrl_c_twice_leaves_the_run_too(crew: Company) -> None:
-    player = crew.players[2]
-    crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
-    player.process.signal_all(signal.SIGINT)
-    interrupt(player)
-    crew.until(lambda: has_left(crew, player), "the chain knows that it left", 20)
-
-
-@ONE_ENGINE
-def test_ctrl_c_ends_a_member_whose_chain_does_not_answer(crew: Company) -> None:
-    player = crew.players[1]
-    crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
-    crew.network.process.signal_all(signal.SIGSTOP)
-    try:
-        interrupt(player)
-    finally:
-        crew.network.process.signal_all(signal.SIGCONT)
 
 
 @ONE_ENGINE
@@ -165,7 +177,7 @@ def test_killed_member_is_dropped_and_returns(crew: Company) -> None:
     assert crew.run.lost_sequences == 0
 
     mark = victim.diary.mark()
-    crew.poise(victim)()
+    crew.start(victim)
     crew.until_trains(victim, mark, results=3)
     assert [event["source"] for event in victim.diary.saw("model", mark)] == ["peers"]
     assert crew.members.find(bytes(victim.wallet)) == seat
@@ -195,38 +207,12 @@ def test_pause_and_resume_with_members_waiting(crew: Company) -> None:
     assert run.current.roster.bit_count() >= 3
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [pytest.param("embedded", marks=pytest.mark.nightly), SLOW_ON["validator"]],
-    indirect=True,
-)
-def test_members_survive_a_chain_that_is_gone_for_a_while(crew: Company) -> None:
-    players = crew.players[:3]
-    before = crew.until_early_in_an_epoch()
-    crew.network.go_down()
-    down_until = time.monotonic() + DOWN_SECONDS
+@ONE_ENGINE  # the last one: the run drops this member only after a while
+def test_ctrl_c_ends_a_member_whose_chain_does_not_answer(crew: Company) -> None:
+    player = crew.players[1]
+    crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
+    crew.network.process.signal_all(signal.SIGSTOP)
     try:
-        while time.monotonic() < down_until:
-            assert [player.process.code for player in players] == [None, None, None]
-            time.sleep(0.5)
+        interrupt(player)
     finally:
-        crew.network.come_back()
-    after = crew.run
-    assert after.seq >= before.seq, "what was acknowledged is still there"
-    assert after.step >= before.step
-
-    # The outage may make one member late in a round: it is dropped, and applies nothing until the
-    # next epoch.
-    crew.until_run(
-        lambda run: run.epoch > before.epoch and run.state.training, "the next epoch begins"
-    )
-    marks = [player.diary.mark() for player in players]
-    for player, mark in zip(players, marks, strict=True):
-        crew.until_trains(player, mark, results=3)
-    run = crew.run
-    assert run.lost_sequences == 0
-    owed = run.data_index
-    crew.until(
-        lambda: sum(crew.all_trained(one, owed) for one in players) >= 2,
-        "every sequence is trained",
-    )
+        crew.network.process.signal_all(signal.SIGCONT)

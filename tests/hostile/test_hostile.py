@@ -35,12 +35,13 @@ RUNS = 3
 SHORT = (
     "truncated results",
     "two results to all",
-    "copies of others' results",
     "false witness",
     "false offers of the model",
     "early ticks",
 )
-"""One attack of each class: bytes, equivocation, copying, votes, the shared model, the clock."""
+"""One attack of each class: bytes, equivocation, votes, the shared model, the clock. Copying is in
+tests/member/test_member_copies.py.
+"""
 ROUNDS = 4
 LIMIT = 15
 WARMUP = 20

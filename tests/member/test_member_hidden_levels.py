@@ -22,6 +22,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
 from member.lying_members import hides, hides_from, never_fetch_from, send_lies, serves_late
+from member.short_runs import EITHER_OVERLAP
 
 TIERS = (0, 0, 1, 1, 2, 2, 2)
 WITNESSES = 4
@@ -47,16 +48,8 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
     return play(place, story, rounds_per_epoch=6, **rules)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lie", "overlap"),
-    [
-        ("from the other holder", 0),
-        ("from the other holder", 1),
-        ("from all", 0),
-        ("from all", 1),
-    ],
-)
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
+@pytest.mark.parametrize("lie", ["from the other holder", "from all"])
 def test_level_hidden_from_nonwitness_holders_drops_nobody(
     tmp_path: Path, lie: str, overlap: int
 ) -> None:
@@ -222,8 +215,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, overlap: int) -> None:
     """Three of eleven witness, others in each round: whom these waited for in vain the next ones
     know.
@@ -253,8 +245,7 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
     assert sum(seconds > 0.7 * 15 for seconds in took) <= 2, took
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, overlap: int) -> None:
     """One of three has opened a result that another one has not got yet; the third says that it has
     it, and hands on nothing.

@@ -30,7 +30,7 @@ from member.lying_members import (
     sign,
     tell_all,
 )
-from member.short_runs import SHORT
+from member.short_runs import EITHER_OVERLAP, SHORT
 
 ROUND_SECONDS = 15  # of the run's rules
 
@@ -132,8 +132,7 @@ def test_level_hidden_from_its_other_holder_is_left_out_by_all(tmp_path: Path) -
     _runs_without_level_0(sim)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_two_colluding_newcomers_do_not_drop_the_holder(tmp_path: Path, overlap: int) -> None:
     """They are two of three that declare tier 0 and show level 0 to each other only; the third has
     shown it before.

@@ -22,6 +22,7 @@ from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
 from member.lying_members import send_lies, sign, tell_all
 from member.result_inbox import ResultInbox, header_of, plan_of, run_at, three_members
+from member.short_runs import EITHER_OVERLAP
 from rules import builders
 
 LIMIT = 30
@@ -43,8 +44,7 @@ def _rounds(player: SimMember) -> list[float]:
     return [later - now for now, later in pairwise(begun)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [1, 0])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: int) -> None:
     """It announces when 78 % of the limit are over, as long as it is in the run."""
 
