@@ -271,6 +271,59 @@ def test_one_of_three_gone_gives_newcomers_no_vote(
 
 
 @pytest.mark.parametrize("how", ["leave", "restart"])
+def test_tier_0_judge_gone_in_warm_up_gives_newcomers_no_vote(world: World, how: str) -> None:
+    """Level 0 then goes back to the checkpoint. The other judges stay alone as witnesses."""
+    founders = {0: 0, 1: 1, 2: 1, 3: 2, 4: 1}
+    stayed = [1, 2, 3, 4]
+    run = founded(world, founders, saved=True, rounds=10)
+    join(run, founders | dict.fromkeys(NEWCOMERS, 0))
+    world.advance(6)
+    run.tick(1).ok()
+    run.draw()
+    if how == "leave":
+        run.by(0, "leave_run").ok()
+    else:
+        run.join(0, tier=0, stateless=True).ok()
+    world.advance(31)
+    run.tick(1).ok()
+    run.witness(NEWCOMERS[0], 0).refused("NotElected")
+    train(run, NEWCOMERS[0], lambda index, height: ~0b1, drops=stayed)
+    assert run.members.healthy & bitmap.from_seats(stayed) == bitmap.from_seats(stayed)
+    for index in NEWCOMERS:
+        run.attest(index, FALSE).refused("NotElected")
+    attest(run, stayed, NEWER)
+    end(run, 1)
+    assert run.run.level_hashes == (HASHES[0], NEWER[1], NEWER[2])
+    assert not run.members.established & bitmap.from_seats(map(run.seat_of, NEWCOMERS))
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)], ids=["honest first", "hostile first"])
+def test_one_of_two_judges_left_takes_nobodys_vote(world: World, order: tuple[int, int]) -> None:
+    """The third leaves. Judge 2 records its own results only, before or after the honest judge 1."""
+    founders = {0: 0, 1: 0, 2: 1}
+    run = founded(world, founders, saved=True, rounds=10)
+    join(run, founders | dict.fromkeys(NEWCOMERS, 0))
+    world.advance(6)
+    run.tick(1).ok()
+    begin(run, 1)
+    one_round(run, {})
+    run.by(0, "leave_run").ok()
+    recorded = {1: ~0b1, 2: 0b100}
+    while run.run.state.training:
+        height = run.run.current.height
+        judged = run.run.round(run.run.config.judged(height))
+        for index in order:
+            run.witness(index, recorded[index] & judged.roster if judged else 0).ok()
+        for seconds in (21, 6):
+            if run.run.state.training and run.run.current.height == height:
+                world.advance(seconds)
+                run.tick(1)
+    attest(run, (1, 2), NEWER)
+    end(run, 1)
+    assert bitmap.contains(run.members.established, 1)
+
+
+@pytest.mark.parametrize("how", ["leave", "restart"])
 def test_last_judge_alone_drops_nobody(world: World, how: str) -> None:
     """The others leave or restart in one round. Else it would say by itself who delivered."""
     run = founded(world, FOUNDERS, saved=True, rounds=10)

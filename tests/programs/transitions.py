@@ -294,7 +294,7 @@ class Transitions:
             ):
                 seat.shown = min(63, seat.shown + 1)
             elif result is None:
-                seat.shown -= whole and (round.established or self._left_out(round, number))
+                seat.shown -= whole and self._left_out(round, number)
             elif not (round.established or number in agreed):
                 continue
             elif any(votes and votes.count(False) >= needed for votes, _, needed in said):
@@ -686,7 +686,7 @@ class Transitions:
             return False
         self.rounds = []
         known = self.judges & self.healthy
-        self.known_levels = self._held(known)
+        self.known_levels = self._held(self.judges) if known else 0
         for seat in self.members:
             seat.shown = (
                 -1 if known and seat.state is MemberState.HEALTHY and not seat.established else 0
@@ -923,9 +923,10 @@ class Transitions:
             )
         self.statements = {level: {} for level in range(self.levels)}
         if self.judged:
-            self.proven |= self.judges & self.healthy  # who has shown it before may owe nothing
-        for number in bitmap.seats(self.proven & self.healthy):
-            self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
+            for number in bitmap.seats(self.proven & self.healthy):
+                self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
+            for number in bitmap.seats(self.judges & self.healthy):
+                self.proven |= (self.members[number].shown >= 0) << number
         if self.judged and not self.judges:
             least = min(
                 (self.members[number].tier for number in bitmap.seats(self.proven)),

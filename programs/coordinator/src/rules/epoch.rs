@@ -55,7 +55,7 @@ impl Machine<'_> {
         let elected = committee::elected(run.config.witness_nodes, clients);
         let (step, roster) = (run.step, *pending);
         (run.began, run.next_roster, self.members.healthy) = (roster, roster, roster);
-        run.levels_established = 0; // counts the members that are left when the rounds begin
+        run.levels_established = 0; // set when the rounds begin
         run.head = 0;
         run.rounds = [Round::zeroed(); STORED_ROUNDS];
         run.rounds[0] = Round { seed, step, clients, elected, roster, ..Round::zeroed() };

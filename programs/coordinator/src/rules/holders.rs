@@ -59,11 +59,13 @@ pub fn appoint(members: &mut Members, roster: &Bitmap) {
 }
 
 /// Begin the counts of an epoch, when its rounds begin. Next to established holders, newcomers begin one below the others.
+/// Judges that left in the warm-up keep their levels: leaving then must give newcomers no more votes than leaving later.
 #[inline(never)]
 pub fn begin(run: &mut Run, members: &mut Members) {
     let judges = bitmap::both(&members.judges, &members.healthy);
-    run.levels_established = levels::held_by(run, members, &judges);
-    let below = if bitmap::is_empty(&judges) { [0; 32] } else { bitmap::without(&members.healthy, &judges) };
+    let none = bitmap::is_empty(&judges);
+    run.levels_established = if none { 0 } else { levels::held_by(run, members, &members.judges) };
+    let below = if none { [0; 32] } else { bitmap::without(&members.healthy, &judges) };
     members.shown = [below; SHOWN_BITS]; // one below
     members.shown[EVEN] = bitmap::without(&[0xff; 32], &below);
 }
@@ -149,12 +151,10 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let disagreeing = disagreeing.as_slice();
     let views = Views { attestations, disagreeing, by_all, by_all_members, absent, roster: &closed.roster };
     let whole = recorded(run, members, &views, columns);
-    let (least, left_out) = if by_all_members {
-        let majority = quorum::majority(elected);
-        (majority, quorum::left_out(attestations.iter(), majority))
-    } else {
-        (quorum::of_round(closed, elected), [0xff; 32])
-    };
+    // One of two judges that attests first must not take the other's vote: more than half must leave a member out.
+    let majority = quorum::majority(elected);
+    let left_out = quorum::left_out(attestations.iter(), majority);
+    let least = if by_all_members { majority } else { quorum::of_round(closed, elected) };
     for index in 0..bitmap::WORDS {
         let in_round = bitmap::word(roster, index);
         if in_round == 0 {

@@ -1,6 +1,6 @@
 //! What the run knows about the contents of its model's levels.
 
-use super::bitmap;
+use super::{bitmap, holders};
 use crate::{
     constants::{Bitmap, Hash, MAX_LEVELS},
     state::*,
@@ -17,8 +17,13 @@ pub fn all(levels: u8) -> u8 {
 /// Mask of the levels that members of `set` hold. A tier holds its own level and all higher ones.
 #[inline(never)]
 pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
-    let used = members.seats.iter().take_while(|seat| seat.used == 1).enumerate();
-    from_smallest(run, used.filter(|(index, _)| bitmap::has(set, *index as u8)).map(|(_, seat)| seat))
+    held_by_tiers(run, &holders::by_tier(members), set)
+}
+
+/// The same, of members whose seats are sorted by tier. No seat of `set` is unused.
+fn held_by_tiers(run: &Run, by_tier: &[Bitmap; MAX_LEVELS], set: &Bitmap) -> u8 {
+    let smallest = by_tier.iter().position(|of_tier| bitmap::intersects(of_tier, set)).unwrap_or(MAX_LEVELS);
+    all(run.levels) & !all(smallest as u8)
 }
 
 /// Return the finishers that an epoch relies on to hold the model: the established ones, or all if none is established.
@@ -45,13 +50,14 @@ pub struct Held {
 #[inline(never)]
 pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> Held {
     let trusted = trusted(run, members);
-    let here = held_by(run, members, &bitmap::both(&trusted, pending));
+    let by_tier = &holders::by_tier(members);
+    let here = held_by_tiers(run, by_tier, &bitmap::both(&trusted, pending));
     let missing = beyond_durable(run, model) & !here;
     if missing == 0 {
         return Held { here, away: 0, claimed: 0 };
     }
-    let away = missing & held_by(run, members, &trusted);
-    let claimed = missing & held_by(run, members, &bitmap::both(&run.finishers, pending));
+    let away = missing & held_by_tiers(run, by_tier, &trusted);
+    let claimed = missing & held_by_tiers(run, by_tier, &bitmap::both(&run.finishers, pending));
     Held { here, away, claimed }
 }
 

@@ -193,9 +193,11 @@ pub fn settle(members: &mut Members) {
         return;
     }
     let gone = bitmap::without(&members.proven, &members.healthy);
-    let asked = bitmap::either(&members.proven, &bitmap::both(&members.judges, &members.healthy));
     let half = half_delivered(members);
-    members.proven = bitmap::either(&gone, &bitmap::both(&asked, &half));
+    let delivered = bitmap::both(&members.proven, &half);
+    // A judge that is still there needs no quorum's word: one of the last two could refuse it to the other.
+    let judges = bitmap::both(&bitmap::both(&members.judges, &members.healthy), holders::in_half(members));
+    members.proven = bitmap::either(&gone, &bitmap::either(&delivered, &judges));
     if bitmap::is_empty(&members.judges) {
         admit_idle(members, &bitmap::both(&members.healthy, &half));
     }
