@@ -44,10 +44,10 @@ from torch import Tensor
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LEAST, MOST
-from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from distro import DECAY, LR, MODEL, best, dct_rows, decode_all, encoded, noise, the_schema

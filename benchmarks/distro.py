@@ -31,14 +31,14 @@ from aftermath.model.segments import view
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
+from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.exact import signs
-from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.layout import level_layout
-from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.transform import cells, inverse
-from aftermath.optim.votes import Votes
 
 LR = 1e-3
 DECAY = 0.999

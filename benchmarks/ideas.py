@@ -39,18 +39,18 @@ from aftermath.model.segments import view
 from aftermath.optim import mean, proof, sparseloco
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import decode_level
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.inner import InnerSteps
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LARGEST, SMALLEST, quantise
 from aftermath.optim.layout import Group, LevelLayout, Part, level_layout
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
-from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells, inverse
-from aftermath.optim.votes import Votes
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
 from arms import Training, arms, interval, keep, kept, missing, model_of, settings_of, train

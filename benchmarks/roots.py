@@ -31,9 +31,9 @@ import torch
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.optim.engine import outline_of
-from aftermath.optim.private_blocks import BLOCK, tree_of
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.state_merkle import BLOCK, tree_of
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica

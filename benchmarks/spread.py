@@ -41,9 +41,9 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.inner import InnerSteps
-from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.exactness import exact_device

@@ -35,9 +35,9 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.optim.votes import Votes
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.pass_size import PassSize

@@ -19,10 +19,10 @@ from aftermath.model.schema import prefix
 from aftermath.optim import mean
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.mean import MeanApply, changes, most_of
 from aftermath.optim.outer_muon import OuterMuon
-from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module

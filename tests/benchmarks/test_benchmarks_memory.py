@@ -14,7 +14,7 @@ import torch
 
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.run_schema import agreed_schema
 from aftermath.replica.fit import least_bytes, state_bytes
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aftermath.member import results
 from aftermath.member.rounds import collect
-from aftermath.optim.private_blocks import BLOCK
+from aftermath.optim.state_merkle import BLOCK
 from aftermath.p2p import accept_limits, announce, blobs, limits, link, links, log_limits, requests
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
 from aftermath.replica import stateshare

@@ -15,10 +15,10 @@ from aftermath.cli.model_init import document
 from aftermath.config.document import load_config
 from aftermath.config.read import optimizer_of
 from aftermath.model.schema import Segment
-from aftermath.optim.agreed import settings_of
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro
 from aftermath.optim.format import ResultFormat, Transform, Values
+from aftermath.optim.run_schema import settings_of
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 

@@ -18,8 +18,8 @@ from aftermath.member.own_state import StateRoot
 from aftermath.member.private import _Bound, _read, _save
 from aftermath.model.documents import CheckpointError
 from aftermath.model.tokenizer_process import read
-from aftermath.optim.parts import BadState
-from aftermath.optim.private_blocks import tree_of
+from aftermath.optim.interfaces import BadState
+from aftermath.optim.state_merkle import tree_of
 from fuzz.decoder import Decode, Decoder, through_file
 from optim.private_states import OPTIMIZERS, trained
 

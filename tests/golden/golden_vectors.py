@@ -30,8 +30,8 @@ from aftermath.events.event_types import MEMBER_EVENTS
 from aftermath.model.segments import level_hash
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.feedback import ErrorFeedback
-from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import Schema
 from aftermath.server.index import CENTRALIZED
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema

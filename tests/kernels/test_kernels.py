@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 
 from aftermath.kernels import block_topk, dct, runtime
 from aftermath.model.schema import SchemaError, Segment
-from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import UNUSED, cut
 from aftermath.optim.codec import decode_level
+from aftermath.optim.dct_basis import integer_basis
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat, Transform, Values
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
-from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import ZERO_BELOW, strongest
-from aftermath.optim.votes import Votes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 from replica.whole_round import MODELS, OPTIMIZERS

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from aftermath.optim import flat, on_gpu, packed
 from aftermath.optim.codec import BadPayload, decode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
-from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema
 from aftermath.optim.transform import ZERO_BELOW, strongest
-from aftermath.optim.votes import Votes
 from optim.optim_oracle import toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 

@@ -19,7 +19,7 @@ from aftermath.base.files import replacing
 from aftermath.base.outputs import MARK
 from aftermath.member import gradients
 from aftermath.optim.gradientfile import GradientFile, read_gradient_file
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
 from aftermath.sim.sim_member import SimMember

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from aftermath.member import own_state
 from aftermath.member.state_chain import Lineage
 from aftermath.optim.engine import outline_of
-from aftermath.optim.private_blocks import tree_of
+from aftermath.optim.state_merkle import tree_of
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.stateshare import ask_block
 from aftermath.rules.commitment import NOTHING, Commitment, PrivateRoots, decode_announcement

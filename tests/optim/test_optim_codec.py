@@ -17,8 +17,8 @@ from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.format import Values
 from aftermath.optim.index_sizes import bits_of
 from aftermath.optim.layout import level_layout
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.transform import strongest
-from aftermath.optim.votes import Votes
 from optim.optim_oracle import entry_bases, toy_schema
 
 BIT = toy_schema().results

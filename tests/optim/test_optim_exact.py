@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from aftermath.optim.basis import integer_basis
+from aftermath.optim.dct_basis import integer_basis
 from aftermath.optim.exact import _inverse, _means, signs
 from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
 from optim.optim_oracle import RAGGED, oracle_means, oracle_signs, toy_schema
 
 CPU = torch.device("cpu")

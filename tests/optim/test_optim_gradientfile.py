@@ -15,10 +15,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from aftermath.optim import gradientfile
-from aftermath.optim.dense import dense, dense_shapes
 from aftermath.optim.engine import Engine
 from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
 from aftermath.optim.schema import Schema
+from aftermath.optim.vote_tensors import dense, dense_shapes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import SEQUENCES, encode, gradients, replica
 

@@ -15,12 +15,12 @@ from aftermath.optim.clip import NonFiniteGradient, clip_gradients
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.inner_optimizer import BETAS
+from aftermath.optim.interfaces import BadState, PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import level_layout
+from aftermath.optim.level_votes import WholeVotes
 from aftermath.optim.muon import Muon, MuonSettings
-from aftermath.optim.parts import BadState, PseudoGradient
 from aftermath.optim.schema import Schema
-from aftermath.optim.votes import WholeVotes
 from optim.optim_oracle import RAGGED, cut_blocks, toy_inner
 from optim.optim_replica import bits, encode, gradients, replica, tensors
 

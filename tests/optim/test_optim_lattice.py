@@ -18,8 +18,8 @@ from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import level_layout
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.transform import strongest
-from aftermath.optim.votes import Votes
 from optim.optim_oracle import entry_bases, toy_inner
 
 FORMATS = {bits: toy_inner(bits=bits).results for bits in (1, 2)}

@@ -19,10 +19,10 @@ from aftermath.model.segments import view
 from aftermath.optim.engine import Engine
 from aftermath.optim.lattice import LARGEST, LEAST, MOST
 from aftermath.optim.layout import level_layout
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply, changes
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.optim.votes import Votes
 from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors

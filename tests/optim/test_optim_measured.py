@@ -11,9 +11,9 @@ from torch import Tensor
 
 from aftermath.model.segments import view
 from aftermath.optim.codec import decode_level
-from aftermath.optim.dense import dense
 from aftermath.optim.engine import Engine, Trained
 from aftermath.optim.schema import Schema
+from aftermath.optim.vote_tensors import dense
 from optim.optim_oracle import toy_inner, toy_schema
 from optim.optim_replica import SEQUENCES, bits, gradients, replica
 

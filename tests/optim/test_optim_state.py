@@ -11,8 +11,8 @@ from torch import Tensor
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.feedback import ErrorFeedback
-from aftermath.optim.parts import BadState, PseudoGradient
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.interfaces import BadState, PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, toy_schema
 from optim.optim_replica import encode, gradients, replica, tensors

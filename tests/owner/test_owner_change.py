@@ -13,7 +13,7 @@ from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.run_schema import agreed_schema
 from aftermath.owner.change import CannotChange, Change
 from aftermath.owner.difference import differences
 from aftermath.owner.schema import Shape

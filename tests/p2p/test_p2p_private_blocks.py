@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
-from aftermath.optim import private_blocks
+from aftermath.optim import state_merkle
 from aftermath.optim.engine import Engine, outline_of
-from aftermath.optim.private_blocks import BlockSpan, StateOutline
+from aftermath.optim.state_merkle import BlockSpan, StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.replica import stateshare
@@ -40,8 +40,8 @@ Mesh = Callable[..., Awaitable[list[IrohTransport]]]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a tiny model has many."""
-    monkeypatch.setattr(private_blocks, "BLOCK", 2048)
-    monkeypatch.setattr(private_blocks, "_PIECE", 4 * 2048)
+    monkeypatch.setattr(state_merkle, "BLOCK", 2048)
+    monkeypatch.setattr(state_merkle, "_PIECE", 4 * 2048)
 
 
 def state_of(

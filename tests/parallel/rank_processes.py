@@ -21,9 +21,9 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Trained
 from aftermath.optim.inner import InnerSteps
-from aftermath.optim.private_blocks import BlockSpan, block_of, tree_of
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.state_merkle import BlockSpan, block_of, tree_of
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched, launched
 from aftermath.parallel.leader import Leader, MultiDeviceReplica

@@ -18,9 +18,9 @@ from aftermath.kernels.runtime import unavailable_reason
 from aftermath.model.architectures import config_of
 from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim.clip import NonFiniteGradient
-from aftermath.optim.parts import BadState
-from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of
+from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import build_schema
+from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of
 from aftermath.parallel.group import Ranks, Wait
 from aftermath.parallel.moment_split import moments_of, split_moments
 from aftermath.replica.replica import Cancelled

@@ -15,11 +15,11 @@ from torch import Tensor
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.model.architectures import config_of
 from aftermath.optim.blocks import Blocks
+from aftermath.optim.interfaces import BadState
 from aftermath.optim.layout import level_layout
-from aftermath.optim.parts import BadState
-from aftermath.optim.private_blocks import BlockSpan, block_of, outline, tree_of
-from aftermath.optim.remembered import state_sizes
 from aftermath.optim.schema import build_schema
+from aftermath.optim.state_checks import state_sizes
+from aftermath.optim.state_merkle import BlockSpan, block_of, outline, tree_of
 from aftermath.parallel.feedback_split import split_blocks
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.leader import MultiDeviceReplica

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from aftermath.optim.basis import basis
+from aftermath.optim.dct_basis import basis
 
 GPU = torch.device("cuda:0")
 _CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import torch
 
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
-from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import Arithmetic

@@ -14,7 +14,7 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.model.initial import init_weights
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
-from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Cancelled, Replica, pick_device, weight_of

@@ -18,9 +18,9 @@ from aftermath.model.initial import init_weights
 from aftermath.model.segments import write_segment
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema, Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.optim.votes import Votes
 from aftermath.replica.modelshare import snapshot
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica

@@ -14,7 +14,7 @@ from aftermath.base.run_access import RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.data.source import WrongTokens
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.run_schema import agreed_schema
 from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
 from aftermath.rules.state import CheckpointKind, DataKind
 from aftermath.sim.setup import CONFIG, RULES

@@ -17,7 +17,7 @@ from aftermath.config.read import optimizer_of
 from aftermath.coordinator.view import View
 from aftermath.model.outline import Outline
 from aftermath.model.steps import maker_name
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.run_schema import agreed_schema
 from aftermath.rules.model import Checkpoint, Model, Recorded
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.setup import CONFIG, RULES

@@ -22,7 +22,7 @@ from aftermath.cli.present import CommandError, Result, listing
 
 if TYPE_CHECKING:
     from aftermath.optim.gradientfile import GradientFile
-    from aftermath.optim.votes import Votes
+    from aftermath.optim.level_votes import Votes
 
 COLUMNS = ("file", "run", "step", "member", "level", "bytes", "votes", "values")
 LARGEST_TENSOR = 16 << 30
@@ -93,7 +93,7 @@ def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
 
 
 def _described(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> dict[str, Any]:
-    from aftermath.optim.dense import counted
+    from aftermath.optim.vote_tensors import counted
 
     levels = {}
     for level, vote in votes.items():
@@ -138,7 +138,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
     file's tensors.
     """
     from aftermath.model.store import writing
-    from aftermath.optim.dense import dense_shapes
+    from aftermath.optim.vote_tensors import dense_shapes
 
     sizes = {name: 4 * math.prod(shape) for name, shape in dense_shapes(file.schema).items()}
     name = max(sizes, key=lambda one: sizes[one])
@@ -162,7 +162,7 @@ def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path
     from aftermath.base.outputs import output_file
     from aftermath.model.schema import header
     from aftermath.model.store import writing
-    from aftermath.optim.dense import dense, dense_shapes
+    from aftermath.optim.vote_tensors import dense, dense_shapes
 
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}
     about = file.about

@@ -1,7 +1,7 @@
 """Compute the DCT-II and its inverse for many vectors at once.
 
 Vector v has its number x at [x, v], so the inner loop runs over vectors. The basis is the one of
-`optim.basis`, where equal cosines are equal numbers.
+`optim.dct_basis`, where equal cosines are equal numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Update the residual and select what to send, block by block in one pass over memory.
 
-Results equal those of `optim.feedback` bit by bit, except for two roundings: torch rounds a scaled
-pseudo-gradient before it adds it, and sums a DCT in another order. Neither affects other members.
+Results equal those of `optim.error_feedback` bit by bit, except for two roundings: torch rounds a
+scaled pseudo-gradient before it adds it, and sums a DCT in another order. Neither affects other
+members.
 """
 
 from __future__ import annotations

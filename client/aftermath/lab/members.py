@@ -8,7 +8,7 @@ from typing import Any
 
 from aftermath.base.errors import UsageError
 from aftermath.lab.settings import ALONE, LabSettings, OptimizerName
-from aftermath.optim.agreed import settings_of
+from aftermath.optim.run_schema import settings_of
 from aftermath.optim.schema import Settings
 from aftermath.rules.limits import MAX_OUTER_RATE
 from aftermath.rules.model import Optimizer

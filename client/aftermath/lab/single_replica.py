@@ -2,7 +2,7 @@
 
 The gradient is computed and clipped as a member does it, so that only the optimizers differ. A
 gradient or loss that is not finite changes nothing. Vectors that balance experts move by their own
-rule (`optim.balance`).
+rule (`optim.moe_bias`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.network import LanguageModel
-from aftermath.optim.balance import balance, learnt
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
 from aftermath.optim.eager import AdamW
+from aftermath.optim.moe_bias import balance, learnt
 from aftermath.optim.moments import may_fuse, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings, vector_rate
 from aftermath.replica.options import PLAIN, Arithmetic

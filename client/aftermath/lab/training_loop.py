@@ -35,7 +35,7 @@ from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, write_checkpoint, writing
 from aftermath.optim.clip import Diverged
-from aftermath.optim.parts import BadState
+from aftermath.optim.interfaces import BadState
 
 MADE_BY = "train-local"
 PLOT, CHECKPOINT = "loss.png", "checkpoint"

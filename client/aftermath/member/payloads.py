@@ -18,7 +18,7 @@ from aftermath.member.downloads import Downloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.optim.codec import BadPayload, decode_level
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.seal import masked

@@ -25,8 +25,8 @@ from aftermath.member.own_state import OwnState, StateRoot
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import writing
-from aftermath.optim.parts import BadState
-from aftermath.optim.private_blocks import tree_of
+from aftermath.optim.interfaces import BadState
+from aftermath.optim.state_merkle import tree_of
 from aftermath.replica.replica import Replica
 
 _BOUND = "bound"

@@ -25,7 +25,7 @@ from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.state_chain import Lineage
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import STORED_ROUNDS

@@ -210,7 +210,7 @@ class ModelConfig(BaseModel, ABC):
         return None
 
     def balances(self, name: str) -> bool:
-        """Whether a vector evens out how often experts are chosen (`optim.balance`).
+        """Whether a vector evens out how often experts are chosen (`optim.moe_bias`).
 
         Its `grad` is then how often each was, since gradients were forgotten.
         """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aftermath.model.schema import SchemaError, Segment, is_table
-from aftermath.optim.balance import Balances, nothing_balances
+from aftermath.optim.moe_bias import Balances, nothing_balances
 
 MAX_BLOCK = 65535  # indices are u16, and one marks an unused entry
 UNUSED = 0xFFFF  # index of an entry without a coefficient
@@ -68,7 +68,7 @@ def cut(
     Raises SchemaError if `chunk` makes them too large, or if a segment's matrices are not adjacent.
     """
     # Rows of the embedding and the head learn from few tokens each, and most runs can afford to
-    # keep more of them (docs/models.md). Balance vectors (`optim.balance`) have blocks of one
+    # keep more of them (docs/models.md). Balance vectors (`optim.moe_bias`) have blocks of one
     # number.
     return tuple(
         _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk)

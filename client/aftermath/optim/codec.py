@@ -36,7 +36,7 @@ from aftermath.optim.index_coding import compact, decode_indices, encode_indices
 from aftermath.optim.index_sizes import bits_of
 from aftermath.optim.lattice import LEAST, MOST, digits_of
 from aftermath.optim.layout import LevelLayout, level_layout
-from aftermath.optim.votes import Votes, WholeVotes
+from aftermath.optim.level_votes import Votes, WholeVotes
 
 _MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
 _SMALLEST = 0x00800000  # smallest normal number

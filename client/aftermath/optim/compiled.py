@@ -1,4 +1,4 @@
-"""Compiled CPU kernels for `optim.feedback`, `optim.sign` and `optim.mean`.
+"""Compiled CPU kernels for `optim.error_feedback`, `optim.sign` and `optim.mean`.
 
 The kernels need numba and tensors in CPU memory whose rows are contiguous; torch handles the rest.
 Tests compare the kernels with torch. A level is cut into tasks of whole blocks, so the number of
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim.basis import COLUMN_SUM_BITS, basis
+from aftermath.optim.dct_basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.lattice import LEAST, MOST, fraction_bits
 from aftermath.optim.layout import LevelLayout, Part
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.transform import matrices
-from aftermath.optim.votes import Votes
 
 _AT_ONCE = 1 << 18  # numbers per task
 _CPU = torch.device("cpu")

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from aftermath.base.merkle import Tree
-from aftermath.optim.balance import Balances
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
+from aftermath.optim.interfaces import Apply, Backward, BadState, Compressor, Measured, PrivateStep
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
+from aftermath.optim.moe_bias import Balances
 from aftermath.optim.outer_muon import OuterMuon
-from aftermath.optim.parts import Apply, Backward, BadState, Compressor, Measured, PrivateStep
-from aftermath.optim.private_blocks import BlockSpan, StateOutline, outline
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
-from aftermath.optim.votes import Votes
+from aftermath.optim.state_merkle import BlockSpan, StateOutline, outline
 
 T = TypeVar("T")
 MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Compressor]

@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.basis import COLUMN_SUM_BITS, basis
+from aftermath.optim.dct_basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.on_gpu import OnGpu, counts
-from aftermath.optim.tally import check_votes, tally
-from aftermath.optim.votes import Votes
+from aftermath.optim.vote_count import check_votes, tally
 
 # The computation per block of edges h x w (blocks of vectors have h = 1):
 # 1. Per coefficient the mean over the peers that kept it: m = round(2^26 S / c) (halves away from
 # zero), with c the number of peers that sent it and S the sum of their votes. Coefficients that
 # nobody sent are 0.
-# 2. T = round(2^-27 m Bw) (halves to even) with the integer basis Bw of edge w (`optim.basis`).
+# 2. T = round(2^-27 m Bw) (halves to even) with the integer basis Bw of edge w (`optim.dct_basis`).
 # 3. Y = Bh^T T (for h = 1: Y = m Bw, without rounding). The answer is sign(Y) in {-1, 0, +1}.
 # Edges of 1 have the basis (2^27), so step 2 leaves m unchanged for w = 1.
 #

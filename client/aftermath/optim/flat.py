@@ -19,9 +19,9 @@ from aftermath.model.segments import view
 from aftermath.optim import on_gpu
 from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.layout import Group, LevelLayout, Part
-from aftermath.optim.tally import added_up
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.transform import cells, matrices, padding, strongest
-from aftermath.optim.votes import Votes
+from aftermath.optim.vote_count import added_up
 
 LANES = 1024
 _SMALL = 0.7 * 2.0**-40  # a rate of means
@@ -125,7 +125,7 @@ def subtract_means(
     rate: float,
 ) -> None:
     """tensors <- tensors - sums / divisors * rate, with sums and counts by position
-    (`tally.added_up`).
+    (`vote_count.added_up`).
     """
     from aftermath.kernels import triton_levels
 

@@ -2,7 +2,7 @@
 
 The parameters move to x - lr sign(residual) for the backward pass, and are restored exactly, also
 after an error. The pseudo-gradient is lr times the gradient, clipped by its global norm. Balance
-vectors get their load errors instead (`optim.balance`).
+vectors get their load errors instead (`optim.moe_bias`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from aftermath.optim.balance import Balances, learnt, load_error, nothing_balances
 from aftermath.optim.clip import clip_gradients, finite
-from aftermath.optim.parts import Backward, BadState, PseudoGradient
-from aftermath.optim.private_blocks import BlockSpan
+from aftermath.optim.interfaces import Backward, BadState, PseudoGradient
+from aftermath.optim.moe_bias import Balances, learnt, load_error, nothing_balances
 from aftermath.optim.rounding import to_fp32
+from aftermath.optim.state_merkle import BlockSpan
 
 GoAhead = Callable[[Mapping[str, Tensor], float], None]
 """Changes parameters by -rate times the signs of the residual."""

@@ -19,8 +19,8 @@ from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import AftermathError
 from aftermath.model.schema import header
 from aftermath.optim.codec import decode_level
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import MAX_JSON_BYTES, Schema
-from aftermath.optim.votes import Votes
 from aftermath.rules.limits import RUN_ID_BYTES
 
 FORMAT_VERSION = "2"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.balance import Balances, balance, learnt, nothing_balances
 from aftermath.optim.clip import (
     LARGEST_RESIDUAL,
     NonFiniteGradient,
@@ -22,9 +21,10 @@ from aftermath.optim.clip import (
     refuse_beyond,
 )
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
-from aftermath.optim.parts import Backward, PseudoGradient
-from aftermath.optim.private_blocks import BlockSpan
+from aftermath.optim.interfaces import Backward, PseudoGradient
+from aftermath.optim.moe_bias import Balances, balance, learnt, nothing_balances
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.state_merkle import BlockSpan
 
 _LARGEST_GRADIENT = 1e19  # the square of a larger one overflows fp32 and makes a moment infinite
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.eager import AdamW
+from aftermath.optim.interfaces import Remembering
 from aftermath.optim.moments import (
     bytes_of,
     may_fuse,
@@ -21,9 +22,8 @@ from aftermath.optim.moments import (
     take_moments,
 )
 from aftermath.optim.muon import Muon, MuonSettings
-from aftermath.optim.parts import Remembering
-from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8

@@ -1,8 +1,8 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
 Votes are counted on the CPU, unless kernels count them on a GPU (`optim.on_gpu`, `optim.flat`) or
-results keep every number (`optim.whole`, `optim.packed`). All votes are checked before the first
-parameter changes.
+results keep every number (`optim.dense_mean`, `optim.packed`). All votes are checked before the
+first parameter changes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import flat, packed, whole
+from aftermath.optim import dense_mean, flat, packed
 from aftermath.optim.compiled import Counted, Task, usable
 from aftermath.optim.flat import LevelTensors, tensors_of
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.level_votes import Votes, WholeVotes
 from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.packed import PackedVotes
 from aftermath.optim.sparseloco import REACH, SparseLoCo
-from aftermath.optim.tally import added_up, check_votes, tally_multiples
 from aftermath.optim.transform import subtract
-from aftermath.optim.votes import Votes, WholeVotes
+from aftermath.optim.vote_count import added_up, check_votes, tally_multiples
 from aftermath.rules.sparseloco import DivisorName
 
 # Per coefficient: S is the sum over the accepted results of multiples of the lattice's smallest
@@ -71,7 +71,7 @@ class MeanApply:
         results = {level: votes for level, votes in results.items() if votes}
         for level, votes in results.items():
             check_votes(votes, level, torch.int64)
-        whole_votes = whole.votes_of(results)
+        whole_votes = dense_mean.votes_of(results)
         others = {level: votes for level, votes in results.items() if level not in whole_votes}
         for change in (self._placed(others, most, lr), self._whole(whole_votes, most, lr)):
             change()
@@ -115,7 +115,7 @@ class MeanApply:
         by = self._settings.divisor
         on_device = {level: own for level, votes in results.items() if (own := self._packed(votes))}
         decided = {
-            level: whole.means(
+            level: dense_mean.means(
                 votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device
             )
             for level, votes in results.items()

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aftermath.optim.interfaces import BadState
 from aftermath.optim.muon import Muon
-from aftermath.optim.parts import BadState
 
 _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 _MATRIX = {"momentum"}

@@ -21,8 +21,8 @@ from aftermath.model.schema import Segment
 from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
 from aftermath.optim.layout import Group, LevelLayout, Part
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.transform import ZERO_BELOW, matrices, strongest
-from aftermath.optim.votes import Votes
 
 logger = logging.getLogger(__name__)
 _FEW = (

@@ -17,12 +17,12 @@ from torch import Tensor
 from aftermath.optim.flat import LevelTensors, tensors_of
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import LevelLayout, Part
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.polar import exact_polar
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells
-from aftermath.optim.votes import Votes
 
 _AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
 """Entries of queued means: few, to fit a core's cache, or many, to keep a GPU busy."""

@@ -16,12 +16,12 @@ from torch import Tensor
 from aftermath.kernels.runtime import run_parallel
 from aftermath.optim import digits, flat, on_gpu
 from aftermath.optim.bitstrings import pack_bits
+from aftermath.optim.dense_mean import means
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST
 from aftermath.optim.layout import LevelLayout
+from aftermath.optim.level_votes import WholeVotes
 from aftermath.optim.transform import cells, strongest
-from aftermath.optim.votes import WholeVotes
-from aftermath.optim.whole import means
 
 _AT_ONCE = 2 << 20  # bytes per copying thread
 Unpack = Callable[[bytes], WholeVotes]
@@ -91,8 +91,8 @@ def count(
     divisors: Sequence[float],
     rate: float,
 ) -> None:
-    """Change the table's tensors by the mean of all votes like `whole.means`, or store the mean
-    there.
+    """Change the table's tensors by the mean of all votes like `dense_mean.means`, or store the
+    mean there.
 
     `divisors` are by the number of voters. No vote counts more than `most`, and `rate` is the
     smallest lattice value's.

@@ -19,16 +19,16 @@ from aftermath.model.segments import view
 from aftermath.optim import compiled
 from aftermath.optim.codec import decode_level, encode_groups
 from aftermath.optim.distro import Distro
+from aftermath.optim.error_feedback import take_back
 from aftermath.optim.exact import MEAN_BITS, signs
-from aftermath.optim.feedback import take_back
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import changes, placed
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, padding, strongest, subtract
-from aftermath.optim.votes import Votes
 
 _MODEL = {
     "model_type": "llama",

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from aftermath.optim.basis import basis
 from aftermath.optim.blocks import UNUSED, Blocks
+from aftermath.optim.dct_basis import basis
 
 ZERO_BELOW = torch.finfo(torch.float32).tiny
 """Coefficients below the smallest normal number count as zero."""

@@ -20,7 +20,7 @@ from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import load_hf_config, local_directory
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.run_schema import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.rules.schedules import highest_rate

@@ -1,7 +1,7 @@
 """One rank's part of the error feedback: it alone holds these blocks and selects from them.
 
 The part is on the rank's device and computed as on a single rank. Tensor names are those of
-`optim.remembered`; the rows are a subset. Both sides know the sizes of what they exchange
+`optim.state_checks`; the rows are a subset. Both sides know the sizes of what they exchange
 (`RankBlocks`), and it passes through the CPU.
 """
 
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.layout import level_layout
 from aftermath.optim.moments import Kind
-from aftermath.optim.parts import PseudoGradient
-from aftermath.optim.private_blocks import BlockSpan, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
+from aftermath.optim.state_merkle import BlockSpan, block_of, told_of, told_size
 from aftermath.parallel.commands import (
     Compress,
     CopyState,

@@ -17,8 +17,8 @@ from aftermath.model.schema import Segment
 from aftermath.model.segments import view
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.format import ResultFormat
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.layout import LevelLayout, Part, level_layout
-from aftermath.optim.parts import PseudoGradient
 
 _NUMBERS_OF_AN_ENTRY = 3  # an int64 and an fp32, in fp32 numbers
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from aftermath.optim.clip import scale
 from aftermath.optim.inner_optimizer import inner_optimizer, step_at
 from aftermath.optim.moments import Kind, States, bytes_of, moment_kinds, moments_in, states_of
-from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
 from aftermath.parallel.commands import (
     CopyForUndo,
     CopyMoments,

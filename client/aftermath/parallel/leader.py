@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
-from aftermath.optim.parts import Loss
+from aftermath.optim.interfaces import Loss
 from aftermath.parallel.commands import BeginShare, BuildNetwork, Gather, Measure, TrainMicroBatches
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.sharded import ShardedModel, any_out_of_memory

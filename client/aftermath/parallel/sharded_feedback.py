@@ -1,4 +1,4 @@
-"""The error feedback of a member, divided over its ranks (`optim.feedback` on one).
+"""The error feedback of a member, divided over its ranks (`optim.error_feedback` on one).
 
 Each rank adds the pseudo-gradient to its part and selects from it. The first rank collects the few
 indices and values and makes the payload, bit-identical to that of a single rank. The state itself
@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.optim.balance import Balances
 from aftermath.optim.codec import encode_groups, encode_level
-from aftermath.optim.feedback import check_made, follow, measured
+from aftermath.optim.error_feedback import check_made, follow, measured
 from aftermath.optim.format import ResultFormat
+from aftermath.optim.interfaces import Measured, PseudoGradient
 from aftermath.optim.layout import Part, level_layout
-from aftermath.optim.parts import Measured, PseudoGradient
-from aftermath.optim.private_blocks import BlockSpan, digests_told, told_size
-from aftermath.optim.remembered import check_state, state_sizes
+from aftermath.optim.moe_bias import Balances
 from aftermath.optim.schema import Schema
+from aftermath.optim.state_checks import check_state, state_sizes
+from aftermath.optim.state_merkle import BlockSpan, digests_told, told_size
 from aftermath.parallel.commands import (
     Compress,
     CopyState,

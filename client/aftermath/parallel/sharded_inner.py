@@ -16,9 +16,9 @@ from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
 from aftermath.optim.moments import Kind, bytes_of, check_moments
-from aftermath.optim.private_blocks import BLOCK, BlockSpan
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.state_merkle import BLOCK, BlockSpan
 from aftermath.parallel.commands import (
     CopyForUndo,
     CopyMoments,

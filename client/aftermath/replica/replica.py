@@ -17,11 +17,11 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.config import ModelConfig
 from aftermath.model.segments import level_hash
 from aftermath.optim.engine import Engine, MakeResult, Trained
-from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.error_feedback import ErrorFeedback
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
-from aftermath.optim.parts import Loss
+from aftermath.optim.interfaces import Loss
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.schema import Schema
-from aftermath.optim.votes import Votes
 from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
 from aftermath.replica.options import PLAIN, Arithmetic, indices_named
 from aftermath.replica.pass_size import OutOfMemory, PassSize

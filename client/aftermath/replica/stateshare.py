@@ -17,7 +17,7 @@ from torch import Tensor
 from aftermath.base.errors import AftermathError
 from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, proves
 from aftermath.optim.engine import Engine
-from aftermath.optim.private_blocks import BlockSpan, StateOutline, block_of, outline
+from aftermath.optim.state_merkle import BlockSpan, StateOutline, block_of, outline
 from aftermath.p2p.transport import RequestRefused, Transport, short
 
 TOPIC = "state"

@@ -43,7 +43,7 @@ from aftermath.member.stake import ModelLost
 from aftermath.member.stall_detector import StallDetector
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.run_schema import agreed_schema
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.members import Members

@@ -18,7 +18,7 @@ from aftermath.data.source import Source, WrongTokens
 from aftermath.model.architectures import is_of
 from aftermath.model.documents import CheckpointError
 from aftermath.model.outline import Outline, read_outline
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.run_schema import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, DataLocation, Model

@@ -14,7 +14,7 @@ from aftermath.member.ports import Desync, Ports
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.member.rounds.resolve import RoundResolver
 from aftermath.member.rounds.throughput import Throughput
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
 from aftermath.rules.run import Round, Run
 
 

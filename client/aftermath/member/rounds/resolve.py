@@ -19,7 +19,7 @@ from aftermath.member.results import Results
 from aftermath.member.rounds.background import BackgroundTasks
 from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.epoch import Epoch
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
 from aftermath.rules.availability import had_by_all, judged_by
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
 from aftermath.rules.run import Round, Run

@@ -50,7 +50,7 @@ class DeepseekShape(ScaledConfig):
         "self_attn.o_proj.weight": 1,
     }
     # The bias moves by how often each expert is chosen, as published, and by nothing else
-    # (`optim.balance`). There is no auxiliary loss.
+    # (`optim.moe_bias`). There is no auxiliary loss.
     CHOICE_BIAS: ClassVar[bool] = False
     """Whether experts are chosen by their scores and a bias."""
     CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "moe_intermediate_size")

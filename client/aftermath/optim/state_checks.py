@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.blocks import UNUSED
+from aftermath.optim.interfaces import BadState
 from aftermath.optim.lattice import digits_of, is_half_more
 from aftermath.optim.layout import LevelLayout
-from aftermath.optim.parts import BadState
 
 
 def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from aftermath.optim.basis import UnsupportedEdge, basis, integer_basis, scale_bits
 from aftermath.optim.blocks import MAX_EDGE
+from aftermath.optim.dct_basis import UnsupportedEdge, basis, integer_basis, scale_bits
 from aftermath.optim.schema import Schema, SchemaError
 from optim.optim_oracle import real_basis, toy_inner, toy_schema
 

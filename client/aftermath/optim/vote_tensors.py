@@ -17,11 +17,11 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.format import Transform
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import most_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells, inverse
-from aftermath.optim.votes import Votes
 
 
 def dense_shapes(schema: Schema) -> dict[str, tuple[int, ...]]:

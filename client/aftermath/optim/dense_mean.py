@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.layout import LevelLayout
-from aftermath.optim.votes import Votes, WholeVotes
+from aftermath.optim.level_votes import Votes, WholeVotes
 
 _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 23}
 """Numbers per batch: what fits a core's cache, or keeps a GPU busy. MPS has no float64 and uses the

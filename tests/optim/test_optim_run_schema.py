@@ -17,8 +17,8 @@ from aftermath.config.training import (
     SparseLoCoSettings,
 )
 from aftermath.model.schema import SchemaError
-from aftermath.optim.agreed import settings_of
 from aftermath.optim.distro import Distro
+from aftermath.optim.run_schema import settings_of
 from aftermath.optim.schema import SETTINGS
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules import sparseloco, state

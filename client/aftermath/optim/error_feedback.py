@@ -18,16 +18,16 @@ from torch import Tensor
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim import compiled, flat, on_gpu
-from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.codec import encode_groups
 from aftermath.optim.format import ResultFormat, Transform
+from aftermath.optim.interfaces import Measured, PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
-from aftermath.optim.parts import Measured, PseudoGradient
-from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
-from aftermath.optim.remembered import check_state, state_sizes
+from aftermath.optim.moe_bias import Balances, nothing_balances
+from aftermath.optim.state_checks import check_state, state_sizes
+from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
 from aftermath.optim.transform import (
     ZERO_BELOW,
     cells,

@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.optim import digits, mean, packed, whole
+from aftermath.optim import dense_mean, digits, mean, packed
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import decode_level, encode_groups, encode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.feedback import ErrorFeedback, entries_of
+from aftermath.optim.error_feedback import ErrorFeedback, entries_of
+from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import level_layout
-from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.level_votes import Votes, WholeVotes
 from aftermath.optim.schema import Schema
-from aftermath.optim.votes import Votes, WholeVotes
 from optim.optim_oracle import RAGGED, toy_inner
 from optim.optim_replica import bits, gradients, tensors
 
@@ -69,7 +69,7 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
     applied = []
     for taken, counted in ((votes, 1), (placed, 0)):
         params = tensors(schema, 0, 0)
-        with mock.patch.object(mean.whole, "means", side_effect=whole.means) as means:
+        with mock.patch.object(mean.dense_mean, "means", side_effect=dense_mean.means) as means:
             Engine(schema, 0, params)._apply.apply(taken, 0.01)
         assert means.call_count == counted * schema.results.levels
         applied.append(bits(params))
@@ -103,9 +103,9 @@ def test_steps_ignore_order_and_batch_size(name: str, seed: int, most: int, at_o
         votes.append(WholeVotes(level, digits, moved, layout))
     divisors = [0.0, 1.0, 1.5, 2.0, 7.0]
     cpu = torch.device("cpu")
-    found = whole.means(votes, layout, most, divisors, SMALLEST, cpu)
-    with mock.patch.dict(whole._AT_ONCE, cpu=at_once):
-        again = whole.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
+    found = dense_mean.means(votes, layout, most, divisors, SMALLEST, cpu)
+    with mock.patch.dict(dense_mean._AT_ONCE, cpu=at_once):
+        again = dense_mean.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
     for number, (one, other) in enumerate(zip(found, again, strict=True)):
         assert torch.equal(one, other)
         whole_numbers = [
@@ -124,7 +124,7 @@ def test_device_without_float64_counts_on_the_cpu() -> None:
     votes = [decode_level(data, schema.results, 0) for data in results_of(schema, 2, 0.3)[0]]
     assert all(
         own.device.type == "meta"
-        for own in whole.means(votes, layout, 9, [0, 1, 2], 1.0, torch.device("meta"))
+        for own in dense_mean.means(votes, layout, 9, [0, 1, 2], 1.0, torch.device("meta"))
     )
 
 

@@ -13,13 +13,13 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.optim import compiled, mean, sign
-from aftermath.optim.balance import load_error
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
+from aftermath.optim.level_votes import Votes
+from aftermath.optim.moe_bias import load_error
 from aftermath.optim.schema import Schema, Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.optim.votes import Votes
 
 torch.set_num_threads(1)
 

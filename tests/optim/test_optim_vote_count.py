@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.optim.lattice import LARGEST, LEAST, MOST
-from aftermath.optim.tally import tally, tally_multiples
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
+from aftermath.optim.vote_count import tally, tally_multiples
 
 
 @given(

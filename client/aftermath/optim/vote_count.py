@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
 
 MAX_PEERS = 256
 _DENSE = 2  # with one vote per 2 positions, counting takes about as long as sorting

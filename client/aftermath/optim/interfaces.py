@@ -15,8 +15,8 @@ from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 from aftermath.optim.layout import Part
-from aftermath.optim.private_blocks import BlockSpan
-from aftermath.optim.votes import Votes
+from aftermath.optim.level_votes import Votes
+from aftermath.optim.state_merkle import BlockSpan
 
 Loss = float | Tensor
 """A number, or a tensor on a GPU that was not read yet, because a read waits for the GPU."""
@@ -68,7 +68,7 @@ class Remembering(Protocol):
         """Return copies of the state on the CPU."""
 
     def digests(self) -> list[bytes]:
-        """Return the digests of the state's blocks (`optim.private_blocks`)."""
+        """Return the digests of the state's blocks (`optim.state_merkle`)."""
 
     def block(self, place: BlockSpan) -> bytes:
         """Return the bytes of a block of the state."""

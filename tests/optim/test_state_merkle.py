@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from aftermath.base.merkle import block_digest
-from aftermath.optim import private_blocks
+from aftermath.optim import state_merkle
 from aftermath.optim.engine import outline_of
-from aftermath.optim.feedback import ErrorFeedback
-from aftermath.optim.private_blocks import (
+from aftermath.optim.error_feedback import ErrorFeedback
+from aftermath.optim.state_merkle import (
     StateOutline,
     block_of,
     digests_of,
@@ -40,8 +40,8 @@ def test_schema_determines_the_blocks(name: str, tier: int) -> None:
 def test_root_is_equal_for_any_number_of_threads(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_blocks, "BLOCK", 256)
-    monkeypatch.setattr(private_blocks, "_PIECE", 1024)
+    monkeypatch.setattr(state_merkle, "BLOCK", 256)
+    monkeypatch.setattr(state_merkle, "_PIECE", 1024)
     _, engine = trained(OPTIMIZERS[name], 0)
     state = engine.remembered()
     parts = outline({name: tensor.nbytes for name, tensor in state.items()})
@@ -89,13 +89,13 @@ def test_cancelled_share_leaves_the_root_unchanged() -> None:
 
 
 def test_no_block_has_bytes_of_two_tensors() -> None:
-    parts = StateOutline((("a", private_blocks.BLOCK + 4), ("b", 8), ("c", private_blocks.BLOCK)))
+    parts = StateOutline((("a", state_merkle.BLOCK + 4), ("b", 8), ("c", state_merkle.BLOCK)))
     places = [parts.place(index) for index in range(parts.count)]
     assert [(place.name, place.size) for place in places] == [
-        ("a", private_blocks.BLOCK),
+        ("a", state_merkle.BLOCK),
         ("a", 4),
         ("b", 8),
-        ("c", private_blocks.BLOCK),
+        ("c", state_merkle.BLOCK),
     ]
     assert parts.size == sum(place.size for place in places)
     for index in (-1, 4):
@@ -124,7 +124,7 @@ def test_summaries_of_runs_give_the_block_digests(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs have any length and start anywhere. The size of each summary is known in advance."""
-    monkeypatch.setattr(private_blocks, "BLOCK", 256)
+    monkeypatch.setattr(state_merkle, "BLOCK", 256)
     whole = torch.arange(size // 4, dtype=torch.float32)
     expected = digests_of({"x": whole})
     for step in (1, 3, 30, 63, 64, 65, 128, 1024):
