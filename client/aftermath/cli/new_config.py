@@ -18,8 +18,9 @@ from aftermath.cli.model_init import document
 from aftermath.config.document import RunConfig, RunRules
 from aftermath.config.read import optimizer_of
 from aftermath.config.recipe import recipe_of
-from aftermath.config.sources import Checkpoint, DataLocation, LocalCheckpoint, LocalData
+from aftermath.config.sources import DataLocation, LocalData
 from aftermath.config.spec import ARCHITECTURES
+from aftermath.config.start_checkpoint import Checkpoint, LocalCheckpoint
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of

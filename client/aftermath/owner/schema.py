@@ -146,7 +146,7 @@ def not_done(config: RunConfig) -> Iterator[Mistake]:
             f"verification_percent = {percent}: no client recomputes results yet, so verifiers would stand idle; use 0",
             "verification-not-there",
         )
-    if config.llm.data_type == "Finetuning" and config.llm.data_location.Preprocessed is None:
+    if config.llm.data_type == "Finetuning" and not config.llm.data_location.source.has_labels:
         yield Mistake(
             (*_LLM, "data_type"),
             'data_type = "Finetuning": only data_location = { Preprocessed = "DIR" } has labels; use that, or '

@@ -117,6 +117,8 @@ class DataKind(IntEnum):
     HTTP_GCP = 5
     WEIGHTED_HTTP = 6
     PREPROCESSED = 7
+    OTHER = 255
+    """A kind that another package adds."""
 
 
 class ScheduleKind(IntEnum):
