@@ -7,6 +7,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 ENTRY_POINTS = {
     "aftermath.data_sources": "Counting = extending.toy_source:CountingData",
+    "aftermath.architectures": "Averaging = extending.toy_architecture:AveragingConfig",
 }
 """A line for each kind, as in the `[project.entry-points]` tables of a pyproject.toml."""
 

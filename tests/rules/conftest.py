@@ -19,7 +19,7 @@ def configured_model() -> Model:
     return Model(
         metadata=Metadata("test", "", 0, 0),
         client_version="",
-        architecture=0,
+        architecture="HfLlama",
         data_type=0,
         max_seq_len=64,
         cold_start_warmup_steps=10,

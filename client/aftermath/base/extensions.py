@@ -36,6 +36,11 @@ def extensions(group: str, base: type[K]) -> dict[str, type[K]]:
     return kinds
 
 
+def extension_names(group: str) -> tuple[str, ...]:
+    """Return the names that installed packages register in a group. Imports none of them."""
+    return tuple(sorted(entry_points(group=group).names))
+
+
 def _refused(entry: EntryPoint, why: str) -> BadExtension:
     package = entry.dist.name if entry.dist is not None else "a package"
     return BadExtension(

@@ -111,7 +111,7 @@ _NOWHERE = {
     "source": DummyData(),
 }
 NO_SPEC: Mapping[str, Any] = {
-    "architecture": 0,
+    "architecture": "",
     "data_type": 0,
     "data_location": DataLocation(**_zeros(DataLocation) | _NOWHERE),
     "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),

@@ -163,7 +163,7 @@ class Model:
 
     metadata: Metadata
     client_version: str
-    architecture: int
+    architecture: str
     data_type: int
     max_seq_len: int
     cold_start_warmup_steps: int

@@ -23,7 +23,7 @@ from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, DataLocation, Model
-from aftermath.rules.state import Architecture, CheckpointKind, DataType
+from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.admission import check_model
 from aftermath.train.locations import name_of, open_source
 
@@ -92,7 +92,7 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
     `agreed_schema` does.
     """
     if not is_of(
-        config, Architecture(model.architecture)
+        config, model.architecture
     ):  # before anything is built of what may be a stranger's file
         raise Unsuitable(
             f"{whose} does not fit run {run_id}: its model_type {escaped(str(config.get('model_type'))[:60])} is of "
