@@ -52,8 +52,11 @@ from aftermath.replica.passes import arithmetic_of
 
 ARMS = Path(__file__).with_name("arms.toml")
 RUNS = Path(__file__).with_name("measured") / "runs"
-CORPUS_BYTES, HELD_OUT_PERCENT = 16_000_000, 20
-SEQ_LEN, MICRO_BATCH, HELD_OUT = 128, 8, 256
+CORPUS_BYTES = 16_000_000
+HELD_OUT_PERCENT = 20
+SEQ_LEN = 128
+MICRO_BATCH = 8
+HELD_OUT = 256
 SAVES = 16
 """How often a training is saved on its way."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -208,10 +211,13 @@ def train(training: Training, root: Path) -> dict[str, Any]:
     device = exact_device(_document()["size"][training.size].get("device", "cpu"))
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
     begun = start(recipe, device, arithmetic_of(device, "auto", "off"))
-    out, every, seconds = None, recipe.steps, time.perf_counter
+    out = None
+    every = recipe.steps
+    seconds = time.perf_counter
     if device.type == "cpu":
         out = root / "under-way" / hashlib.sha256(training.key.encode()).hexdigest()[:16]
-        every, seconds = max(2, recipe.steps // SAVES), time.process_time
+        every = max(2, recipe.steps // SAVES)
+        seconds = time.process_time
     clock = _Clock(every, seconds)
     Course(recipe, begun, clock.take, out, every).run()
     if out is not None:
@@ -249,7 +255,10 @@ class _Clock:
     """
 
     def __init__(self, save_every: int, seconds: Callable[[], float]) -> None:
-        self.seconds, self.rounds, self._save_every, self._read = 0.0, 0, save_every, seconds
+        self.seconds = 0.0
+        self.rounds = 0
+        self._save_every = save_every
+        self._read = seconds
         self.last: Event | None = None
         self._since = seconds()
 
@@ -259,7 +268,8 @@ class _Clock:
         if isinstance(event, lab_events.Step) and event.step % self._save_every != 1:
             self.seconds += now - self._since
             self.rounds += 1
-        self.last, self._since = event, now
+        self.last = event
+        self._since = now
 
 
 def runs_of(size: str, source: Path = ARMS) -> Path:

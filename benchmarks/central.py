@@ -43,7 +43,7 @@ from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.server.client_backend import CentralPool
+from aftermath.server.client_backend import ServerRpcPool
 from aftermath.server.connection import ServerConnection
 
 RUN = "bench"
@@ -154,11 +154,12 @@ class _Clock:
 @contextlib.asynccontextmanager
 async def connected(port: int) -> Any:
     """(client of the run, its peer key) of a new identity."""
-    wallet, peer = Wallet(Keypair()), Keypair()
+    wallet = Wallet(Keypair())
+    peer = Keypair()
     link = ServerConnection(f"127.0.0.1:{port}", None, RUN, wallet, peer)
     seed = int.from_bytes(wallet.public[:4])
     async with (
-        CentralPool(link, patience=60.0, seed=seed) as pool,
+        ServerRpcPool(link, patience=60.0, seed=seed) as pool,
         SolanaMember(pool, wallet, RUN, client_version="") as chain,
     ):
         yield chain, peer
@@ -177,7 +178,8 @@ async def light_member(port: int, rounds: int) -> None:
                 break
             except Unavailable:  # all of them join at once, on the cores of the server
                 continue
-        clock, feed = _Clock(), RunFeed(await chain.view())
+        clock = _Clock()
+        feed = RunFeed(await chain.view())
         ticker = asyncio.create_task(Ticker(chain, feed, clock, StallDetector(clock)).run())
         try:
             async for view in chain.views():
@@ -201,7 +203,8 @@ def over(run: Run, rounds: int) -> bool:
 
 async def duty(chain: SolanaMember, feed: RunFeed) -> None:
     """What an elected witness owes in the state there is, once."""
-    run, members = feed.run, feed.members
+    run = feed.run
+    members = feed.members
     seat = members.find(chain.wallet)
     current = run.current
     if seat is None or current.attested >> seat & 1:
@@ -247,16 +250,19 @@ async def observe(
     began: list[float] = []
     attested: list[float] = []
     used = 0.0
-    elected, height = 0, -1
+    elected = 0
+    height = -1
     async with asyncio.timeout(LIMIT), connected(port) as (chain, _):
         async for view in chain.views():
-            run, now = view.run, time.monotonic()
+            run = view.run
+            now = time.monotonic()
             if run.state.training and run.current.height != height:
                 height = run.current.height
                 used = used or cpu(process)
                 began.append(now)
                 chosen = witnesses(run.current, view.members)
-                elected, quorum_seen = len(chosen), False
+                elected = len(chosen)
+                quorum_seen = False
             if (
                 run.state.training
                 and not quorum_seen

@@ -37,7 +37,9 @@ from programs.scenario import EVERYONE, SPEC, Scenario, member
 # this benchmark.
 UPSTREAM_ONE_POSITION = 29_026
 FEE = 5_000
-GOAL_UNITS, LIMIT_UNITS, GOAL_PUSH = 50_000, 150_000, 2_048
+GOAL_UNITS = 50_000
+LIMIT_UNITS = 150_000
+GOAL_PUSH = 2_048
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 ENCODINGS = ("base64", "base64+zstd")
 
@@ -124,7 +126,8 @@ def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
 
 def authorizations(run: Scenario) -> None:
     """Everybody may join; a second authorization goes through all its changes."""
-    grantor, grantee = run.grantor, member(5_000)
+    grantor = run.grantor
+    grantee = member(5_000)
     keys = dict.fromkeys(("payer", "sponsor", "delegates_sponsor"), run.world.payer.pubkey())
     keys |= {"grantor": grantor.pubkey(), "grantee": grantee.pubkey()}
     public = keys | {"authorization": authorization_address(grantor.pubkey(), EVERYONE)}
@@ -218,7 +221,8 @@ def judge(run: Scenario) -> None:
     """A verifier of the round before finds that a member's result is not what the data gives."""
     before = run.run.round(run.run.current.height - 1)
     assert before is not None
-    percent, seats = run.run.config.verification_percent, run.members.seats
+    percent = run.run.config.verification_percent
+    seats = run.members.seats
     verifiers = [
         seat
         for seat, role in committee.roles(before, percent).items()
@@ -227,7 +231,8 @@ def judge(run: Scenario) -> None:
     shares = assignment.assign(before, run.members, percent)
     target = next(seat for seat, share in shares.items() if share.len)
     # one vote alone would eject
-    sender, mismatch = run.index_of(seats[verifiers[0]].signer), len(verifiers) > 1
+    sender = run.index_of(seats[verifiers[0]].signer)
+    mismatch = len(verifiers) > 1
     run.by(sender, "verify", verifiers[0], before.height, target, mismatch)
 
 
@@ -305,7 +310,8 @@ def end_in_time(
 
 def done(run: Scenario) -> None:
     """See `end_in_time`."""
-    state, record = run.world.record("Run", run.run_id), run.world.record("Members", run.run_id)
+    state = run.world.record("Run", run.run_id)
+    record = run.world.record("Members", run.run_id)
     state["config"]["total_steps"] = state["step"] - 1
     record["seats"]["pending"] = record["seats"]["used"]
     run.world.store("Run", run.run_id, state)
@@ -320,10 +326,8 @@ def fail(run: Scenario, tiers: int) -> None:
     )
     appoint(run, record, tiers)
     everybody = (1 << bitmap.MAX_MEMBERS) - 1
-    record["shown"][0][:-1], record["shown"][0][-1] = (
-        bitmap.to_bytes(everybody & ~passed),
-        bitmap.to_bytes(passed),
-    )
+    record["shown"][0][:-1] = bitmap.to_bytes(everybody & ~passed)
+    record["shown"][0][-1] = bitmap.to_bytes(passed)
     record["proven"][0] = bitmap.to_bytes(run.members.proven & passed)
     run.world.store("Members", run.run_id, record)
 
@@ -346,7 +350,8 @@ def level_drop(clients: int) -> int:
     run = begun(clients, 3)
     everyone_attests(run)
     everyone_attests(run)
-    seats, chosen = run.members.seats, [run.seat_of(index) for index in run.elected()]
+    seats = run.members.seats
+    chosen = [run.seat_of(index) for index in run.elected()]
     judges = [seat for seat in chosen if seats[seat].tier == 0]
     judged = run.run.round(run.run.current.height - 1)
     assert judged is not None
@@ -450,7 +455,8 @@ def show(result: dict[str, Any]) -> None:
             name.ljust(36), *(f"{unit:>8,}" if unit is not None else f"{'-':>8}" for unit in units)
         )
     print(f"\nhighest {result['compute_units_max']:,} (goal {GOAL_UNITS:,}, limit {LIMIT_UNITS:,})")
-    ours, theirs = result["all_positions_units"], result["upstream_one_position_units"]
+    ours = result["all_positions_units"]
+    theirs = result["upstream_one_position_units"]
     print(
         f"all {sizes[-1]} positions of a committee: {ours:,}; upstream's draw of one position: {theirs:,}"
     )

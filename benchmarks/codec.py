@@ -54,8 +54,10 @@ from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from distro import DECAY, LR, MODEL, best, dct_rows, decode_all, encoded, noise, the_schema
 
-PEERS, MANY = 16, 32
-TOPK, EDGE = 8, 64
+PEERS = 16
+MANY = 32
+TOPK = 8
+EDGE = 64
 DEMO_BYTES = 8 + 4  # of an index and a value
 GPT2 = MODEL | {
     "vocab_size": 50257,
@@ -74,10 +76,8 @@ class Demo:
     """DeMo's optimizer for one replica: no exactness, and no bytes."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        self.params, self.delta = (
-            params,
-            {name: torch.zeros_like(tensor) for name, tensor in params.items()},
-        )
+        self.params = params
+        self.delta = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         self.rows = dct_rows(EDGE).float()
 
     def chunks(self, tensor: Tensor) -> Tensor:
@@ -159,9 +159,11 @@ def least_bytes(results: ResultFormat) -> float:
     """Of a result, if all that its blocks can say took equally many bits, and no whole number of
     them.
     """
-    exponents, values = 1, 2
+    exponents = 1
+    values = 2
     if results.values.lattice_bits:
-        exponents, values = MOST - LEAST + 1, 1 << results.values.lattice_bits
+        exponents = MOST - LEAST + 1
+        values = 1 << results.values.lattice_bits
     kinds = Counter(
         (blocks.size, blocks.topk) for blocks in results.blocks for _ in range(blocks.count)
     )
@@ -204,11 +206,10 @@ def seconds(*actions: Callable[[], object], repeats: int = 5) -> list[float]:
 def against_demo(schema: Schema, repeats: int = 5) -> dict[str, float]:
     """DeMo's seconds over ours, for a result and for applying those of 16 members."""
     params = noise(schema, 0)
-    ours, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
-    demo, grads = (
-        Demo({name: tensor.clone() for name, tensor in params.items()}),
-        noise(schema, 100),
-    )
+    ours = Engine(schema, 0, params)
+    feedback = ErrorFeedback(schema.results, 0, params, DECAY)
+    demo = Demo({name: tensor.clone() for name, tensor in params.items()})
+    grads = noise(schema, 100)
     step = PseudoGradient(grads, LR, 0.0)
     encode, demos = seconds(
         partial(feedback.compress, step), partial(demo.encode, grads), repeats=repeats

@@ -31,10 +31,16 @@ from aftermath.data.tokens import TokenFiles
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from faulty_web import serving
 
-SEQ_LEN, VOCAB, SHARE = 2048, 50257, 256
+SEQ_LEN = 2048
+VOCAB = 50257
+SHARE = 256
 LINK = 100e6 / 8  # bytes per second
-FILES, TOKENS = 4, 1 << 24
-ROUND, APPLY, ROUNDS, OF_A_ROUND = 10.0, 0.1, 5, 32
+FILES = 4
+TOKENS = 1 << 24
+ROUND = 10.0
+APPLY = 0.1
+ROUNDS = 5
+OF_A_ROUND = 32
 
 
 def local(folder: Path) -> dict[str, float]:
@@ -81,7 +87,8 @@ def http(folder: Path) -> dict[str, float]:
 def measure() -> dict[str, Any]:
     """Everything this benchmark reports."""
     with tempfile.TemporaryDirectory(prefix="aftermath-data-") as place:
-        folder, draw = Path(place), np.random.default_rng(1)
+        folder = Path(place)
+        draw = np.random.default_rng(1)
         for number in range(FILES):
             tokens = draw.integers(0, VOCAB, TOKENS).astype("<u2")
             (folder / f"{number}.bin").write_bytes(tokens.tobytes())

@@ -36,7 +36,8 @@ from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.transform import cells, inverse
 from aftermath.optim.votes import Votes
 
-LR, DECAY = 1e-3, 0.999
+LR = 1e-3
+DECAY = 0.999
 TIE = 1e-12
 CPU = torch.device("cpu")
 MODEL = {
@@ -184,7 +185,8 @@ def measure() -> dict[str, Any]:
     schema = the_schema()
     millions = schema.state.parameters() / 1e6
     params = noise(schema, 0)
-    engine, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
+    engine = Engine(schema, 0, params)
+    feedback = ErrorFeedback(schema.results, 0, params, DECAY)
     step = GradientStep(params, feedback.go_ahead, None)
     fresh = (ErrorFeedback(schema.results, 0, params, DECAY) for _ in range(16))
     payloads = [encoded(sender, noise(schema, 1 + peer)) for peer, sender in enumerate(fresh)]

@@ -46,10 +46,15 @@ from arms import Training, arms, prepare, settings_of
 from codec import GPT2
 from distro import best
 
-KIND, ARM, SEED = Path(__file__).with_name("unequal-kinds.toml"), "mixed", 0
+KIND = Path(__file__).with_name("unequal-kinds.toml")
+ARM = "mixed"
+SEED = 0
 CUTS = {"width": "0.2M-width", "depth": "0.2M-depth"}
 """How the tiers are cut, and the size that is."""
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS, GUESSES = 8, 64, 64, 4
+PROMPTS = 8
+PROMPT_TOKENS = 64
+NEW_TOKENS = 64
+GUESSES = 4
 TIERS = (0, 1, 2)
 DRAWN = {"greedy": 0.0, "drawn": 0.8}
 """Temperatures."""

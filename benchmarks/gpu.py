@@ -78,7 +78,9 @@ TESTS = (
     "tests/kernels/test_kernels_gpu.py",
     "tests/parallel/test_parallel_nccl.py",
 )
-TIERS, ROUNDS, RATE = 3, 2, 1e-3
+TIERS = 3
+ROUNDS = 2
+RATE = 1e-3
 
 
 def main() -> int:

@@ -46,7 +46,8 @@ KINDS = {
 }
 """The arms of each."""
 
-SMALL, ENOUGH = "small-only", 0.8
+SMALL = "small-only"
+ENOUGH = 0.8
 """The arm without a large member, and the part of a large member's gain that small ones are to
 give.
 """
@@ -161,7 +162,9 @@ def goals(gains: Sequence[Mapping[str, Any]], recovered: float | None) -> list[d
 
 def of_size(size: str, kind: str) -> dict[str, Any]:
     """Arms and gains of a size."""
-    done, shown, losses = kept(size, KINDS[kind]), {}, {}
+    done = kept(size, KINDS[kind])
+    shown = {}
+    losses = {}
     for arm in arms(KINDS[kind]):
         rates = ended(arm, size, done)
         if not rates:

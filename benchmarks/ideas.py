@@ -57,7 +57,9 @@ from aftermath.replica.replica import Replica
 from arms import Training, arms, interval, keep, kept, missing, model_of, settings_of, train
 from heterogeneity import Losses, best, ended
 
-FILE, SIZE, IDEA = Path(__file__).with_name("ideas.toml"), "0.2M", "idea"
+FILE = Path(__file__).with_name("ideas.toml")
+SIZE = "0.2M"
+IDEA = "idea"
 _ALTERNATIONS = 3
 """Of finding a matrix's strongest directions; more change hardly anything."""
 
@@ -278,7 +280,8 @@ def dct(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     """
     del wanted
     owner = _apply_of(settings)
-    begin, plain = vars(ErrorFeedback)["__init__"], owner._move
+    begin = vars(ErrorFeedback)["__init__"]
+    plain = owner._move
 
     def transformed(self: ErrorFeedback, *given: Any) -> None:
         begin(self, *given)
@@ -315,7 +318,8 @@ def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
 def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
     """Every N rounds members begin without moments and residuals."""
     del settings
-    plain, made = vars(InnerSteps)["make"], vars(ErrorFeedback)["compress"]
+    plain = vars(InnerSteps)["make"]
+    made = vars(ErrorFeedback)["compress"]
 
     def due(self: InnerSteps | ErrorFeedback) -> bool:
         done = self.__dict__.setdefault("_idea_rounds", 0)
@@ -373,7 +377,8 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
         return sent
 
     def apply(self: Together, step: int, results: Mapping[int, Sequence[list[Tensor]]]) -> None:
-        whole, rate = min(self.replicas, key=lambda replica: replica.tier), self._rate(step)
+        whole = min(self.replicas, key=lambda replica: replica.tier)
+        rate = self._rate(step)
         made = whole.optimizer._apply
         assert isinstance(made, MeanApply)
         most = mean.most_of(made._settings, rate) * SMALLEST
@@ -468,7 +473,8 @@ def tried(one: Training) -> dict[str, Any]:
 
 def bytes_of(one: Training) -> float:
     """Bytes of a tier-0 member's result, for each parameter and step of a machine."""
-    plain, idea = plain_of(one), one.said.get(IDEA, {})
+    plain = plain_of(one)
+    idea = one.said.get(IDEA, {})
     with with_idea(idea, plain.said):
         recipe = recipe_of(
             settings_of(plain, {name: Path(name) for name in ("model", "data_path")})
@@ -541,7 +547,8 @@ def report() -> dict[str, Any]:
     for arm in arms(FILE):
         if not (found := losses(arm.name)):
             continue
-        one, names = arm.trainings[0], against.get(arm.name, [])
+        one = arm.trainings[0]
+        names = against.get(arm.name, [])
         shown[arm.name] = {
             "question": arm.question,
             "expected": arm.expected[SIZE],

@@ -62,7 +62,8 @@ SMALL: dict[str, Any] = MODEL | {
     "num_hidden_layers": 2,
 }
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32}
-MEMBERS, RATE = 8, 4e-4
+MEMBERS = 8
+RATE = 4e-4
 OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0),
     "sparseloco": SparseLoCo(inner_steps=30, topk=64, topk_embeddings=64),
@@ -82,7 +83,8 @@ class Bench:
     """One size of model on one device."""
 
     def __init__(self, device: torch.device, small: bool) -> None:
-        self.device, self.small = device, small
+        self.device = device
+        self.small = small
         self.document = SMALL if small else LARGE
         self.config = config_of(self.document)
         self.weights = init_weights(self.config, 0)
@@ -140,7 +142,8 @@ class Bench:
         settings = OPTIMIZERS[name]
         schema = build_schema(self.config.to_hf(), 3, settings)
         weights = {key: tensor.clone() for key, tensor in self.weights.items()}
-        size, arithmetic = PassSize(self.micro, "off"), Arithmetic(self.fast, self.fast)
+        size = PassSize(self.micro, "off")
+        arithmetic = Arithmetic(self.fast, self.fast)
         given: dict[str, Any] = {"device": self.device, "pass_size": size, "stopwatch": self.now}
         replica = Replica(schema, self.config, 0, weights, arithmetic=arithmetic, **given)
         began = self.now()
@@ -159,7 +162,8 @@ class Bench:
         }
         if os.environ.get("PROFILE"):
             profiled(lambda: replica.train(share[: 3 * self.micro], RATE, RATE, threading.Event()))
-        payloads, votes = rounds[-1].payloads, dict[int, list[Votes]]()
+        payloads = rounds[-1].payloads
+        votes = dict[int, list[Votes]]()
         found["payload_mb"] = round(sum(map(len, payloads.values())) / 1e6, 2)
 
         def decode() -> None:
@@ -206,7 +210,8 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     device = exact_device("cpu" if chosen.small and not torch.cuda.is_available() else "cuda:0")
-    bench, found = Bench(device, chosen.small), dict[str, Any]()
+    bench = Bench(device, chosen.small)
+    found = dict[str, Any]()
     for name in chosen.parts or ["plain", *OPTIMIZERS]:
         found[name] = bench.plain() if name == "plain" else bench.member(name)
         print(

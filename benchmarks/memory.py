@@ -43,10 +43,12 @@ from aftermath.replica.replica import Replica
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"light": "light-config.toml", "test": "config.toml", "preset": "config.toml"}
-PRESET, PRESET_TOKENS = "llama-20m", 512
+PRESET = "llama-20m"
+PRESET_TOKENS = 512
 TIERS = 4
 LAPTOP = "laptop"
-LAPTOP_MODEL, LAPTOP_TIER = "test", 2
+LAPTOP_MODEL = "test"
+LAPTOP_TIER = 2
 WHOLE = ("light", "preset")
 """Measured with all layers: what results of several members hold does not grow evenly with them."""
 STATE_BYTES = {"light": 24, "test": 16, "preset": 16}
@@ -127,10 +129,13 @@ def of_tier(model: str, tier: int) -> dict[str, int]:
     """The figures of one tier."""
     layers = int(document_of(model)["num_hidden_layers"])
     if model in WHOLE:
-        (parameters, most), (_, least) = peak(model, tier, layers), peak(model, tier, layers, "on")
+        (parameters, most) = peak(model, tier, layers)
+        (_, least) = peak(model, tier, layers, "on")
     else:
-        (parameters, most), (more, higher) = peak(model, tier, 1), peak(model, tier, 2)
-        (_, least), (_, twice) = peak(model, tier, 2, "on"), peak(model, tier, 3, "on")
+        (parameters, most) = peak(model, tier, 1)
+        (more, higher) = peak(model, tier, 2)
+        (_, least) = peak(model, tier, 2, "on")
+        (_, twice) = peak(model, tier, 3, "on")
         parameters += (layers - 1) * (more - parameters)
         most += (layers - 1) * (higher - most)
         least += (layers - 2) * (twice - least)

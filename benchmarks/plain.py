@@ -35,7 +35,8 @@ class Plain(nn.Module):
         angles = torch.outer(
             torch.arange(ids.shape[1], device=ids.device), 10000.0**-powers
         ).repeat(1, 2)
-        cosine, sine = angles.cos(), angles.sin()
+        cosine = angles.cos()
+        sine = angles.sin()
         for block in self.blocks:
             x = block(x, cosine, sine)
         return F.linear(self.norm(x), self.embedding.weight)
@@ -47,7 +48,8 @@ class Block(nn.Module):
     def __init__(self, hidden: int, heads: int, width: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.between = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
+        self.before = nn.RMSNorm(hidden, eps=1e-5)
+        self.between = nn.RMSNorm(hidden, eps=1e-5)
         self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
         self.gate, self.up = (nn.Linear(hidden, width, bias=False) for _ in range(2))
         self.down = nn.Linear(width, hidden, bias=False)
@@ -104,7 +106,10 @@ class Loop:
         bf16: bool = False,
         compiled: bool = False,
     ) -> None:
-        self.model, self._micro, self._steps, self._bf16 = model, micro_batch, steps, bf16
+        self.model = model
+        self._micro = micro_batch
+        self._steps = steps
+        self._bf16 = bf16
         own = list(model.parameters())
         self._optimizer = torch.optim.AdamW(
             own, lr=4e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True

@@ -39,7 +39,8 @@ TRAINED = {
     "static": "few numbers, the mean (static)",
     "static-muon": "all numbers, Muon within and at the apply (static-muon)",
 }
-KINDS, KIND = "kinds", "0.2M-"
+KINDS = "kinds"
+KIND = "0.2M-"
 """The arms whose tiers are cut in different ways, and what their sizes begin with."""
 STRIPS = {
     "every_40": "width, drawn anew\nevery 40 rounds",
@@ -81,7 +82,8 @@ def draw(size: str, found: Mapping[str, Any], path: Path) -> None:
     with picture(path, found) as (axes,):
         for name, arm in found["arms"].items():
             points = [(end["steps"], end["held_out"]) for end in arm["ends"]]
-            alone, marker = arm["members"] == 1, "o" if arm["members"] == 1 else "x"
+            alone = arm["members"] == 1
+            marker = "o" if arm["members"] == 1 else "x"
             label = name if alone else f"{name}, {arm['members']} members"
             axes.plot(
                 *zip(*points, strict=True),
@@ -104,7 +106,8 @@ def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
     """
     with picture(path, found) as (axes,):
         for steps, own in found["bytes_at_loss"].items():
-            points, curve = own["points"], [point for point in own["points"] if point["on_curve"]]
+            points = own["points"]
+            curve = [point for point in own["points"] if point["on_curve"]]
             (line,) = axes.plot(
                 *_of(curve),
                 marker="o",
@@ -191,7 +194,8 @@ def main() -> None:
     """Draw every size into a folder, and the unequal members."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    folder, unequal = Path(sys.argv[1]), figures("heterogeneity")
+    folder = Path(sys.argv[1])
+    unequal = figures("heterogeneity")
     for size, found in figures("worth").items():
         draw(size, found, folder / f"experiments-{size}.svg")
         if has_curve(found):

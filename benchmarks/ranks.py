@@ -35,7 +35,7 @@ from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.commands import CopyMoments
 from aftermath.parallel.launch import launched
-from aftermath.parallel.leader import Lead, LedReplica
+from aftermath.parallel.leader import Leader, MultiDeviceReplica
 from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.memory import LiveBytes
@@ -44,7 +44,9 @@ from aftermath.rules.sparseloco import InnerOptimizerName as Kind
 from step import MODEL, RATE, Spent
 
 KINDS: tuple[Kind, ...] = ("adamw", "muon")
-STEPS, SEQUENCES, TOKENS = 4, 4, 64
+STEPS = 4
+SEQUENCES = 4
+TOKENS = 64
 SIZES = MODEL | {"num_hidden_layers": 4}
 CPU = torch.device("cpu")
 MEASURED = ("steps", "first_cpu", "share")
@@ -53,10 +55,10 @@ MEASURED = ("steps", "first_cpu", "share")
 class Member:
     """One that has its moments dealt out, or all on the first rank."""
 
-    def __init__(self, lead: Lead, kind: Kind, dealt: bool) -> None:
+    def __init__(self, lead: Leader, kind: Kind, dealt: bool) -> None:
         config = config_of(SIZES)
         settings = SparseLoCo(inner_steps=STEPS, inner_optimizer=kind)
-        self.replica = LedReplica(
+        self.replica = MultiDeviceReplica(
             lead,
             build_schema(config.to_hf(), 3, settings),
             config,
@@ -76,7 +78,8 @@ class Member:
         """Train one, and note what it took."""
         draws = torch.Generator().manual_seed(number)
         share = torch.randint(0, 260, (SEQUENCES, TOKENS), generator=draws)
-        plain, took = self.inner.step, list[tuple[float, float]]()
+        plain = self.inner.step
+        took = list[tuple[float, float]]()
 
         def timed(lr: float, factors: Sequence[float]) -> None:
             began = time.perf_counter(), time.process_time()
@@ -97,7 +100,7 @@ class Member:
         return [sum(tensor.nbytes for tensor in own) for own in told]
 
 
-def most_bytes(lead: Lead, kind: Kind, dealt: bool) -> int:
+def most_bytes(lead: Leader, kind: Kind, dealt: bool) -> int:
     """Of the first rank's tensors."""
     spent = Spent(time.perf_counter)
     with LiveBytes() as live:
@@ -108,7 +111,7 @@ def most_bytes(lead: Lead, kind: Kind, dealt: bool) -> int:
     return peak
 
 
-def measure(lead: Lead, kind: Kind, repetitions: int) -> dict[str, Any]:
+def measure(lead: Leader, kind: Kind, repetitions: int) -> dict[str, Any]:
     """The figures of one inner optimizer."""
     spent = {dealt: Spent(time.perf_counter) for dealt in (False, True)}
     moments: list[int] = []
@@ -143,7 +146,7 @@ def report(ranks: int, repetitions: int) -> dict[str, Any]:
     """All figures, by inner optimizer."""
     torch.set_num_threads(1)
     with launched(Mesh((CPU,) * ranks, ranks, 1), 1) as processes:
-        lead = Lead(processes.join(), config_of(SIZES), 0, PassSize(1, "off"))
+        lead = Leader(processes.join(), config_of(SIZES), 0, PassSize(1, "off"))
         found: dict[str, Any] = {kind: measure(lead, kind, repetitions) for kind in KINDS}
     parameters = build_schema(SIZES, 3, SparseLoCo()).state.parameters(0)
     return {"ranks": ranks, "parameters": parameters, **found}

@@ -32,7 +32,9 @@ from aftermath.lab.trainer import Stepped
 from aftermath.model.schema import prefix
 from arms import RUNS, Training, arms, kept, train
 
-KIND, SIZE, ARM = Path(__file__).with_name("unequal-kinds.toml"), "0.2M-width", "mixed"
+KIND = Path(__file__).with_name("unequal-kinds.toml")
+SIZE = "0.2M-width"
+ARM = "mixed"
 KEPT = RUNS / "rolling.jsonl"
 _FEED_FORWARD = ".mlp."
 
@@ -42,7 +44,8 @@ def draw(together: Together, seed: int) -> None:
     together.settle()
     together._travelling = [False] * len(together.replicas)
     whole, *small = together.replicas
-    draws, orders = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    draws = torch.Generator().manual_seed(seed)
+    orders = dict[str, Tensor]()
     with torch.no_grad():
         for name, tensor in whole.params.items():
             layer, found, _ = name.partition(_FEED_FORWARD)

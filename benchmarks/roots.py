@@ -53,7 +53,8 @@ class Spent:
 
     def time(self, what: str, work: Callable[[], T]) -> T:
         """Do it, and note what it took."""
-        cpu, wall = time.process_time(), time.perf_counter()
+        cpu = time.process_time()
+        wall = time.perf_counter()
         made = work()
         self.cpu.setdefault(what, []).append(time.process_time() - cpu)
         self.wall.setdefault(what, []).append(time.perf_counter() - wall)
@@ -73,8 +74,10 @@ def measure(kind: str, *, sequences: int, repetitions: int) -> dict[str, float]:
         pass_size=PassSize(sequences, "off"),
         stopwatch=time.perf_counter,
     )
-    draws, spent = torch.Generator().manual_seed(1), Spent()
-    optimizer, share = replica.optimizer, StateShare(SimNetwork().open(bytes(32)))
+    draws = torch.Generator().manual_seed(1)
+    spent = Spent()
+    optimizer = replica.optimizer
+    share = StateShare(SimNetwork().open(bytes(32)))
     for repetition in range(repetitions + 1):
         tokens = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
         spent.time("round", partial(replica.train, tokens, RATE, RATE, threading.Event()))

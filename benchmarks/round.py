@@ -135,7 +135,8 @@ class Spent:
 
 def wait_for_end(processes: list[Process]) -> list[Spent]:
     """Until every member has ended well; what each process spent meanwhile."""
-    until, spent = time.monotonic() + LIMIT_SECONDS, [Spent(process) for process in processes]
+    until = time.monotonic() + LIMIT_SECONDS
+    spent = [Spent(process) for process in processes]
     while any(process.running for process in processes[1:]):
         for process, own in zip(processes, spent, strict=True):
             own.look_up()
@@ -205,10 +206,8 @@ def cpu_figures(spent: list[Spent], events: list[list[dict[str, Any]]]) -> dict[
         return statistics.fmean(own.until(ended) - own.until(began) for began, ended in rounds)
 
     each = [of_a_round(own, rounds) for own, rounds in zip(spent[1:], dates, strict=True)]
-    chain, wall = (
-        of_a_round(spent[0], dates[0]),
-        statistics.fmean(ended - began for began, ended in dates[0]),
-    )
+    chain = of_a_round(spent[0], dates[0])
+    wall = statistics.fmean(ended - began for began, ended in dates[0])
     busy = round((sum(each) + chain) / wall, 2)
     return {"cpu_ms": milliseconds(each), "chain_cpu_ms": milliseconds([chain]), "cores_busy": busy}
 

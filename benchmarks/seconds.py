@@ -19,8 +19,10 @@ from arms import Training
 
 UNNAMED = "older, not named"
 """The processor of lines that do not say theirs: all are of one machine."""
-SLOT, LATENCY = 0.4, 0.1  # seconds
-UP, DOWN = 110e6 / 8, 500e6 / 8  # bytes a second
+SLOT = 0.4  # seconds
+LATENCY = 0.1  # seconds
+UP = 110e6 / 8  # bytes per second
+DOWN = 500e6 / 8  # bytes per second
 # a witness waits half a slot to get into one, and the close is seen at its end
 SLOTS_OF_A_ROUND = 1.5
 # an announcement, a request, its answer, and the witness on its way to the chain

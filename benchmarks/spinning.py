@@ -56,7 +56,8 @@ def measure() -> dict[str, Any]:
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for beside, busy in (("alone", 0), ("beside_one", 1)):
             with counting(busy):
-                spinning, sleeping = paces(config, GNU), paces(config, {})
+                spinning = paces(config, GNU)
+                sleeping = paces(config, {})
             ratios = [
                 round(ours / theirs, 2) for ours, theirs in zip(sleeping, spinning, strict=True)
             ]

@@ -66,7 +66,8 @@ MODEL: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 RATES = {"adamw": 1e-3, "muon": 1e-2}
-TOPK, DIRECTION = 64, 0.05
+TOPK = 64
+DIRECTION = 0.05
 WARM_UP_STEPS = 30
 
 
@@ -297,7 +298,8 @@ def _show(title: str, cases: Mapping[str, Mapping[str, Any]], *, quiet: bool) ->
         return
     print(title, flush=True)
     for name, case in cases.items():
-        distance, overlap = case["distance"], case["overlap"]
+        distance = case["distance"]
+        overlap = case["overlap"]
         print(
             f"  {name:14} whole {case['whole']:.2e}  distance {distance['median']:.2e} (most {distance['most']:.2e})  "
             f"overlap {overlap['median']:.3f} (least {overlap['least']:.3f})  loss {case['loss']:.1e}  "

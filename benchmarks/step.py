@@ -62,7 +62,8 @@ MODELS = {
     | {"hidden_size": 768, "intermediate_size": 3456, "num_hidden_layers": 12}
     | {"num_attention_heads": 12, "num_key_value_heads": 12},
 }
-TOKENS, RATE = 512, 4e-4
+TOKENS = 512
+RATE = 4e-4
 OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0),
     "sparseloco": SparseLoCo(inner_steps=4),
@@ -90,7 +91,8 @@ def measure(
     repetitions: int,
 ) -> dict[str, float]:
     """The figures of one optimizer with as many threads as torch has now."""
-    config, settings = config_of(MODELS[model]), OPTIMIZERS[optimizer]
+    config = config_of(MODELS[model])
+    settings = OPTIMIZERS[optimizer]
     weights = init_weights(config, 0)
     schema = build_schema(config.to_hf(), 3, settings)
     steps = settings.inner_steps or 1
@@ -114,7 +116,8 @@ def measure(
     loop = Loop(
         plain, micro_batch=micro, steps=steps, bf16=arithmetic.bf16, compiled=arithmetic.compiled
     )
-    draws, spent = torch.Generator().manual_seed(1), Spent(now)
+    draws = torch.Generator().manual_seed(1)
+    spent = Spent(now)
     for repetition in range(repetitions + 1):
         share = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
         turns: list[Callable[[], None]] = [

@@ -59,7 +59,8 @@ MEMBERS = (4, 8, 16)
 WORTHS = (2, 4, 6)
 ALONE = ("adamw", "muon", "outer-alone")
 QUICK = ("adamw", "sparseloco-8", "outer-4-muon")
-BARRED, MORE_LOSS = 8, 0.01
+BARRED = 8
+MORE_LOSS = 0.01
 """Members that are held against bars, and how much of AdamW's loss they may have beyond it."""
 
 Curve = Sequence[tuple[float, float]]
@@ -135,7 +136,8 @@ def compared(
 
 def of_size(size: str) -> dict[str, Any]:
     """Every arm that was measured at a size, and the figures of the winner."""
-    done, apart = kept(size), noise()
+    done = kept(size)
+    apart = noise()
     measured: dict[str, Any] = {}
     lines: dict[str, list[dict[str, Any]]] = {}
     for arm in arms():
@@ -144,7 +146,8 @@ def of_size(size: str) -> dict[str, Any]:
         ]
         if not ended:
             continue
-        first, ends = ended[0][0], best(ended)
+        first = ended[0][0]
+        ends = best(ended)
         sent, parameters = result_bytes(first)
         lines[arm.name] = [line for _, line in ended]
         own = seconds_of(lines[arm.name])
@@ -223,7 +226,8 @@ def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
             if end["steps"] == bound["steps"]
         ]
         points.sort(key=lambda point: (point["bytes"], point["held_out"]))
-        least, bar = math.inf, bound["held_out"] * (1 + MORE_LOSS)
+        least = math.inf
+        bar = bound["held_out"] * (1 + MORE_LOSS)
         for point in points:
             point["over"] = round(point["held_out"] / bound["held_out"] - 1, 4)
             point["on_curve"] = point["held_out"] < least

@@ -27,16 +27,17 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
 from aftermath.cli.present import CommandError, Result, facts
 from aftermath.cli.profile import Name, read_profile
-from aftermath.cli.script import Arguments, run, whole_number
+from aftermath.cli.script import ScriptParser, run, whole_number
 from aftermath.coordinator.errors import Unavailable
 
 VARIABLE = "WALLET_PRIVATE_KEY_PATH"
-ANSWER_SECONDS, ARRIVE_SECONDS = 10.0, 60.0
+ANSWER_SECONDS = 10.0
+ARRIVE_SECONDS = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, ask, wait, say what the wallet has. Returns the exit status."""
-    parser = Arguments("python scripts/airdrop.py", __doc__)
+    parser = ScriptParser("python scripts/airdrop.py", __doc__)
     parser.add_argument("cluster", help="devnet, testnet, or an RPC address")
     parser.add_argument(
         "--sol", type=whole_number(1, 100), default=2, help="how much to ask for (default 2)"

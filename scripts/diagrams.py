@@ -21,7 +21,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BLOCK = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-_INK, _PAPER = "currentColor", "var(--md-default-bg-color, Canvas)"
+_INK = "currentColor"
+_PAPER = "var(--md-default-bg-color, Canvas)"
 _CSS = f"""
 g, text, tspan {{ color: inherit !important; }}
 text, tspan {{ fill: {_INK} !important; font-size: 14px; }}
@@ -90,7 +91,8 @@ def main() -> int:
     )
     parser.add_argument("mermaid", type=Path, help="Mermaid's own file, mermaid.min.js")
     given = parser.parse_args()
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium = shutil.which("chromium")
+    driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
         print(
             "error: no chromium and chromedriver here\nfix: apt-get install chromium chromium-driver",

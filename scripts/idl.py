@@ -21,7 +21,8 @@ _ADDRESS = re.compile(f"[{_ALPHABET}]{{32,44}}")
 
 def base58(data: bytes) -> str:
     """Bitcoin's base 58, as Solana writes addresses."""
-    number, digits = int.from_bytes(data, "big"), ""
+    number = int.from_bytes(data, "big")
+    digits = ""
     while number:
         number, digit = divmod(number, 58)
         digits = _ALPHABET[digit] + digits

@@ -160,7 +160,8 @@ def between(
     """Yield the replacement of the operator that stands between two operands on one line."""
     if left.end_lineno != right.lineno or left.end_col_offset is None:
         return
-    start, end = left.end_col_offset, right.col_offset
+    start = left.end_col_offset
+    end = right.col_offset
     gap = lines[right.lineno - 1].encode()[start:end].decode()
     if re.fullmatch(r" \S+ ", gap):  # no parenthesis is part of the gap
         yield (right.lineno, start), (right.lineno, end), f" {after} "

@@ -23,7 +23,7 @@ from solders.keypair import Keypair
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.present import CommandError, Result, facts
-from aftermath.cli.script import Arguments, run
+from aftermath.cli.script import ScriptParser, run
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("coordinator", "authorizer")
@@ -31,7 +31,7 @@ PROGRAMS = ("coordinator", "authorizer")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, change what has to be changed, say what. Returns the exit status."""
-    parser = Arguments("python scripts/new-program-ids.py", __doc__)
+    parser = ScriptParser("python scripts/new-program-ids.py", __doc__)
     parser.add_argument(
         "--sources-only",
         action="store_true",

@@ -52,7 +52,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def _on_site(link: re.Match[str], place: Path) -> str:
-    text, target, anchor = link[1], link[2], link[3] or ""
+    text = link[1]
+    target = link[2]
+    anchor = link[3] or ""
     if not target or "://" in target or target.startswith("mailto:"):
         return link[0]
     path = (ROOT / place / target).resolve().relative_to(ROOT)

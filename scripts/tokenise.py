@@ -17,12 +17,12 @@ from pathlib import Path
 
 from aftermath.cli.data import Conversion, convert
 from aftermath.cli.present import Result
-from aftermath.cli.script import Arguments, one_of, run, whole_number
+from aftermath.cli.script import ScriptParser, one_of, run, whole_number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, convert, say what was written. Returns the exit status."""
-    parser = Arguments("python scripts/tokenise.py", __doc__)
+    parser = ScriptParser("python scripts/tokenise.py", __doc__)
     parser.add_argument(
         "--input",
         type=Path,

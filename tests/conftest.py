@@ -89,10 +89,13 @@ def pytest_collection_finish() -> None:
 def own_logging() -> Iterator[None]:
     """A session sets this process's logging up; the next test begins with what was there before."""
     log = logging.getLogger("aftermath")
-    level, handlers, propagate = log.level, log.handlers[:], log.propagate
+    level = log.level
+    handlers = log.handlers[:]
+    propagate = log.propagate
     yield
     log.setLevel(level)
-    log.handlers[:], log.propagate = handlers, propagate
+    log.handlers[:] = handlers
+    log.propagate = propagate
 
 
 def scope_of(nodeid: str) -> str:

@@ -45,7 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        web, wanted = self.server, self.headers.get("Range", "")
+        web = self.server
+        wanted = self.headers.get("Range", "")
         web.asked.append((self.path, wanted))
         fault = web.faults.pop(0) if web.faults else ""
         if fault[:3].isdecimal():
@@ -68,7 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not (found := re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)) or fault == "whole":
             self._answer(200, data)
             return
-        start, end = int(found[1]), min(int(found[2]) + 1, len(data))
+        start = int(found[1])
+        end = min(int(found[2]) + 1, len(data))
         if start >= len(data):
             self._answer(416, b"")
             return

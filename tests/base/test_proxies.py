@@ -1,4 +1,6 @@
-"""Which proxy a connection takes, for the values of proxy variables that people have."""
+"""Tests of the proxy that a connection takes, for the values of proxy variables that
+people have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses are connected to for a run."""
+"""Tests of the addresses that a run connects to."""
 
 from __future__ import annotations
 

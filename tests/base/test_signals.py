@@ -16,7 +16,7 @@ from aftermath.base.signals import ENDING, heard, last_words
 
 
 class Untold(asyncio.SelectorEventLoop):
-    """As the loops of Windows are."""
+    """An event loop without signal handlers, like those of Windows."""
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
         raise NotImplementedError

@@ -60,7 +60,7 @@ def test_the_reference_learns_what_distro_does() -> None:
     assert moved > 10_000
 
 
-def test_bytes_are_a_part_of_demos_and_near_the_fewest_there_can_be() -> None:
+def test_codec_bytes_are_near_their_bound_and_below_demos() -> None:
     one, two = (codec.bytes_of(partial(codec.loco, SMALL, bits=bits)) for bits in (1, 2))
     assert one["8"]["bytes"] < 96 / 6.5
     assert one["8"]["bytes"] < one["32"]["bytes"] < one["64"]["bytes"] < two["64"]["bytes"]
@@ -82,8 +82,8 @@ def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:
 def test_figures_of_two_threads_are_of_two_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int, clock: Callable[[], float]
 ) -> None:
-    """Also of their clock: seconds of the CPU would count both threads, and not what one waits for
-    the other.
+    """Use a wall clock with two threads. Seconds of the CPU would count both threads, and not the
+    time that one waits for the other.
     """
     seen = set[tuple[int, object]]()
 

@@ -65,7 +65,7 @@ def test_who_writes_is_a_named_arm_with_all_tiers() -> None:
 
 
 @pytest.mark.nightly  # tests/lab covers such trainings in the slow tests
-def test_all_tiers_are_trained_and_write_what_the_large_one_would(
+def test_draft_training_returns_all_tiers_and_compares_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arms, "CORPUS_BYTES", 400_000)

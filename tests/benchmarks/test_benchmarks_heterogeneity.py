@@ -20,7 +20,7 @@ unequal = module("heterogeneity")
 
 
 def test_an_interval_is_students() -> None:
-    """Of 1, 2, 3, 4, 5: the mean 3, and 2.776 times the square root of 2.5 / 5."""
+    """For 1, 2, 3, 4, 5: the mean 3, and 2.776 times the square root of 2.5 / 5."""
     mean, reach = unequal.interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert mean == 3
     assert reach == pytest.approx(2.776 * math.sqrt(0.5))

@@ -150,7 +150,8 @@ def test_gradients_of_one_size_change_what_distro_learns(place: Path) -> None:
 def test_what_is_sent_arrives_with_a_dct_and_without(idea: dict[str, Any]) -> None:
     """All numbers in two bits are the change itself, but for the rounding to the lattice."""
     schema = toy_inner(divisor="all", topk=64, topk_embeddings=64)
-    params, made = tensors(schema, 0, 0), gradients(schema, 0, 1)
+    params = tensors(schema, 0, 0)
+    made = gradients(schema, 0, 1)
     before = {name: tensor.clone() for name, tensor in params.items()}
     with ideas.with_idea(idea, {}):
         sent = ErrorFeedback(schema.results, 0, params, 1.0).compress(
@@ -203,7 +204,7 @@ def test_a_vote_of_weight_two_counts_twice() -> None:
     assert all(torch.equal(own, expected) for own, expected in zip(found, counted, strict=True))
 
 
-def test_a_product_of_narrow_matrices_is_nearer_the_wider_they_are() -> None:
+def test_low_rank_approximation_improves_with_the_rank() -> None:
     blocks = torch.randn(5, 24, 16, generator=torch.Generator().manual_seed(7))
     left = [
         float((blocks - ideas._of_rank(blocks, rank, 2)).norm() / blocks.norm())
@@ -236,17 +237,19 @@ def test_a_small_member_learns_its_part_of_the_whole_gradient(place: Path) -> No
     assert all(torch.equal(whole.params[name], tensor) for name, tensor in before.items())
 
 
-def test_a_large_member_learns_as_a_small_one_what_that_one_would(place: Path) -> None:
+def test_large_member_as_smaller_has_the_smaller_ones_gradient(place: Path) -> None:
     said = SAID | {"inner_steps": 1}
     with ideas.with_idea({"as_smaller": [2]}, said):
         trainer = course(place, **said)._begun.trainer
         assert isinstance(trainer, Together)
         whole, _, small = trainer.replicas
-        tokens, ended = torch.arange(32).view(2, 16) % 7, threading.Event()
+        tokens = torch.arange(32).view(2, 16) % 7
+        ended = threading.Event()
         whole._backward(whole.passes, tokens, ended)
         small._backward(small.passes, tokens, ended)
     for name, tensor in whole.params.items():
-        gradient, own = tensor.grad, small.params[name].grad
+        gradient = tensor.grad
+        own = small.params[name].grad
         assert gradient is not None
         assert own is not None
         torch.testing.assert_close(gradient[prefix(own.shape)], own)

@@ -47,7 +47,7 @@ def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
 
 
 @pytest.mark.nightly  # half a minute of CPU
-def test_every_layer_holds_the_same_where_only_the_first_are_measured(memory: ModuleType) -> None:
+def test_peak_memory_grows_by_the_same_for_each_layer(memory: ModuleType) -> None:
     (_, one), (_, two), (_, three) = (memory.peak("test", 3, layers) for layers in (1, 2, 3))
     assert three == one + 2 * (two - one)
 

@@ -35,10 +35,11 @@ def step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load("step")
 
 
-def test_the_plain_loop_has_the_loss_and_the_gradient_of_a_member(step: ModuleType) -> None:
+def test_plain_loop_has_loss_and_gradient_of_a_member(step: ModuleType) -> None:
     config = config_of(step.MODEL | {"num_hidden_layers": 2})
     weights = init_weights(config, 5)
-    ours, plain = config.build(0, weights), load("plain").of_llama(weights, heads=8)
+    ours = config.build(0, weights)
+    plain = load("plain").of_llama(weights, heads=8)
     assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters())
     share = torch.randint(0, 260, (2, 40), generator=torch.Generator().manual_seed(1))
     losses = ours.loss(share), load("plain").Loop(plain, micro_batch=2, steps=1).loss(share)

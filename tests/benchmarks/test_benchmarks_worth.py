@@ -92,7 +92,8 @@ def test_steps_alone_have_the_range_that_seeds_leave() -> None:
         ][1]
         is None
     )
-    own, one = {"reach": 0.3}, {"reach": 0.4}
+    own = {"reach": 0.3}
+    one = {"reach": 0.4}
     assert worth._reach(own, 1, one) == pytest.approx(0.5)
     assert worth._reach(own, 9, one) == pytest.approx((0.1**2 + 0.4**2) ** 0.5), (
         "the curve alone has one seed"
@@ -107,7 +108,8 @@ def test_overlapped_transfer_costs_no_time(took: float, longest: float) -> None:
 
 def test_a_worth_is_of_one_processor_that_has_trained_both() -> None:
     """The faster processor of either never stands against the slower one of the other."""
-    own, one = {"fast": 8.0, "slow": 80.0, "other": 1.0}, {"fast": 1.0, "slow": 5.0}
+    own = {"fast": 8.0, "slow": 80.0, "other": 1.0}
+    one = {"fast": 1.0, "slow": 5.0}
     found = seconds.shares(members(), 0, own, one)
     assert {machine: without for machine, (_, without) in found.items()} == {
         "fast": 1.0,
@@ -128,7 +130,7 @@ def test_seconds_are_the_least_of_each_processor() -> None:
 
 
 @pytest.mark.parametrize("name", worth.ALONE)
-def test_every_worth_that_is_kept_is_of_a_processor_that_both_were_timed_on(name: str) -> None:
+def test_recorded_worth_compares_arms_of_one_processor(name: str) -> None:
     for found in FIGURES.values():
         for arm in found["arms"].values():
             for end in arm["ends"]:
@@ -141,10 +143,12 @@ def test_every_worth_that_is_kept_is_of_a_processor_that_both_were_timed_on(name
 def test_seconds_per_step_reproduce_the_worth(
     wanted: float,
 ) -> None:
-    """The same figures with steps of that length, and results of that size, give the worth that was
-    asked for.
+    """Compute the same figures with steps of that length and results of that size. They give the
+    wanted worth.
     """
-    training, sent, tokens = members(150), 11_000_000, 5.0
+    training = members(150)
+    sent = 11_000_000
+    tokens = 5.0
     for times, step in zip(
         (1.1, 1, 1 / 1.1),
         seconds.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent),
@@ -156,8 +160,8 @@ def test_seconds_per_step_reproduce_the_worth(
 
 
 def test_a_worth_that_hangs_by_a_thread_is_told_as_such() -> None:
-    """Of 5 by tokens 4.17 are left without the protocol: 4.5 with a tenth more, and 4 not with a
-    tenth less.
+    """The protocol leaves 4.17 of 5 by tokens. That reaches 4.5 with a tenth more, and misses 4
+    with a tenth less.
     """
     for wanted, shown in [(3, "s ("), (4, "hardly: "), (4.5, "hardly: "), (4.6, "never")]:
         assert shown in learning_tables.from_step(
@@ -235,8 +239,8 @@ def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
     assert ten["by_rate"] == {"0.1": 3.0, "0.2": 2.5}
 
 
-def test_loss_over_a_bound_is_told_with_the_interval_of_pairs_of_seeds() -> None:
-    """A seed that only one of them has moves neither: it may be an easy or a hard one."""
+def test_loss_over_bound_has_the_interval_of_paired_seeds() -> None:
+    """A seed that only one of them has changes neither figure: it may be an easy or a hard one."""
     one = {"held_out": 1.1, "by_seed": {"0": 1.0, "1": 1.2}}
     bound = {"held_out": 9.1 / 3, "by_seed": {"0": 1.0, "1": 1.1, "2": 7.0}}
     found = worth.over(one, bound, "more")
@@ -252,7 +256,7 @@ def test_loss_over_a_bound_is_told_with_the_interval_of_pairs_of_seeds() -> None
     assert worth.over(one, None, "more") == {"more": None, "more_interval": None}
 
 
-def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
+def test_bytes_for_a_loss_lie_on_the_curve_of_cheapest_arms() -> None:
     """1.9 of AdamW's, so 1.919: half-way, by the logarithm of bytes, between 2.019 and 1.819."""
 
     def arm(sent: float, loss: float, members: int = 8) -> dict[str, Any]:
@@ -283,7 +287,7 @@ def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
     assert worth.bytes_at({name: arm for name, arm in measured.items() if name != "adamw-8x"}) == {}
 
 
-def test_bytes_that_reach_the_bar_are_told_with_the_arms_they_lie_between() -> None:
+def test_bytes_for_the_bar_name_their_neighbouring_arms() -> None:
     few, many = (
         {"arm": name, "held_out": loss, "on_curve": True}
         for name, loss in [("few", 2.0), ("many", 1.0)]

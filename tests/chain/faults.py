@@ -80,16 +80,18 @@ async def proxy(target: int) -> AsyncIterator[Proxy]:
 
 
 class FaultyNode:
-    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after`
-    in place of that, again and again if it is to be sent `every` so many seconds.
+    """A websocket that confirms subscriptions, answers pings, and never notifies.
 
-    `confirmation` replaces parts of what it confirms with.
+    It sends `after` instead, once or every `every` seconds. `confirmation` replaces parts of its
+    confirmation.
     """
 
     def __init__(self, after: Sequence[str], every: float, confirmation: dict[str, Any]) -> None:
         self.subscriptions = 0
         self.url = ""
-        self._after, self._every, self._confirmation = after, every, confirmation
+        self._after = after
+        self._every = every
+        self._confirmation = confirmation
 
     async def handle(self, connection: ServerConnection) -> None:
         async for message in connection:

@@ -40,7 +40,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """Its `time()` is the machine's monotonic clock plus all that was skipped."""
+    """An event loop whose `time()` is the machine's monotonic clock plus all skipped time."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()

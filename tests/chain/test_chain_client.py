@@ -1,4 +1,6 @@
-"""Runs on the real programs over real sockets: creation, changes, listing, and how refusals read."""
+"""Runs on the real programs over real sockets: creation, changes, listing, and how
+refusals read.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +198,8 @@ async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Plac
 
 async def test_authorizations_are_created_delegated_and_closed(place: Place) -> None:
     authorizer = Authorizer(place.pool)
-    grantor, sender = place.wallet.pubkey, place.coordinator.sender
+    grantor = place.wallet.pubkey
+    sender = place.coordinator.sender
     grantee = Wallet(Keypair())
     await ensure_funds(place.pool, grantee.pubkey, 1_000_000_000)
     member = Keypair().pubkey()

@@ -1,13 +1,15 @@
-"""That a run is finished or closed, or its program missing, is believed only if no other node
-contradicts.
+"""That a run is finished or closed, its program missing or its training spec unreadable, is
+believed only if no other node contradicts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -15,17 +17,19 @@ import pytest
 from aiohttp import web
 from solders.keypair import Keypair
 
+from aftermath.base.errors import Unsuitable
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
-from aftermath.chain.views import run_account
+from aftermath.chain.views import model_account, run_account
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.rules.state import RunState
 from chain.faults import answer, faulty_websocket, meddling
 from chain.networks import Place
+from programs.scenario import SPEC
 
 Forge = Callable[[dict[str, Any]], dict[str, Any] | None]
 """What becomes of the JSON of an account."""
@@ -77,6 +81,31 @@ def no_run(account: dict[str, Any]) -> dict[str, Any] | None:
 
 def nothing(_: dict[str, Any]) -> None:
     return None
+
+
+def with_spec(spec: bytes) -> Forge:
+    """Return what replaces the training spec of a run, with its hash."""
+
+    def forge(account: dict[str, Any]) -> dict[str, Any]:
+        data = bytearray(base64.b64decode(account["data"][0]))
+        layout = model_account()
+        if len(data) != layout.size:
+            return account
+        parts = {
+            "spec": spec,
+            "spec_len": len(spec).to_bytes(2, "little"),
+            "spec_hash": hashlib.sha256(spec).digest() if spec else bytes(32),
+        }
+        for name, value in parts.items():
+            start = layout.offset(name)
+            data[start : start + len(value)] = value
+        return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
+
+    return forge
+
+
+UNREADABLE = with_spec(SPEC.replace(b"HfLlama", b"HfMamba"))
+OTHER_DATA = with_spec(SPEC.replace(b'"data_hash":""', b'"data_hash":"%s"' % (b"ab" * 32)))
 
 
 class Switch:
@@ -159,7 +188,8 @@ async def test_end_of_run_that_no_node_denies_is_believed(
 async def test_finish_confirmed_later_by_second_node_is_believed(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = Switch(finished), Switch(finished)
+    first = Switch(finished)
+    second = Switch(finished)
     async with watched(embedded, first, second) as (_, _, watcher):
         first.on = True
         asyncio.get_running_loop().call_later(0.8, setattr, second, "on", True)
@@ -187,3 +217,40 @@ async def test_missing_program_that_no_node_denies_is_believed(embedded: Place, 
         client = CoordinatorClient(pool, program_id=Keypair().pubkey())
         with pytest.raises(CoordinatorError, match="there is no program"):
             await client.run(embedded.run_id)
+
+
+@pytest.mark.parametrize(
+    "lie", [UNREADABLE, OTHER_DATA, with_spec(b"")], ids=["unreadable", "other data", "none"]
+)
+async def test_spec_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
+    node = Switch(lie)
+    async with watched(embedded, node, None) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
+        honest = (await reader.view()).model
+        node.on = True
+        for paused in (True, False):
+            await coordinator.set_paused(embedded.run_id, paused)
+            if paused:
+                await coordinator.update_client_version(embedded.run_id, "x")
+            await seen(watcher, (await coordinator.run(embedded.run_id)).seq)
+            model = (await reader.view()).model
+            assert model == replace(honest, client_version="x")
+        client = CoordinatorClient(pool)
+        assert not (await client.snapshot(embedded.run_id))[1].spec_error
+
+
+async def test_unreadable_spec_at_start_is_not_believed_if_a_node_denies(embedded: Place) -> None:
+    async with watched(embedded, UNREADABLE, None) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
+        assert (await reader.view()).model.configured
+        assert (await CoordinatorClient(pool).snapshot(embedded.run_id))[1].configured
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_unreadable_spec_that_no_node_denies_is_believed(embedded: Place, nodes: int) -> None:
+    async with watched(embedded, *[UNREADABLE] * nodes) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
+        with pytest.raises(Unsuitable, match="HfMamba"):
+            await reader.view()
+        with pytest.raises(Unsuitable, match="HfMamba"):
+            await CoordinatorClient(pool).snapshot(embedded.run_id)

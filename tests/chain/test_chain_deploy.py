@@ -57,7 +57,8 @@ async def bytes_of(place: Place, deployment: Deployment) -> bytes:
 async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
     place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
 ) -> None:
-    key, sender = Keypair(), sender_of(place)
+    key = Keypair()
+    sender = sender_of(place)
     told: list[tuple[int, int]] = []
     size = AUTHORIZER_SO.stat().st_size
 
@@ -121,8 +122,12 @@ class Interrupted(Exception):
     pass
 
 
-async def test_an_interrupted_deployment_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
-    key, sender, elf = Keypair(), sender_of(place), AUTHORIZER_SO.read_bytes()
+async def test_interrupted_deployment_resumes_where_it_stopped(
+    place: Place, tmp_path: Path
+) -> None:
+    key = Keypair()
+    sender = sender_of(place)
+    elf = AUTHORIZER_SO.read_bytes()
 
     def interrupt(done: int, of: int) -> None:
         raise Interrupted

@@ -20,7 +20,8 @@ from aftermath.chain.wallet import Wallet
 from chain.faults import answer
 from chain.scripted import Node, serving
 
-HELD, AFTER = 10**9, 10**9 - 5_000 + 77
+HELD = 10**9
+AFTER = 10**9 - 5_000 + 77
 """Lamports of the wallet, and after a simulation that gives it 77 and takes the fee of one
 signature.
 """
@@ -109,7 +110,8 @@ async def test_a_simulation_that_cannot_be_read_is_asked_for_again(nonsense: Any
 
 
 async def test_only_what_an_earlier_one_writes_leaves_a_refusal_open() -> None:
-    first, second = Pubkey.new_unique(), Pubkey.new_unique()
+    first = Pubkey.new_unique()
+    second = Pubkey.new_unique()
     refusal = simulated([None], {"InstructionError": [2, {"Custom": 9}]})
     found = await rehearsed(Simulating(GOOD, refusal, refusal), [first], [first], [second])
     assert [one.outcome for one in found.simulated] == [

@@ -54,14 +54,14 @@ async def drain(place: Place, wallet: Wallet) -> None:
     assert await balance(place.pool, wallet.pubkey) == await rent(place.pool, 0)
 
 
-async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_two(
+async def test_equal_transfers_of_two_processes_both_land(
     embedded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is paused, resumed and paused within a slot is paused."""
-    recent, taker = (
-        await Sender(embedded.pool, embedded.wallet, errors={}).blockhash(),
-        Pubkey.new_unique(),
-    )
+    """Two processes send the same transfer with the same blockhash. For example, a run that is
+    paused, resumed and paused within a slot is paused.
+    """
+    recent = await Sender(embedded.pool, embedded.wallet, errors={}).blockhash()
+    taker = Pubkey.new_unique()
 
     async def same(_: Sender) -> tuple[Hash, int]:
         return recent
@@ -98,8 +98,8 @@ async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> 
         await member.leave()
 
 
-async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> None:
-    """A faucet gives only once for equal requests, so each sum holds what the wallet had."""
+async def test_airdrop_requests_never_repeat_a_sum() -> None:
+    """A faucet gives only once for equal requests, so each sum depends on the wallet's balance."""
     asked_for: list[int] = []
     held = 3 * FEE
 
@@ -113,7 +113,8 @@ async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> 
             return answer(body, {"context": {"slot": 7}, "value": held})
         return answer(body, cluster("the one"))
 
-    node, wallet = Node(), Pubkey.new_unique()
+    node = Node()
+    wallet = Pubkey.new_unique()
     node.always = faucet
     async with serving(node) as endpoints, RpcPool(endpoints) as pool:
         await ensure_funds(pool, wallet, 1_000_000)
@@ -135,7 +136,7 @@ async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Pl
     await Sender(place.pool, poor, errors={}).send(gifts)
 
 
-async def test_a_drained_wallet_elsewhere_reads_sum_balance_and_address(
+async def test_drained_wallet_error_names_sum_balance_and_address(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = await place.configured_run("elsewhere")
@@ -157,10 +158,8 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     """
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
-    coordinator, run_id = (
-        CoordinatorClient(embedded.pool, poor, max_priority_fee=priority),
-        embedded.run_id,
-    )
+    coordinator = CoordinatorClient(embedded.pool, poor, max_priority_fee=priority)
+    run_id = embedded.run_id
     with pytest.raises(Refused) as caught:
         await coordinator.create_run(run_id)
     needed = await asked(coordinator.sender, caught.value)
@@ -201,7 +200,9 @@ async def test_an_interrupted_creation_asks_for_the_rest_only(
 
 @pytest.mark.parametrize("delegates", [0, 3])
 async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> None:
-    authorizer, own, grantee = Authorizer(embedded.pool), embedded.wallet.pubkey, Wallet(Keypair())
+    authorizer = Authorizer(embedded.pool)
+    own = embedded.wallet.pubkey
+    grantee = Wallet(Keypair())
     ix = authorizer.ix(own)
     await embedded.coordinator.sender.send_packed(
         [ix.create(grantee.pubkey), ix.grantor_update(grantee.pubkey, True)]
@@ -223,7 +224,8 @@ async def test_a_deployment_is_paid_for_by_the_sum_that_was_asked_for(
     embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    poor, key = Wallet(Keypair()), Keypair()
+    poor = Wallet(Keypair())
+    key = Keypair()
     sender = Sender(embedded.pool, poor, errors={}, max_priority_fee=10_000)
     with pytest.raises(Refused) as caught:
         await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)

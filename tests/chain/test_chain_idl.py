@@ -166,7 +166,7 @@ def test_enums_and_options_of_structs_survive_the_conversion() -> None:
 def test_other_clients_can_read_every_account_that_an_idl_lists(
     program: str, names: set[str]
 ) -> None:
-    """Those that the program owns, each with the discriminator that its bytes begin with, and a
+    """The IDL lists the accounts that the program owns, each with its discriminator and a
     layout.
     """
     idl = IDLS[program]

@@ -1,4 +1,6 @@
-"""The IDLs in the legacy form are those of the programs, and stock anchorpy reads a run with them."""
+"""The IDLs in the legacy form are those of the programs, and stock anchorpy reads a run
+with them.
+"""
 
 from __future__ import annotations
 

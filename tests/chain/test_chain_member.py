@@ -192,8 +192,8 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
         assert len(reads) == 2
 
 
-async def test_calls_give_up_after_seconds_and_reads_wait_out_the_outage(embedded: Place) -> None:
-    """Round logic must not hang on a call; only what a member cannot go on without waits."""
+async def test_calls_time_out_while_reads_wait_for_the_node(embedded: Place) -> None:
+    """Round logic must not hang on a call. Only reads that a member needs to continue wait."""
     await embedded.open_run()
     async with proxy(embedded.rpc_port) as http, proxy(embedded.ws_port) as ws:
         where = Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
@@ -228,7 +228,7 @@ async def test_transactions_survive_an_outage(place: Place) -> None:
 
 
 async def test_another_client_version_is_named(place: Place) -> None:
-    """Also when the owner asks for it while the member is on its way in."""
+    """The error names it even if the owner asks for it while the member joins."""
     coordinator = await place.configured_run()
     async with member_of(place) as member:
         await member.view()

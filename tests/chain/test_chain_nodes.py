@@ -1,4 +1,6 @@
-"""Which node a call asks next, and for how long one is left: rules over times that are handed in."""
+"""Tests of the node that a call asks next, and of how long a node is skipped. Times are
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def test_failing_node_is_tried_by_one_call_after_doubling_pauses(
     )
 
 
-def test_a_call_goes_round_all_nodes_before_it_tries_one_twice_as_often(nodes: Nodes) -> None:
+def test_call_tries_all_nodes_before_repeating_one(nodes: Nodes) -> None:
     primary, fallback = nodes.all
     failed: list[Node] = []
     for expected in (primary, primary, fallback, fallback, primary):
@@ -73,7 +75,7 @@ def test_node_is_left_only_if_it_stays_behind(
         nodes.failed(primary, behind, now)
         assert nodes.choose([], now) is primary
     assert nodes.choose([primary] * FAILURES_BEFORE_LEAVING, 0.5) is fallback, (
-        "this call goes on elsewhere"
+        "this call continues elsewhere"
     )
     assert not caplog.messages
     for now in (LAG_SECONDS, LAG_SECONDS + 1):

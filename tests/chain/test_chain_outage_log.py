@@ -1,4 +1,4 @@
-"""Which outages a person is told of: few of many, and what was said last is so."""
+"""Tests of the outages that the log reports: few of many, and the last line is true."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 900.0), st.booleans()), max_size=200)
 
 @given(STEPS)
 def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, bool]]) -> None:
-    outages, now = Outages(), 0.0
-    there, began, told, said_back, counted, said_away = False, 0, 0, 0, 0, False
+    outages = Outages()
+    now = 0.0
+    there = False
+    began = 0
+    told = 0
+    said_back = 0
+    counted = 0
+    said_away = False
     for seconds, away in steps:
         now += seconds
         if away:
@@ -41,13 +47,17 @@ def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, 
     assert not began or told, "the first is told at once"
 
 
-def test_an_endpoint_that_comes_and_goes_all_day_is_told_of_some_times_and_one_that_stays_away_is_told(
+def test_outage_log_limits_lines_of_a_flapping_endpoint(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """An endpoint that fails and recovers all day costs few lines. The last line about one that
+    stays away says so.
+    """
     unasked: Any = None
     nodes = Nodes([Node(endpoint("http://127.0.0.1:1"), unasked)], "RPC endpoint")
     (node,) = nodes.all
-    day, every = 24 * 3600, 10
+    day = 24 * 3600
+    every = 10
     with caplog.at_level(logging.WARNING):
         for now in range(0, day, every):
             for _ in range(FAILURES_BEFORE_LEAVING):

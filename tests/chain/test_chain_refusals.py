@@ -1,4 +1,4 @@
-"""A refusal that a person can mend is told with the run's own id and with commands that exist."""
+"""Tests of refusals that a person can fix: the error names the run's id and commands that exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from aftermath.chain.refusals import _TOLD, refused
 from aftermath.cli.main import INDEX, load
 from aftermath.coordinator.errors import Refused
 
-COORDINATOR, AUTHORIZER = coordinator_program(), authorizer_program()
+COORDINATOR = coordinator_program()
+AUTHORIZER = authorizer_program()
 COMMAND = re.compile(r"aftermath-solana ([^;:]+)")
 
 
@@ -48,7 +49,7 @@ def test_it_names_the_run_and_commands_that_exist(name: str) -> None:
             assert parser.make_context(command, [*words, *signed]).params["run_id"] == "my run"
 
 
-def test_an_error_that_only_programmers_meet_keeps_the_programs_words() -> None:
+def test_refusal_without_user_text_keeps_the_programs_message() -> None:
     errors = error_tables(COORDINATOR, AUTHORIZER)[COORDINATOR.id]
     (message,) = [error.message for error in errors.values() if error.name == "BadParticipation"]
     assert refusal_of("BadParticipation", "mine").message == message

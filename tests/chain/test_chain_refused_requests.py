@@ -28,7 +28,8 @@ def timed(answer: Answer, times: list[float]) -> Answer:
 
 
 async def test_retry_after_delays_every_call_to_node() -> None:
-    node, times = Node(), list[float]()
+    node = Node()
+    times = list[float]()
     async with serving(node) as where, RpcPool(where) as pool:
         assert await pool.call(get_slot) == 7
         node.always = timed(status(429, Retry_After="3"), times)
@@ -41,7 +42,8 @@ async def test_retry_after_delays_every_call_to_node() -> None:
 
 
 async def test_node_that_asks_for_pause_leaves_calls_to_fallback() -> None:
-    primary, fallback = Node(), Node()
+    primary = Node()
+    fallback = Node()
     primary.script = [status(429, Retry_After="60")]
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         for _ in range(3):

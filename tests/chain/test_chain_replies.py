@@ -59,7 +59,8 @@ async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> No
     truth = node.genesis
     async with serving(node) as where, RpcPool(where) as pool, asyncio.timeout(60):
         for script in ([], [status(503)] * nodes.FAILURES_BEFORE_LEAVING):
-            node.script, node.genesis = script, nonsense
+            node.script = script
+            node.genesis = nonsense
             before = node.count("getGenesisHash")
             asking = asyncio.create_task(pool.call(get_slot))
             while node.count("getGenesisHash") < before + 2:
@@ -71,7 +72,9 @@ async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> No
 
 @pytest.mark.parametrize("nonsense", NO_HASH[:3])
 async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any) -> None:
-    primary, liar, honest = Node(), Node(nonsense), Node()
+    primary = Node()
+    liar = Node(nonsense)
+    honest = Node()
     async with serving(primary, liar, honest) as where, RpcPool(where) as pool:
         await pool.check()
         primary.always = status(503)
@@ -98,7 +101,8 @@ async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -
 
 
 async def test_every_request_has_a_number_of_its_own() -> None:
-    node, numbers = Node(), []
+    node = Node()
+    numbers = []
 
     async def note(body: dict[str, Any]) -> web.Response:
         numbers.append(body["id"])
@@ -123,7 +127,7 @@ async def test_reader_that_fails_blames_reply() -> None:
 @pytest.mark.parametrize(
     "detail", [5, -1, True, None, [], {}, [[1]], {"Custom": "x"}, {"a": 1, "b": 2}, "x" * 10_000]
 )
-def test_a_refusal_that_is_none_of_the_clusters_is_still_a_sentence(detail: Any) -> None:
+def test_unknown_refusal_has_a_short_message(detail: Any) -> None:
     key = Keypair.from_seed(bytes(32)).pubkey()
     moved = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
     for error in ({"InstructionError": [0, detail]}, {"InstructionError": detail}, detail):
@@ -163,7 +167,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("encoding", BOMBS)
-async def test_no_more_of_a_compressed_reply_is_unpacked_than_may_be_read(
+async def test_compressed_reply_is_unpacked_only_up_to_the_limit(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_client, "MAX_REPLY", 1000)
@@ -189,7 +193,8 @@ async def test_no_more_of_a_compressed_reply_is_unpacked_than_may_be_read(
     ids=["none", "cut", "more"],
 )
 async def test_a_reply_that_is_no_whole_gzip_is_the_nodes_failure(body: bytes) -> None:
-    broken, honest = Node(), Node()
+    broken = Node()
+    honest = Node()
     broken.always = packed(body, "gzip")
     async with serving(broken, honest) as where, RpcPool(where) as pool:
         assert await pool.call(get_slot) == 7

@@ -81,9 +81,9 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [-32602, -32600, -32601, -32700])
-async def test_a_kind_of_request_that_was_answered_before_is_not_malformed(code: int) -> None:
-    """A gateway says so of quotas, or of what it cut off itself: that passes, and is no reason to
-    give up.
+async def test_malformed_error_of_a_known_request_is_retried(code: int) -> None:
+    """A gateway sends it for an exhausted quota, or after it cut off the request itself.
+    Both pass.
     """
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
@@ -97,7 +97,8 @@ async def test_a_kind_of_request_that_was_answered_before_is_not_malformed(code:
 
 async def test_what_one_node_calls_malformed_the_next_may_answer() -> None:
     """Not every provider passes every method on."""
-    primary, fallback = Node(), Node()
+    primary = Node()
+    fallback = Node()
     primary.script = [error(-32601)] * 9
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         for _ in range(3):
@@ -105,7 +106,7 @@ async def test_what_one_node_calls_malformed_the_next_may_answer() -> None:
     assert (primary.count("getSlot"), fallback.count("getSlot")) == (2, 3)
 
 
-async def test_what_all_nodes_call_malformed_is_not_asked_for_ever() -> None:
+async def test_request_that_all_nodes_call_malformed_is_given_up() -> None:
     nodes = [Node(), Node()]
     for node in nodes:
         node.script = [error(-32601)] * 9
@@ -141,9 +142,10 @@ async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None
     )
 
 
-async def test_failure_reported_for_an_unsent_transaction_blames_the_node() -> None:
-    """It ended members: nothing that reads expects it."""
-    liar, honest = Node(), Node()
+async def test_transaction_error_for_a_read_blames_the_node() -> None:
+    """Such an error once ended members, because no read expects it."""
+    liar = Node()
+    honest = Node()
     async with serving(liar, honest) as where, RpcPool(where) as pool:
         liar.script = [error(-32002, {"err": "AccountInUse"})] * 9
         assert await pool.call(get_slot) == 7
@@ -151,7 +153,8 @@ async def test_failure_reported_for_an_unsent_transaction_blames_the_node() -> N
 
 
 async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:
-    liar, honest = Node(), Node()
+    liar = Node()
+    honest = Node()
     async with serving(liar, honest) as where, RpcPool(where) as pool:
         liar.script = [result("seven")] * 9
         assert await pool.call(get_slot) == 7
@@ -159,7 +162,8 @@ async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:
 
 
 async def test_a_dead_primary_is_left_and_returned_to() -> None:
-    primary, fallback = Node(), Node()
+    primary = Node()
+    fallback = Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         assert await pool.call(get_slot) == 7
         primary.always = status(503)
@@ -188,7 +192,7 @@ async def test_an_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixtu
             assert caplog.text.count("answers again") == told
 
 
-async def test_a_first_answer_that_is_long_in_coming_is_said_to_be_waited_for(
+async def test_slow_first_answer_logs_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node()
@@ -214,7 +218,8 @@ async def test_a_first_answer_that_is_long_in_coming_is_said_to_be_waited_for(
 
 
 async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
-    primary, fallback = Node(), Node()
+    primary = Node()
+    fallback = Node()
     async with serving(primary, fallback) as where, RpcPool(where, attempt=2.0) as pool:
         primary.always = hang
         now = asyncio.get_running_loop().time
@@ -224,8 +229,8 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
 
 
 async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None:
-    """Of three, two hung: all of the first call's patience went to these, and the third was never
-    tried.
+    """Two of three nodes once hung and took all of the first call's patience. No call reached the
+    third.
     """
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -240,13 +245,14 @@ async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None
 
 
 async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
-    primary, fallback = Node(), Node()
+    primary = Node()
+    fallback = Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         primary.always = hang
         assert await pool.call(get_slot, patience=10.0) == 7
 
 
-async def test_a_view_of_a_pool_shares_its_nodes_and_has_a_patience_of_its_own() -> None:
+async def test_patient_view_shares_nodes_and_has_its_own_patience() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, patience=1000) as pool:
         brisk = pool.patient(3.0)
@@ -283,7 +289,8 @@ async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
 
 
 async def test_a_fallback_of_another_cluster_is_refused() -> None:
-    primary, fallback = Node(cluster("one")), Node(cluster("two"))
+    primary = Node(cluster("one"))
+    fallback = Node(cluster("two"))
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         with pytest.raises(WrongCluster, match="another cluster"):
             await pool.check()
@@ -294,11 +301,12 @@ async def test_a_fallback_of_another_cluster_is_refused() -> None:
         assert fallback.count("getSlot") == 0
 
 
-async def test_one_node_that_says_it_is_of_another_cluster_now_is_left_for_the_next(
+async def test_node_that_changed_its_cluster_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nodes, "LEAVE_SECONDS", 0.0)
-    primary, fallback = Node(cluster("one")), Node(cluster("one"))
+    primary = Node(cluster("one"))
+    fallback = Node(cluster("one"))
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         await pool.call(get_slot)
         primary.script = [status(503)] * nodes.FAILURES_BEFORE_LEAVING
@@ -308,7 +316,7 @@ async def test_one_node_that_says_it_is_of_another_cluster_now_is_left_for_the_n
         assert primary.count("getGenesisHash") > 1
 
 
-async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:
+async def test_network_restarted_at_the_same_address_is_noticed() -> None:
     node = Node(cluster("one"))
     async with serving(node) as where, RpcPool(where) as pool:
         await pool.call(get_slot)
@@ -331,7 +339,8 @@ async def test_replies_have_few_values() -> None:
     """A million numbers, in some kilobytes on the wire, take ten seconds in which a member does
     nothing else.
     """
-    fat, honest = Node(), Node()
+    fat = Node()
+    honest = Node()
     numbers = [1e300] * node_client.MOST_VALUES
     fat.always = text(json.dumps({"jsonrpc": "2.0", "result": 6, "pad": numbers}))
     async with serving(fat, honest) as where, RpcPool(where) as pool:

@@ -26,7 +26,9 @@ from chain.networks import Place
 def standing_still(
     place: Place, *methods: str, refuses: bool = True
 ) -> Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]:
-    """Answer these methods as at first; one that `refuses` has an error for a newer minContextSlot."""
+    """Answer these methods as at first; one that `refuses` has an error for a newer
+    minContextSlot.
+    """
     shown: dict[str, Any] = {}
 
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -63,7 +65,8 @@ async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Pl
 
 async def test_command_sees_its_effects_past_a_stale_node(embedded: Place) -> None:
     """A stale node hides an authorization that was just created, and the cost of a new run."""
-    grantee, wallet = Keypair().pubkey(), embedded.wallet
+    grantee = Keypair().pubkey()
+    wallet = embedded.wallet
     lie = standing_still(embedded, "getMultipleAccounts", "getBalance")
     async with meddling(embedded.network.rpc_url, lie) as url:
         nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]

@@ -1,5 +1,5 @@
-"""Following a run while nodes and sockets fail: no change is missed for long, none is undone, and
-the watch goes on.
+"""Follow a run while nodes and sockets fail. No change is missed for long, none is undone, and the
+watch continues.
 """
 
 from __future__ import annotations
@@ -115,15 +115,16 @@ async def test_silent_websocket_is_replaced_by_polling(
             started = now()
             await seen(watcher, newest, 10)
             assert now() - started < subscription.SILENCE_SECONDS + 0.7
-        # a mute socket is dropped and made anew
+        # a mute socket is dropped and opened again
         await asyncio.wait_for(_until(lambda: mute.subscriptions >= 2), 10)
 
 
-async def test_a_websocket_that_cannot_be_had_is_told_of_and_so_is_its_return(
+async def test_lost_websocket_and_its_return_are_logged(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    url = embedded.network.rpc_url
+    ws = embedded.network.ws_url
     async with proxy(int(ws.rpartition(":")[2])) as way:
         await way.close()
         async with (
@@ -172,7 +173,8 @@ async def test_every_outage_told_within_five_seconds(
 
 async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
     await embedded.configured_run()
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    url = embedded.network.rpc_url
+    ws = embedded.network.ws_url
     async with (
         faulty_websocket() as mute,
         RpcPool([Endpoint(url, mute.url), Endpoint(url, ws)]) as pool,
@@ -219,7 +221,8 @@ async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(embedded: Pl
 
 
 async def _left_for_the_next(place: Place, faulty: FaultyNode, case: str = "") -> None:
-    url, ws = place.network.rpc_url, place.network.ws_url
+    url = place.network.rpc_url
+    ws = place.network.ws_url
     async with (
         RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
         watching(place, pool, silence=60) as watcher,
@@ -239,7 +242,8 @@ async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
     embedded: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
-    read, trips = run_source.parse_run, 0
+    read = run_source.parse_run
+    trips = 0
 
     def trip(data: bytes) -> Run:
         nonlocal trips
@@ -284,7 +288,7 @@ async def test_the_node_goes_away_for_some_seconds_in_mid_run(place: Place, faul
         await seen(watcher, newest, 10)
 
 
-async def test_the_fallback_takes_over_and_pushes_go_on(place: Place) -> None:
+async def test_fallback_takes_over_and_pushes_continue(place: Place) -> None:
     await place.configured_run()
     async with proxied(place) as (http, ws, where):
         fallback = endpoint(place.network.rpc_url, place.network.ws_url)
@@ -388,7 +392,7 @@ def _notification(program: Pubkey, data: bytes, slot: int = 1) -> str:
 
 
 async def _state(place: Place, run_id: str | None = None, **later: int) -> bytes:
-    """The run's account, as if it had so many more changes behind it."""
+    """The run's account, with these later changes."""
     _, account = await fetch(
         place.pool, run_addresses(place.coordinator.program_id, run_id or place.run_id).run
     )
@@ -406,7 +410,8 @@ async def test_finish_that_websocket_alone_tells_is_not_believed(embedded: Place
     data = bytearray(await _state(embedded, changes=1))
     data[run_account().offset("state")] = RunState.FINISHED
     lie = _notification(coordinator.program_id, bytes(data))
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    url = embedded.network.rpc_url
+    ws = embedded.network.ws_url
     async with (
         faulty_websocket(lie, every=0.1) as faulty,
         RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
@@ -454,7 +459,7 @@ async def test_a_websocket_that_repeats_what_was_stops_no_poll(embedded: Place) 
         await seen(watcher, await change(embedded, 3), 2)
 
 
-async def test_a_websocket_that_pours_out_what_is_no_run_costs_few_lines_and_polls(
+async def test_websocket_flood_of_garbage_costs_few_lines_and_polls(
     embedded: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = await embedded.configured_run()

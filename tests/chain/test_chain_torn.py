@@ -27,7 +27,8 @@ from chain.networks import SCHEMA_HASH, Place
 
 async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> None:
     coordinator = await embedded.configured_run("torn")
-    owner, at = str(coordinator.program_id), run_addresses(coordinator.program_id, "torn")
+    owner = str(coordinator.program_id)
+    at = run_addresses(coordinator.program_id, "torn")
     torn = {str(at.members): 3, str(at.model): 3}
 
     async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -54,11 +55,10 @@ async def test_lamports_at_an_unused_address_refuse_no_member(
     embedded: Place,
 ) -> None:
     coordinator = await embedded.open_run("sprinkled")
-    run, authorizer = (
-        run_addresses(coordinator.program_id, "sprinkled").run,
-        Authorizer(embedded.pool),
-    )
-    grantor, sender = embedded.wallet.pubkey, coordinator.sender
+    run = run_addresses(coordinator.program_id, "sprinkled").run
+    authorizer = Authorizer(embedded.pool)
+    grantor = embedded.wallet.pubkey
+    sender = coordinator.sender
     for grantee in (EVERYONE, grantor):
         place = authorization_address(authorizer.program_id, grantor, grantee, bytes(run))
         params = TransferParams(from_pubkey=grantor, to_pubkey=place, lamports=1_000_000)
@@ -185,16 +185,16 @@ async def test_torn_attestations_are_fetched_from_the_next_node(
                 await pool.genesis()
                 await asyncio.sleep(0.01)
 
-        beside = asyncio.ensure_future(others())
+        other_reads = asyncio.ensure_future(others())
         async with asyncio.timeout(10):
             assert len(await member.attestations(stored)) == 2
-        beside.cancel()
+        other_reads.cancel()
     assert read == [2]
 
 
 async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -> None:
-    """Also where a member reads the run anew before it acts, not only in its watch."""
-    await embedded.configured_run("anew")
+    """A member also asks again when it reads the run before it acts, not only in its watch."""
+    await embedded.configured_run("clock")
     torn = 3
 
     async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -208,7 +208,7 @@ async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -
         where = Endpoint(url, embedded.network.ws_url)
         async with (
             RpcPool([where]) as pool,
-            SolanaMember(pool, embedded.wallet, "anew", client_version="") as member,
+            SolanaMember(pool, embedded.wallet, "clock", client_version="") as member,
         ):
-            assert (await member.view(fresh=True)).run.run_id == "anew"
+            assert (await member.view(fresh=True)).run.run_id == "clock"
     assert not torn

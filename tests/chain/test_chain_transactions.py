@@ -124,7 +124,8 @@ async def test_malformed_transaction_is_the_nodes_failure(transaction: Any) -> N
 
 
 async def _first_node_is_left(*script: Answer) -> None:
-    broken, honest = Node(), Node()
+    broken = Node()
+    honest = Node()
     broken.script = [*script] + [result(7)] * 2
     honest.always = by_method(
         getGenesisHash=honest.genesis, getSignaturesForAddress=[], getTransaction=None

@@ -1,4 +1,6 @@
-"""Tests of the other files in which the engine can make a difference, against the real validator."""
+"""Tests of the other files in which the engine can make a difference, against the real
+validator.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from chain.test_chain_deploy import (  # noqa: F401
 )
 from chain.test_chain_funding import (  # noqa: F401
     test_a_drained_member_is_refilled_by_a_local_network,
-    test_a_drained_wallet_elsewhere_reads_sum_balance_and_address,
+    test_drained_wallet_error_names_sum_balance_and_address,
 )
 from chain.test_chain_hostile import test_a_lagging_node_is_not_believed_and_the_fallback_is  # noqa: F401
 from chain.test_chain_member import test_one_member_lives_through_an_epoch  # noqa: F401

@@ -211,7 +211,8 @@ def test_the_identity_is_derived_from_run_and_wallet(tmp_path: Path) -> None:
 def test_the_identity_comes_from_a_file_or_variable(tmp_path: Path) -> None:
     wallet = create_wallet(tmp_path / "w.json")
     secret = os.urandom(32)
-    raw, text = tmp_path / "raw", tmp_path / "hex"
+    raw = tmp_path / "raw"
+    text = tmp_path / "hex"
     raw.write_bytes(secret)
     text.write_text(secret.hex() + "\n")
     assert identity_secret("run", wallet, raw, {}) == secret

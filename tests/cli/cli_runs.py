@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def mistake(self) -> dict[str, str]:
-        """The same of a command line that could not be meant."""
+        """Return the JSON error of a command line with a usage mistake."""
         assert self.code == 2, (self.code, self.out)
         return self.told
 
@@ -110,7 +110,7 @@ def invoke_ending(*arguments: str | Path | int, script: Typer = app) -> Outcome:
 def invoke_during(
     act: Callable[[Callable[[str], None]], None], *arguments: str | Path | int, script: Typer = app
 ) -> Outcome:
-    """Run a command that goes on until `act`, in a thread of its own, ends it: as by
+    """Run a command that runs until `act`, in a thread of its own, ends it: as by
     `press_ctrl_c`.
 
     `act` is given a function that waits until the command has printed a text.

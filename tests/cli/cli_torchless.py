@@ -45,7 +45,8 @@ def torchless_server() -> Iterator[Torchless]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
+    stdin = process.stdin
+    stdout = process.stdout
 
     def run(*arguments: str | Path) -> Outcome:
         stdin.write(json.dumps([str(argument) for argument in arguments]) + "\n")

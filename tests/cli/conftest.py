@@ -1,4 +1,6 @@
-"""A real local network for the whole folder, a wallet for each test, and a small model with tokens."""
+"""A real local network for the whole folder, a wallet for each test, and a small model
+with tokens.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ says where.
 
 @pytest.fixture
 def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
-    """The owner of a run that waits for one member to start with, and goes on with one."""
+    """The owner of a run that waits for one member to start with, and continues with one."""
     text = (material / "config.toml").read_text()
     for usual, quick in QUICK.items():
         text = text.replace(usual, quick, 1)
@@ -167,7 +167,7 @@ def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_i
     from aftermath.cli.options import SigningOptions
 
     async def change(percent: int) -> None:
-        """As an owner with a client of its own can; ours refuses to."""
+        """Set the percentage as an owner with another client can. This client refuses to."""
         async with sign_in(
             SigningOptions(rpc=waiting.rpc, wallet_private_key_path=waiting.wallet)
         ) as chain:
@@ -256,10 +256,10 @@ def test_it_asks_what_train_on_this_machine_asks(
 
 
 @pytest.mark.slow
-def test_can_join_named_tier_beyond_memory_is_refused_as_by_train(
+def test_can_join_tier_beyond_memory_is_refused_as_by_train(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
-    """A run may begin without stored weights, so its model costs its owner nothing."""
+    """A run may begin without stored weights, so this large model costs its owner nothing."""
     place = tmp_path / "here"
     shutil.copytree(material, place)
     document = json.loads((place / "model/config.json").read_text())
@@ -390,7 +390,9 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material:
 
 
 def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
-    """Who waits to take part, and in an epoch who has not left it."""
+    """The list counts wallets that wait to take part, and in an epoch those that have not
+    left it.
+    """
 
     def listed() -> int:
         (row,) = [row for row in waiting("list-runs").data if row["run_id"] == run_id]
@@ -461,9 +463,7 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     assert ", tier 0, wallet " in ended.out
 
 
-def test_lamports_at_a_runs_addresses_keep_nobody_from_creating_it(
-    owner: Shell, run_id: str
-) -> None:
+def test_create_run_accepts_addresses_that_hold_lamports(owner: Shell, run_id: str) -> None:
     places = run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id)
     for place in (places.run, places.members, places.witnesses):
         asyncio.run(airdrop(owner.rpc, place, 10**6))

@@ -66,7 +66,7 @@ def test_a_member_with_other_files_is_refused_before_it_joins(
     assert created("predownload", "--run-id", run_id).code == 0
 
 
-def test_an_owner_without_the_data_takes_the_hash_from_who_has_it(
+def test_update_config_without_data_takes_data_hash_of_the_file(
     created: Shell, run_id: str, config: Path, tokens: Path
 ) -> None:
     found = invoke("data", "inspect", "--config-path", config, "--json").data["hash"]
@@ -111,7 +111,7 @@ def test_what_is_no_hash_is_refused_with_its_line(
     assert nothing["fix"] == "Pass --data-path FOLDER or --config-path FILE"
 
 
-def test_tokens_of_another_tokenizer_than_the_models_are_warned_of(
+def test_tokens_of_another_tokenizer_give_a_warning(
     created: Shell, run_id: str, config: Path, tokens: Path
 ) -> None:
     agreed = created("update-config", "--run-id", run_id, "--config-path", config).data

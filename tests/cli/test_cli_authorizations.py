@@ -1,4 +1,4 @@
-"""Who may join: the permissionless default, and the seed's permissioned way with its two shell
+"""Tests of authorizations: the permissionless default, and the permissioned way with its two shell
 scripts.
 """
 
@@ -73,7 +73,7 @@ def verdict(shell: Shell, run_id: str, address: Path, *more: str) -> list[str]:
 
 
 def reasons(shell: Shell, run_id: str, address: Path, *more: str) -> str:
-    """The same as people read them."""
+    """Return the reasons of a refusal as one line of text."""
     return "; ".join(verdict(shell, run_id, address, *more))
 
 
@@ -106,7 +106,7 @@ def test_an_unset_variable_of_a_shell_does_not_mean_everybody(
     assert "has given no authorization" in nothing.error["error"]
 
 
-def test_who_cannot_join_learns_on_whom_that_waits_and_what_to_do(
+def test_can_join_refusal_names_the_reason_and_a_fix(
     owner: Shell, run_id: str, people: dict[str, Path], material: Path
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
@@ -141,7 +141,9 @@ def test_the_seeds_permissioned_way(
     """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a
     stranger may not.
     """
-    grantor, grantee, rpc = people["grantor"], people["grantee"], owner.rpc
+    grantor = people["grantor"]
+    grantee = people["grantee"]
+    rpc = owner.rpc
     assert (
         owner("create-run", "--run-id", run_id, "--join-authority", grantor).data["permissionless"]
         is False
@@ -199,7 +201,8 @@ def test_the_seeds_permissioned_way(
 def test_an_authorization_for_one_run_admits_to_no_other(
     owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
 ) -> None:
-    grantor, grantee = Shell(owner.rpc, people["grantor"]), people["grantee"]
+    grantor = Shell(owner.rpc, people["grantor"])
+    grantee = people["grantee"]
     other = f"{run_id}b"
     for name in (run_id, other):
         assert (
@@ -270,7 +273,8 @@ def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) ->
 
 
 def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[str, Path]) -> None:
-    grantor, grantee = Shell(owner.rpc, people["grantor"]), Shell(owner.rpc, people["grantee"])
+    grantor = Shell(owner.rpc, people["grantor"])
+    grantee = Shell(owner.rpc, people["grantee"])
     grantor("join-authorization-create", "--authorizer", people["grantee"])
     added = ("--join-authority", people["grantor"], "--delegates-added", people["delegate1"])
     assert len(grantee("join-authorization-delegate", *added).data["delegates"]) == 1
@@ -290,7 +294,8 @@ def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[st
 def test_many_delegates_take_several_transactions(owner: Shell, people: dict[str, Path]) -> None:
     from solders.keypair import Keypair
 
-    grantor, grantee = Shell(owner.rpc, people["grantor"]), Shell(owner.rpc, people["grantee"])
+    grantor = Shell(owner.rpc, people["grantor"])
+    grantee = Shell(owner.rpc, people["grantee"])
     grantor("join-authorization-create", "--authorizer", people["grantee"])
     keys = [str(Keypair().pubkey()) for _ in range(45)]
     flags = [word for key in keys for word in ("--delegates-added", key)]
@@ -313,9 +318,10 @@ def test_scripts_explain_themselves(name: str) -> None:
     assert f"(for example: sh scripts/{name} devnet " in fix
 
 
-def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(
+def test_scripts_with_a_missing_argument_are_refused(
     people: dict[str, Path],
 ) -> None:
+    """An unset shell variable shifts the arguments after it to the left."""
     words = ["localnet", people["grantee"], people["delegate1"], people["delegate2"]]
     line = ["sh", ROOT / "scripts/join-authorization-set-delegates.sh", *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -349,10 +355,10 @@ async def fund(rpc: str, key: str) -> None:
         await ensure_funds(pool, Pubkey.from_string(key), 2 * 10**9)
 
 
-def test_run_on_another_network_is_not_opened_before_its_first_epoch(
+def test_run_on_public_network_stays_closed_before_first_epoch(
     owner: Shell, run_id: str, material: Path
 ) -> None:
-    """A second node that is not of this machine: strangers may be on that network."""
+    """The second node is on another machine, so strangers may be on that network."""
     asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # on another network it gets nothing
     far = ("--run-id", run_id, "--rpc-2", ELSEWHERE)
     made = owner("create-run", *far)

@@ -83,7 +83,7 @@ def test_a_run_id_that_is_too_long(owner: Shell) -> None:
     assert "1 to 32 bytes" in owner("create-run", "--run-id", "x" * 33).mistake["fix"]
 
 
-def test_a_run_of_somebody_else(owner: Shell, run: str, tmp_path: Path) -> None:
+def test_run_of_another_owner_is_refused(owner: Shell, run: str, tmp_path: Path) -> None:
     invoke("show-identity", "--create", "-w", tmp_path / "other.json")
     other = Shell(owner.rpc, tmp_path / "other.json")
     refused = other("set-paused", "--run-id", run, "resume").error
@@ -106,7 +106,9 @@ def test_no_funds_says_how_much_is_missing(rpc: str, run_id: str, tmp_path: Path
 
 
 def test_a_local_network_gives_funds(owner: Shell, run: str) -> None:
-    """The wallet was empty before the fixture's create-run, which a local network makes possible."""
+    """The wallet was empty before the fixture's create-run, which a local network makes
+    possible.
+    """
     assert owner("json-dump-run", "--run-id", run).code == 0
 
 
@@ -215,9 +217,7 @@ def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, conte
     assert not content or content not in found.err
 
 
-def test_nobody_is_told_to_change_the_mode_of_a_file_that_is_no_key(
-    rpc: str, tmp_path: Path
-) -> None:
+def test_file_without_a_key_gets_no_chmod_advice(rpc: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a key")
     (tmp_path / "notes.txt").chmod(0o644)
     found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", tmp_path / "notes.txt")
@@ -276,7 +276,7 @@ def test_a_websocket_without_its_fallback(owner: Shell) -> None:
     assert owner("list-runs", "--ws-rpc-2", "ws://localhost:1").code == 2
 
 
-def test_unexpected_errors_keep_their_traceback_in_a_private_file(tmp_path: Path) -> None:
+def test_unexpected_error_writes_its_traceback_to_a_private_file(tmp_path: Path) -> None:
     @command("broken", example="broken")
     def broken() -> Result:
         """Fail in a way nobody foresaw."""

@@ -30,7 +30,7 @@ def calls(planned: Outcome) -> list[str]:
 def test_a_finished_run_is_recorded_taken_back_and_reopened(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
-    """One epoch of a run of two steps: what may be recorded after it, and how the run goes on."""
+    """One epoch of a run of two steps: what may be recorded after it, and how the run continues."""
     config = quick_config(
         material,
         tmp_path,

@@ -30,14 +30,14 @@ FOUND_HERE = {BOND_ABOVE_LIMIT, INSUFFICIENT_FUNDS, VERIFICATION_NOT_THERE, "Pro
 
 @pytest.fixture(scope="module")
 def codes() -> set[str]:
-    """Of all classes of errors, and of what is no such class."""
+    """Return the codes of all error classes, and of errors without a class."""
     sources = (path.read_text() for path in (ROOT / "client/aftermath").rglob("*.py"))
     return {"file", "unexpected"} | {code for text in sources for code in CODE.findall(text)}
 
 
 @pytest.fixture(scope="module")
 def refusals() -> set[str]:
-    """Of what programs refuse, and of what is found before them."""
+    """Return the codes of the programs' refusals, and of the checks before them."""
     names = {
         error["name"]
         for idl in (COORDINATOR_IDL, AUTHORIZER_IDL)
@@ -85,7 +85,7 @@ def test_a_code_leads_to_a_section_that_exists(
             (Refused(name, "Not so."), code_of(name), PAGES.get(code_of(name), ""), 11)
             for name in NOT_ADMITTED
         ),
-        (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#keep-a-run", 11),
+        (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#host-a-run", 11),
         (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
     ],
@@ -151,7 +151,7 @@ def test_the_pages_that_an_error_names_are_there(
         (("scripts/tokenise.py",), "--output"),
     ],
 )
-def test_what_is_no_command_tells_of_wrong_options_in_the_same_form(
+def test_script_with_wrong_options_has_the_commands_error_form(
     line: tuple[str, ...],
     said: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -147,7 +147,7 @@ def test_every_mistake_is_told_at_once(run_toml: Path) -> None:
     ],
     ids=["members", "program", "file"],
 )
-def test_several_mistakes_are_told_in_the_order_of_their_lines_by_every_command(
+def test_mistakes_are_listed_in_line_order_by_each_command(
     run_toml: Path, wrong: dict[str, str]
 ) -> None:
     text = run_toml.read_text()
@@ -212,7 +212,7 @@ def test_nobody_is_asked_for_a_checkpoint_on_the_hub(
     ]
 
 
-def test_what_is_not_on_this_machine_is_a_mistake_of_a_model_and_a_warning_of_data(
+def test_missing_model_is_an_error_and_missing_data_a_warning(
     run_toml: Path,
 ) -> None:
     text = run_toml.read_text()
@@ -249,12 +249,12 @@ def test_config_check_names_missing_model_and_missing_data(run_toml: Path) -> No
         assert fix in said
 
 
-def test_what_a_file_beside_says_of_the_model_is_looked_at(run_toml: Path) -> None:
+def test_model_options_of_the_files_toml_are_checked(run_toml: Path) -> None:
     text = re.sub(
         r'^Local = ".*model"$', 'Local = "nowhere"', run_toml.read_text(), flags=re.MULTILINE
     )
     run_toml.write_text(text)
-    beside = run_toml.with_suffix(".files.toml")
+    files_toml = run_toml.with_suffix(".files.toml")
     for options, codes in (
         ('preset = "llama-1m"', []),
         ('preset = "nanogpt-0.9m"', ["architecture-differs"]),
@@ -262,10 +262,10 @@ def test_what_a_file_beside_says_of_the_model_is_looked_at(run_toml: Path) -> No
         ("heads = 0", ["usage"]),
         ("intermediate = 102", ["model-config"]),
     ):
-        beside.write_text(f"[model]\n{options}\n")
+        files_toml.write_text(f"[model]\n{options}\n")
         found = json.loads(validate(run_toml).out)
         assert [one["code"] for one in found["mistakes"]] == codes, options
-    beside.write_text("[model")
+    files_toml.write_text("[model")
     assert "files.toml is not valid TOML" in validate(run_toml).error["error"]
 
 

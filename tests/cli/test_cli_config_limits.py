@@ -75,7 +75,7 @@ def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_pa
         assert found.startswith(f"{line}: checkpoint {place} is a slice of tier 1"), form
 
 
-def test_a_repository_that_cannot_be_is_refused_before_the_hub_is_asked(
+def test_invalid_hub_repo_is_refused_before_any_request(
     owner: Shell, material: Path, tmp_path: Path
 ) -> None:
     text = (material / "config.toml").read_text()

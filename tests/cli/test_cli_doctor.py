@@ -1,4 +1,4 @@
-"""`doctor` finds what is wrong, says how to mend it, and mends what it may."""
+"""`doctor` finds what is wrong, names the fix, and fixes what it may."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_machine_alone(tmp_path: Path) -> None:
         assert one["fix"] in text
 
 
-def test_a_key_file_that_others_read_is_mended_when_asked(tmp_path: Path) -> None:
+def test_key_file_that_others_can_read_is_fixed_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "wallet.json"
     create_wallet(path)
     path.chmod(0o644)
@@ -83,7 +83,7 @@ def test_a_key_file_that_others_read_is_mended_when_asked(tmp_path: Path) -> Non
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_wallet_that_is_not_there_is_a_warning_until_it_is_needed(tmp_path: Path) -> None:
+def test_missing_wallet_is_a_warning_unless_it_is_named(tmp_path: Path) -> None:
     code, checks = examined()
     assert (code, checks["wallet"]["status"]) == (0, "warning")
     code, checks = examined("-w", tmp_path / "none.json")
@@ -334,8 +334,8 @@ def test_a_run_for_another_client(owner: Shell, run_id: str) -> None:
 def test_a_wallet_that_nobody_admits_is_told_both_ways_in(
     owner: Shell, run_id: str, tmp_path: Path
 ) -> None:
-    """Its own authorization, and as a delegate that of another; of a grantee that is named, what
-    that one does.
+    """The fix names both ways: an authorization of its own, or one as a delegate. For a named
+    grantee, it says what the grantee must do.
     """
     for name in ("grantor", "grantee"):
         create_wallet(tmp_path / f"{name}.json")

@@ -184,15 +184,13 @@ async def airdrop(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_dry_run_tells_to_the_lamport_what_the_command_then_does(
+def test_dry_run_predicts_the_costs_to_the_lamport(
     name: str, owner: Shell, run_id: str, material: Path
 ) -> None:
     asyncio.run(airdrop(owner))
     line = LINES[name](owner, run_id, material)
-    before, slots = (
-        lamports(owner),
-        invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out,
-    )
+    before = lamports(owner)
+    slots = invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out
     found = owner(name, *line, "--dry-run").data
     assert (
         lamports(owner),

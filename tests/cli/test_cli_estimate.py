@@ -135,10 +135,10 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
         )
 
 
-def test_a_model_that_is_still_to_be_made_is_reckoned_as_planned(
+def test_estimate_of_a_planned_model_uses_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a config that comes with the package, in a directory where nothing was made of it yet."""
+    """Estimate a config of the package in a directory without its model and tokens."""
     monkeypatch.chdir(tmp_path)
     outcome = invoke("estimate", "--config-path", SHIPPED / "demo/config.toml", "--json")
     assert outcome.code == 0, outcome.err
@@ -147,7 +147,7 @@ def test_a_model_that_is_still_to_be_made_is_reckoned_as_planned(
 
 
 def test_members_like_this_machine_need_what_is_measured_here(material: Path) -> None:
-    """Of each tier how fast it is, and what that comes to."""
+    """The estimate contains each tier's measured speed, and the time that follows from it."""
     config = load_config(material / "config.toml")
     tiers = config.llm.matformer.tiers
     outcome = invoke(

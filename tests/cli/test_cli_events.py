@@ -149,7 +149,8 @@ def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
 
 
 def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> None:
-    laboratory, out = tmp_path / "events.jsonl", tmp_path / "events.csv"
+    laboratory = tmp_path / "events.jsonl"
+    out = tmp_path / "events.csv"
     laboratory.write_text('{"step": 1, "loss": 4.2}\n')
     before = f"{','.join(columns())}\nof before"
     out.write_text(before)
@@ -280,7 +281,7 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_plot_of_a_training_beside_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
+def test_plot_of_a_training_with_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
     one = local_training(tmp_path / "adamw", [5.0])
     refused = invoke("plot", one, kept, "--json").mistake
     assert f"{kept} is not a training of train-local" in refused["error"]
@@ -315,7 +316,8 @@ def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None
     )
 
 
-FIRST, SECOND = ("0wnerA", 100, "a" * 16), ("0wnerB", 200, "b" * 16)
+FIRST = ("0wnerA", 100, "a" * 16)
+SECOND = ("0wnerB", 200, "b" * 16)
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from cli.cli_runs import CONSOLE, invoke
 @pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> None:
-    """A limit on the file's size takes part of the first write, as a disk does that is nearly full."""
+    """A limit on the file's size takes part of the first write, as a disk does that is
+    nearly full.
+    """
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

@@ -24,7 +24,8 @@ def test_a_draft_says_the_same_in_fewer_passes(material: Path) -> None:
         "--seed",
     )
     other, line = (*line, 4), (*line, 3)
-    alone, drafted = invoke(*line).data, invoke(*line, "--draft-tier", 1, "--draft-tokens", 3).data
+    alone = invoke(*line).data
+    drafted = invoke(*line, "--draft-tier", 1, "--draft-tokens", 3).data
     assert (alone["tokens"], alone["passes"], alone["guessed"]) == (20, 20, 0)
     assert drafted["text"] == alone["text"]
     assert drafted["passes"] == 20 - drafted["taken"]
@@ -77,9 +78,7 @@ def test_a_checkpoint_without_what_it_needs_ends_with_1(material: Path, tmp_path
     assert invoke("generate", "--model", tmp_path / "none", *SAID).code == 1
 
 
-def test_generate_from_an_exported_tier_takes_the_tier_from_its_config(
-    material: Path, tmp_path: Path
-) -> None:
+def test_generate_takes_the_tier_of_an_exported_model(material: Path, tmp_path: Path) -> None:
     assert (
         invoke("model", "export", "--src", material / "model", "--tiers", 1, "--out", tmp_path).code
         == 0

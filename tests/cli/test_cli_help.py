@@ -128,7 +128,7 @@ for name in ("", *INDEX):
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_that_is_asked_for_first_is_that_which_the_parser_gives(flag: str) -> None:
+def test_quick_help_equals_the_parsers_help(flag: str) -> None:
     for name in ("tick", "model init", "train"):
         line = [*name.split(), flag]
         assert invoke(*line).out == invoke(*name.split(), "--json", flag).out
@@ -149,7 +149,8 @@ def test_train_tells_of_an_option_as_other_commands_do(other: str) -> None:
             for flag, option in options.items()
         }
 
-    ours, theirs = told("train"), told(other)
+    ours = told("train")
+    theirs = told(other)
     common = ours.keys() & theirs.keys() - {"--json"} - (
         {"--run-id"} if other == "show-identity" else set()
     )

@@ -60,7 +60,8 @@ def commented(path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_a_recipe_is_written_as_it_is_with_comments(recipe: str) -> None:
-    config, shipped = written("--recipe", recipe), load_config(SHIPPED / recipe)
+    config = written("--recipe", recipe)
+    shipped = load_config(SHIPPED / recipe)
     commented(Path("run.toml"))
     assert config.config == shipped.config
     assert config.llm.optimizer == shipped.llm.optimizer
@@ -160,7 +161,7 @@ def test_init_with_data_path_carries_the_tokenizer_of_the_data(preset: str, tmp_
 
 
 @pytest.mark.usefixtures("made_in_this_process")
-def test_update_config_takes_what_was_written_once_its_model_is_made(
+def test_update_config_accepts_the_file_that_init_wrote(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     config = written(
@@ -194,10 +195,10 @@ def test_run_files_without_a_recipe_says_how_to_make_them() -> None:
 
 
 @pytest.mark.usefixtures("made_in_this_process")
-def test_what_is_next_leads_from_an_empty_directory_to_a_run_that_trains(
+def test_next_steps_of_init_lead_to_a_run_that_trains(
     rpc: str, material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every line as it is printed, but for where the network is, which the first line starts."""
+    """Run each printed line as it is, except the first one, which starts the network."""
     monkeypatch.setenv("RPC", rpc)
     options = ("--preset", "llama-1m", "--data-path", material / "tokens", "--steps", 20)
     said = invoke("init", "--out", "my first.toml", *options).out
@@ -276,7 +277,7 @@ def test_init_to_standard_output_names_paths_of_the_default_file() -> None:
     assert not list(Path().iterdir())
 
 
-def test_a_file_beside_that_is_of_another_config_does_not_stay(material: Path) -> None:
+def test_files_toml_of_another_config_is_replaced(material: Path) -> None:
     written()
     assert Path("run.files.toml").is_file()
     written("--recipe", "consilience-match-llama2-20m-fineweb-pretrain-dev", "--force")

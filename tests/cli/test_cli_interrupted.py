@@ -87,7 +87,7 @@ runpy.run_module("aftermath", run_name="__main__")
 
 @pytest.mark.slow
 def test_who_has_it_ignored_still_has() -> None:
-    """As `nohup` does, or a shell with what it has in the background."""
+    """`nohup` ignores SIGINT, and so does a shell for its background jobs."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         code, _, err = run(

@@ -34,10 +34,11 @@ def dump(shell: Shell, run_id: str) -> Any:
     return invoke("json-dump-run", "--rpc", shell.rpc, "--run-id", run_id).out
 
 
-def test_it_tells_to_the_lamport_what_a_join_costs_and_what_comes_back(
+def test_join_dry_run_predicts_cost_and_refund_to_the_lamport(
     bonded: Shell, run_id: str, tmp_path: Path
 ) -> None:
-    before, kept = lamports(bonded), dump(bonded, run_id)
+    before = lamports(bonded)
+    kept = dump(bonded, run_id)
     never = tmp_path / "never"
     found = dry(
         bonded, run_id, "--max-bond", BOND, "--checkpoint-dir", never, "--events-dir", never

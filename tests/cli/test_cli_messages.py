@@ -1,7 +1,6 @@
-"""Every error in the sources reads like the others: a sentence that goes on where `error: ` ends,
-and a fix.
+"""Each error in the sources is a sentence that continues `error: `, and a fix.
 
-How fixes begin is `docs/test_fixes.py`'s.
+tests/docs/test_fixes.py checks how fixes begin.
 """
 
 from __future__ import annotations
@@ -52,14 +51,15 @@ def told() -> Iterator[tuple[str, str, bool]]:
                 and node.func.id in named
             ):
                 first = named[node.func.id]
-                sentences, fixes = node.args[first : first + 1], node.args[first + 1 : first + 2]
+                sentences = node.args[first : first + 1]
+                fixes = node.args[first + 1 : first + 2]
                 fixes += [word.value for word in node.keywords if word.arg == "fix"]
                 for given, is_fix in ((sentences, False), (fixes, True)):
                     for text in (text for expression in given for text in texts(expression)):
                         yield f"{path.relative_to(ROOT)}:{node.lineno}", text, is_fix
 
 
-def test_sentences_begin_small_and_they_and_fixes_end_without_a_stop() -> None:
+def test_errors_begin_in_lower_case_and_end_without_a_stop() -> None:
     found = list(told())
     assert len(found) > 300
     odd = [

@@ -43,9 +43,7 @@ def test_a_preset_is_named_by_its_true_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("deepseek")])
-def test_a_deepseek_of_a_preset_is_written_for_all_its_tiers_and_predicts_in_each(
-    name: str, tmp_path: Path
-) -> None:
+def test_deepseek_preset_predicts_in_each_of_its_tiers(name: str, tmp_path: Path) -> None:
     small = ("--layers", "2", "--vocab", "257", "--tiers", "4")
     done = invoke("model", "init", "--preset", name, *small, "--out", str(tmp_path / "m"), "--json")
     assert done.code == 0
@@ -91,7 +89,7 @@ def test_inspect_of_a_slice_lists_only_its_tiers(made: Path) -> None:
     assert part["tiers"] == {tier: count for tier, count in full["tiers"].items() if tier != "0"}
 
 
-def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_takes_its_place(
+def test_merge_of_slice_keeps_equal_bits_and_takes_trained_ones(
     made: Path,
 ) -> None:
     part = made.with_name("m-tier1")
@@ -117,7 +115,7 @@ def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_ta
     assert (again.code, "which model merge did not write" in again.err) == (1, True)
 
 
-def test_tiers_that_keep_what_they_name_are_exported_whatever_the_width(tmp_path: Path) -> None:
+def test_export_of_named_tiers_does_not_depend_on_the_width(tmp_path: Path) -> None:
     (tmp_path / "tiers.json").write_text('[{"layers": [0]}]')
     shape = [*SHAPE[:-1], "63", "--matformer-tiers", str(tmp_path / "tiers.json")]
     assert invoke("model", "init", "--out", str(tmp_path / "m"), *shape).code == 0
@@ -129,7 +127,8 @@ def test_tiers_that_keep_what_they_name_are_exported_whatever_the_width(tmp_path
 def test_a_slice_of_another_model_is_not_merged(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", str(other), *SHAPE[:-1], "128").code == 0
-    part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
+    part = str(made.with_name("m-tier1"))
+    out = str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
     assert (told.code, "describe two models" in told.err) == (1, True)
 
@@ -169,7 +168,7 @@ def test_what_is_broken_is_told(made: Path, file: str, change: Any, says: str) -
     assert says in told.err
 
 
-def test_a_tier_that_is_another_model_is_told_though_its_digest_is_right(made: Path) -> None:
+def test_verify_finds_a_slice_of_another_model(made: Path) -> None:
     (made / "matformer_manifest.json").unlink()
     assert json.loads(invoke("model", "verify", "--model", str(made), "--json").out)["tiers"] == []
     part = made.with_name("m-tier1") / "model.safetensors"
@@ -193,12 +192,11 @@ def test_model_verify_of_slice_checks_its_tensors_and_digests(made: Path) -> Non
     assert "is not finite" in invoke("model", "verify", "--model", str(moved)).err
 
 
-def test_model_merge_of_slice_from_another_training_warns_with_its_distance(
-    made: Path, tmp_path: Path
-) -> None:
+def test_merge_of_slice_of_another_training_warns_with_distance(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", str(other), "--seed", "7", *SHAPE).code == 0
-    part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
+    part = str(made.with_name("m-tier1"))
+    out = str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
     assert told.code == 0
     found = re.search(
@@ -208,7 +206,7 @@ def test_model_merge_of_slice_from_another_training_warns_with_its_distance(
     assert int(found[1]) > 10
 
 
-BESIDE = (
+OTHER_FILES = (
     "chat_template.jinja",
     "added_tokens.json",
     "tokenizer.model",
@@ -219,10 +217,10 @@ BESIDE = (
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
-def test_model_export_to_another_directory_has_all_files_and_its_dtype(
+def test_export_to_another_directory_has_all_files_and_dtype(
     made: Path, tmp_path: Path, dtype: str
 ) -> None:
-    for name in BESIDE:
+    for name in OTHER_FILES:
         (made / name).write_text("{}")
     out = tmp_path / "out"
     done = invoke(
@@ -232,7 +230,7 @@ def test_model_export_to_another_directory_has_all_files_and_its_dtype(
     wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
     for tier, name in enumerate(("m", "m-tier1", "m-tier2")):
         assert {path.name for path in (out / name).iterdir()} >= {
-            *BESIDE,
+            *OTHER_FILES,
             "tokenizer.json",
             "tokenizer_config.json",
         }
@@ -251,7 +249,7 @@ def test_model_export_to_another_directory_has_all_files_and_its_dtype(
     assert invoke("model", "verify", "--model", out / "m", "--json").data["tiers"] == [1, 2]
 
 
-def test_model_export_of_bf16_beside_a_checkpoint_needs_its_very_numbers(made: Path) -> None:
+def test_bf16_export_that_loses_bits_needs_another_directory(made: Path) -> None:
     before = (made.with_name("m-tier1") / "model.safetensors").read_bytes()
     told = invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "bfloat16")
     assert (told.code, "--out DIRECTORY" in told.err) == (1, True)
@@ -265,7 +263,7 @@ def test_model_export_of_bf16_beside_a_checkpoint_needs_its_very_numbers(made: P
     assert invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "int8").code == 2
 
 
-def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(
+def test_model_push_without_repository_or_token_is_refused(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -295,7 +293,7 @@ def _tokenizer(place: Path, **files: dict[str, Any]) -> Path:
         (SHAPE, 260),
     ],
 )
-def test_model_init_takes_vocabulary_and_end_token_of_the_tokenizer(
+def test_model_init_takes_vocabulary_and_end_of_tokenizer(
     options: tuple[str, ...], size: int, tmp_path: Path
 ) -> None:
     named = {"bos_token": "<s>", "eos_token": {"content": "</x>"}}
@@ -358,13 +356,13 @@ def test_model_init_without_an_end_token_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_checkpoint", [True, False])
-def test_model_init_carries_the_files_beside_the_tokenizer(
+def test_model_init_copies_the_files_next_to_the_tokenizer(
     made: Path, tmp_path: Path, in_checkpoint: bool
 ) -> None:
     place = made if in_checkpoint else tmp_path / "tokens"
     place.mkdir(exist_ok=True)
     _tokenizer(place)
-    for name in BESIDE:
+    for name in OTHER_FILES:
         (place / name).write_text("{}")
     done = invoke(
         "model",
@@ -379,4 +377,4 @@ def test_model_init_carries_the_files_beside_the_tokenizer(
     assert done.code == 0, done.err
     licensed = {"LICENSE"} if in_checkpoint else set()
     written = {path.name for path in (tmp_path / "n").iterdir()}
-    assert written & set(BESIDE) == set(BESIDE) - {"LICENSE", "README.md"} | licensed
+    assert written & set(OTHER_FILES) == set(OTHER_FILES) - {"LICENSE", "README.md"} | licensed

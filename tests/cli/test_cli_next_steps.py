@@ -21,7 +21,7 @@ from cli.cli_runs import Shell, invoke
 from rules import builders
 
 MADE = {"model export": {"checkpoint"}}
-"""By command, what its result names (`Result.made`)."""
+"""The fields of a command's result that name a made file (`Result.made`), by command."""
 
 
 @pytest.mark.parametrize(("name", "case"), NEXT)
@@ -64,7 +64,8 @@ def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
-    wallet, model = tmp_path / "wallet.json", tmp_path / "model"
+    wallet = tmp_path / "wallet.json"
+    model = tmp_path / "model"
     made = invoke("show-identity", "--create", "-w", wallet)
     assert f"next: aftermath-solana config set wallet {wallet}\n" in made.err
     assert "next:" not in invoke("show-identity", "-w", wallet).err
@@ -117,7 +118,7 @@ def test_next_train_command_keeps_model_and_options(given: dict[str, object], op
         assert {word for word in words if word.startswith("-")} <= flags
 
 
-@pytest.mark.parametrize("where", [[], ["--out", "other place"]], ids=["beside", "elsewhere"])
+@pytest.mark.parametrize("where", [[], ["--out", "other place"]], ids=["default", "elsewhere"])
 def test_next_command_of_export_runs_as_printed(
     material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: list[str]
 ) -> None:

@@ -211,7 +211,6 @@ def test_tokenize_leaves_the_tokenizer_of_a_folder_alone(home: Path) -> None:
 
 
 # --- files
-#  ------------------------------------------------------------------------------------------------------------
 
 
 def events_in(home: Path) -> Path:
@@ -345,8 +344,8 @@ def test_plot_into_a_directory_names_a_file_in_it(home: Path) -> None:
     assert f"--out {home}/pictures/loss.png" in done.err
 
 
-def test_export_keeps_what_users_put_beside_its_files(material: Path, home: Path) -> None:
-    """A file beside the weights stays foreign when the export adds its manifest."""
+def test_export_keeps_foreign_files(material: Path, home: Path) -> None:
+    """A file next to the weights stays foreign when the export adds its manifest."""
     assert invoke(*model_init(material, home / "model")).code == 0
     (home / "model" / "notes.txt").write_text("mine")
     assert invoke("model", "export", "--src", home / "model", "--tiers", "1").code == 0

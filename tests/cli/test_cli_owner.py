@@ -44,7 +44,8 @@ def unchanged(
     rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Shell, str]:
     """The owner of a configured run that no test changes, and the run's id."""
-    owner, run_id = new_user(rpc, tmp_path_factory.mktemp("unchanged")), new_run_id()
+    owner = new_user(rpc, tmp_path_factory.mktemp("unchanged"))
+    run_id = new_run_id()
     assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code
@@ -121,9 +122,7 @@ def test_a_version_that_this_client_is_not_is_warned_of(created: Shell, run_id: 
     assert created(*line, "").data["warnings"] == []
 
 
-def test_a_run_that_trains_is_not_said_to_need_a_pause_to_whom_it_does_not_belong(
-    configured: Shell, run_id: str, tmp_path: Path
-) -> None:
+def test_pause_is_advised_to_the_owner_only(configured: Shell, run_id: str, tmp_path: Path) -> None:
     configured("set-paused", "--run-id", run_id, "resume")
     invoke("show-identity", "--create", "-w", tmp_path / "other.json")
     changed = ("update-config", "--run-id", run_id, "--name", "Mine")
@@ -164,7 +163,7 @@ def test_data_that_nobody_could_read_here_is_warned_about(
     assert found.data["warnings"] == []
 
 
-def test_the_bytes_of_a_round_are_said_and_large_ones_warned_about(
+def test_update_config_reports_bytes_per_round_and_large_ones(
     created: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     change = ("update-config", "--run-id", run_id, "--config-path")
@@ -341,7 +340,9 @@ class _Run:
     epoch = 0
 
     def __init__(self, config: object, step: int = 1, data_index: int = 0) -> None:
-        self.config, self.step, self.data_index = config, step, data_index
+        self.config = config
+        self.step = step
+        self.data_index = data_index
 
 
 def test_pause_and_resume(configured: Shell, run_id: str) -> None:
@@ -369,7 +370,7 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     )
 
 
-def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
+def test_program_refusals_name_the_command_that_fixes_them(
     created: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     assert "update-config" in created("set-paused", "--run-id", run_id, "resume").error["fix"]
@@ -467,11 +468,13 @@ def test_no_state_is_told_by_its_name_in_a_program(state: RunState) -> None:
     assert not {"uninitialized", "round", "warmup"} & set(words.split())
 
 
-def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
+def test_kick_by_owner_or_join_authority_removes_and_bars(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
-    grantor, stranger = tmp_path / "grantor.json", tmp_path / "stranger.json"
-    create_wallet(grantor), create_wallet(stranger)
+    grantor = tmp_path / "grantor.json"
+    stranger = tmp_path / "stranger.json"
+    create_wallet(grantor)
+    create_wallet(stranger)
     whom = ("kick", "--run-id", run_id, "--wallet", stranger)
     assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0
     assert (

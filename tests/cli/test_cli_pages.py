@@ -63,7 +63,8 @@ def trained(line: str) -> None:
         [CONSOLE, *shlex.split(line)[1:], "--logs", "json"], stdout=subprocess.PIPE, text=True
     ) as member:
         assert member.stdout is not None
-        ends, said = time.monotonic() + LONG, []
+        ends = time.monotonic() + LONG
+        said = []
         try:
             for text in member.stdout:
                 said.append(text)
@@ -91,7 +92,7 @@ def test_an_owner_and_a_provider_go_by_their_pages(
         else:
             called(line)
     for line in lines("provider", "Stay"):
-        if "--follow" not in line:  # which goes on
+        if "--follow" not in line:  # which does not end
             called(line)
     for line in lines("owner", "The end"):
         called(line)

@@ -87,7 +87,7 @@ def test_what_is_stored_is_shown_and_forgotten_again(profile: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"), itertools.product(Name, itertools.product([False, True], repeat=3))
 )
-def test_a_flag_comes_before_a_variable_before_the_profile_before_the_default(
+def test_option_precedence_is_flag_variable_profile_default(
     monkeypatch: pytest.MonkeyPatch, name: Name, said: tuple[bool, bool, bool]
 ) -> None:
     parameter, flag = PARAMETERS[name]
@@ -116,8 +116,8 @@ def test_a_flag_comes_before_a_variable_before_the_profile_before_the_default(
     assert (None if found is None else str(found)) == expected
 
 
-def test_every_command_that_takes_these_takes_them_from_the_profile() -> None:
-    """But for what means all runs if no run is named."""
+def test_each_commands_profile_options_come_from_the_profile() -> None:
+    """An option that means all runs if no run is named is the exception."""
     for command in INDEX:
         options = {one.name: one for one in SOLANA.load(command).params}
         flags = {flag for option in options.values() for flag in option.opts}
@@ -144,7 +144,7 @@ def test_a_websocket_of_the_profile_goes_with_its_own_node_alone(
     }
 
 
-def test_a_key_in_the_environment_comes_before_a_path_in_the_profile(
+def test_key_in_the_environment_precedes_path_in_the_profile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store(wallet="/profile.json", run="demo")
@@ -160,7 +160,7 @@ def test_an_authorization_without_a_run_stays_one_for_all_runs() -> None:
     assert taken("join-authorization-create", "--authorizer", key)["run_id"] is None
 
 
-def test_nothing_of_it_is_for_a_server_and_for_what_is_started_here(
+def test_profile_does_not_apply_to_servers_and_local_networks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store(run="demo")

@@ -43,7 +43,7 @@ SMALLER = {
 
 @pytest.fixture
 def small_project(project: Path) -> Path:
-    """The same, but that its light run is of a small model and few tokens."""
+    """The project with a small model and few tokens in its light run."""
     for name, changes in SMALLER.items():
         path = project / "config" / "solana-test" / name
         text = path.read_text()
@@ -137,7 +137,7 @@ def validator() -> Iterator[str]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_the_recipes_of_devnet_from_the_airdrop_to_a_trained_round(
+def test_devnet_recipes_lead_from_airdrop_to_a_trained_round(
     project: Path, variables: dict[str, str], validator: str, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "wallet.json")
@@ -219,11 +219,11 @@ def stub(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
-def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
+def test_recipe_without_a_wallet_names_its_variable(
     project: Path, stub: dict[str, str], name: str, tmp_path: Path
 ) -> None:
-    """On devnet, before anything is made or asked for; a wallet named so is taken, and so is the
-    stored one.
+    """On devnet, the refusal comes before anything is made or requested. The variable's wallet and
+    the stored one are accepted.
     """
     done = script(project, name, "devnet", "light", env=stub)
     assert done.returncode == 1
@@ -259,7 +259,7 @@ def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
         ([], {"CHECKPOINT_DIR": "elsewhere"}, False),
     ],
 )
-def test_only_a_member_of_tier_0_without_a_place_of_its_own_is_given_one(
+def test_recipe_gives_checkpoint_dir_to_tier_0_by_default(
     project: Path,
     stub: dict[str, str],
     arguments: list[str],

@@ -18,7 +18,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet.free_ports import free_ports
 from aftermath.server import client_backend
-from aftermath.server.client_backend import CentralPool
+from aftermath.server.client_backend import ServerRpcPool
 from aftermath.server.connection import ServerConnection
 from aftermath.server.index import CENTRALIZED
 from cli.cli_lone_member import quick_config
@@ -26,7 +26,8 @@ from cli.cli_runs import Outcome, invoke_during, invoke_ending, press_ctrl_c
 
 SCRIPT = [sys.executable, "-m", "aftermath.server"]
 RUN = "looked-at"
-LISTED, UNLISTED = bytes([7]) * 32, bytes([8]) * 32
+LISTED = bytes([7]) * 32
+UNLISTED = bytes([8]) * 32
 
 
 @dataclass
@@ -84,7 +85,7 @@ async def join(address: str) -> None:
     wallet = Wallet(Keypair.from_seed(LISTED))
     link = ServerConnection(address, None, RUN, wallet, Keypair())
     async with (
-        CentralPool(link, patience=20.0, seed=0) as pool,
+        ServerRpcPool(link, patience=20.0, seed=0) as pool,
         SolanaMember(pool, wallet, RUN, client_version="") as chain,
     ):
         schema_hash = (await chain.view()).model.schema_hash
@@ -93,7 +94,7 @@ async def join(address: str) -> None:
         )
 
 
-def test_the_run_of_a_server_is_shown_and_followed_as_one_of_a_cluster_is(server: Server) -> None:
+def test_show_run_and_watch_of_server_run_match_a_clusters(server: Server) -> None:
     before = server("show-run", "--json").data
     assert (before["run_id"], before["state"], before["members"]) == (
         RUN,
@@ -147,7 +148,7 @@ def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> 
 
 
 @pytest.mark.slow
-def test_what_keeps_somebody_from_looking_is_said(
+def test_refusals_of_show_run_and_watch_are_explained(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in ("show-run", "watch"):

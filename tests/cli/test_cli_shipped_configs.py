@@ -47,7 +47,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         hub.repos["emozilla/llama2-20m-init"] = {
             "config.json": json.dumps(dict(PRESETS["llama-20m"])).encode()
         }
-        bucket, name = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2/0_00.ds"
+        bucket = "nous-pretraining-public-us"
+        name = "fineweb-edu-tokenized-llama2/0_00.ds"
         web.files[f"/{bucket}/{name}"] = np.ones(SEQUENCES * 2048, "<u2").tobytes()
         web.files[f"/storage/v1/b/{bucket}/o"] = json.dumps({"items": [{"name": name}]}).encode()
         # What HF_ENDPOINT and HF_HOME would say when huggingface_hub is imported.
@@ -69,7 +70,7 @@ def shape(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_is_made_for_it_can_be(shipped: Path) -> None:
-    """The options beside a config are those of the commands that make its files."""
+    """The options next to a config are those of the commands that make its files."""
     for table, options in recipe_of(shipped).items():
         words, option = COMMANDS[table]
         load(words).make_context(words, [option, "somewhere", *flags(options)])
@@ -85,7 +86,8 @@ def test_it_begins_with_what_it_is_for(shipped: Path) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_update_config_takes_it(shipped: Path, owner: Shell, run_id: str, tmp_path: Path) -> None:
-    llm, recipe = load_config(shipped).llm, recipe_of(shipped)
+    llm = load_config(shipped).llm
+    recipe = recipe_of(shipped)
     if llm.checkpoint.Local is not None:
         place = tmp_path / llm.checkpoint.Local.path
         place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`show-run` and `watch`: where a run stands on a real network, once and as it goes on."""
+"""`show-run` and `watch`: the state of a run on a real network, once and while it changes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.slow
 def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -> None:
-    before, after = watched.before, watched.after
+    before = watched.before
+    after = watched.after
     assert (before["state"], before["epoch"], before["step"], before["deadline"]) == (
         "waiting_for_members",
         0,

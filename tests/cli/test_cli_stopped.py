@@ -79,7 +79,7 @@ def trained(event: Event, steps: int) -> bool:
 
 
 @pytest.mark.slow
-def test_lone_member_interrupted_goes_on_from_its_steps(
+def test_interrupted_lone_member_resumes_from_its_steps(
     owner: Shell, run_id: str, line: list[str]
 ) -> None:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as first:

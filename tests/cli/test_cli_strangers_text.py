@@ -54,7 +54,7 @@ def test_printed_text_of_strangers_is_escaped(
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_replayed_events_of_strangers_are_escaped(tmp_path: Path, options: list[str]) -> None:
-    """Also in the sentences, which have markup of our own."""
+    """Escape them in the sentences too, which have markup of our own."""
     started = {
         "kind": "started",
         "t": 0.0,

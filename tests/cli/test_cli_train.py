@@ -30,7 +30,7 @@ def test_defaults_are_those_of_the_settings() -> None:
     assert build_settings(**given) == TrainSettings(run_id="demo")
 
 
-def test_the_hub_token_comes_from_the_environment_and_is_not_shown(
+def test_hub_token_comes_from_the_environment_and_is_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -72,7 +72,7 @@ def test_what_needs_no_torch_is_said_before_it_is_loaded(
     taken.close()
 
 
-def test_a_run_that_would_not_let_it_in_says_so_before_torch_is_loaded(
+def test_train_is_refused_before_torch_is_loaded(
     owner: Shell, run_id: str, material: Path, torchless: Torchless
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
@@ -95,7 +95,7 @@ def test_a_run_that_would_not_let_it_in_says_so_before_torch_is_loaded(
     assert done.out.splitlines()[-1].endswith("loading PyTorch…")
 
 
-def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
+def test_can_join_is_refused_before_torch_is_loaded(
     owner: Shell, run_id: str, material: Path, torchless: Torchless
 ) -> None:
     def asked(*more: str) -> Outcome:
@@ -140,7 +140,9 @@ def test_train_local_says_that_pytorch_is_loaded_before_it_is(
 
 
 def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that starts a member with `&` makes it ignore SIGINT, but stops it with `kill -INT`."""
+    """A script that starts a member with `&` makes it ignore SIGINT, but stops it with
+    `kill -INT`.
+    """
     monkeypatch.setattr(os, "_exit", sys.exit)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

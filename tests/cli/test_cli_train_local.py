@@ -128,8 +128,8 @@ def test_train_local_interrupted_ends_with_the_same_weights(
 
 
 @pytest.mark.slow
-def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_path: Path) -> None:
-    """By Ctrl-C, which loses no step, then by kill -9."""
+def test_interrupted_training_resumes_to_the_same_end(material: Path, tmp_path: Path) -> None:
+    """End it by Ctrl-C, which loses no step, then by kill -9."""
     options = ("--tiers", "0,1,2", "--steps", 16, "--save-every", 7, "--json")
     whole, cut = (quick(material, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
     assert invoke(*whole).code == 0
@@ -228,7 +228,7 @@ def test_what_is_not_there_is_a_sentence_and_ends_with_1(material: Path, tmp_pat
         assert told["fix"] or "config.json" in sentence or "write" in sentence
 
 
-def test_other_options_do_not_go_on(material: Path, tmp_path: Path) -> None:
+def test_training_with_other_options_does_not_resume(material: Path, tmp_path: Path) -> None:
     assert invoke(*quick(material, "--out", tmp_path / "out")).code == 0
     told = invoke(*quick(material, "--out", tmp_path / "out", "--seed", 1), "--json").error
     assert "holds a training with other options (--seed was " in told["error"]
@@ -236,7 +236,7 @@ def test_other_options_do_not_go_on(material: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_directory_that_may_not_be_written_is_told_before_training(
+def test_read_only_output_directory_is_refused_before_training(
     material: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir(mode=0o500)

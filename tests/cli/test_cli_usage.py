@@ -195,7 +195,9 @@ def test_a_value_from_the_environment_is_called_by_its_variable(
 def test_a_bad_value_is_the_same_mistake_everywhere(
     command: str, option: str, tmp_path: os.PathLike[str]
 ) -> None:
-    """`train` looks at its options before it looks for a network or a wallet, as all commands do."""
+    """`train` looks at its options before it looks for a network or a wallet, as all
+    commands do.
+    """
     needed = {"can-join": ["--run-id", "x", "--address", "1" * 32], "train": ["--run-id", "x"]}
     line = [
         command,

@@ -64,7 +64,7 @@ def test_every_option_that_is_missing_is_named_with_its_variable(
             assert f"or set {missing.envvar}" in said.err, name
 
 
-def test_a_bucket_host_that_is_no_address_is_called_by_its_variable(
+def test_invalid_bucket_host_names_its_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9000")

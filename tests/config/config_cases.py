@@ -11,7 +11,9 @@ CHECKPOINT = "model.LLM.checkpoint.Hub"
 
 
 def changed(*replacements: tuple[str, str]) -> str:
-    """The seed's file with each (pattern, replacement) applied; a pattern must occur exactly once."""
+    """The seed's file with each (pattern, replacement) applied; a pattern must occur
+    exactly once.
+    """
     text = SEED
     for pattern, replacement in replacements:
         text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)

@@ -19,7 +19,7 @@ from aftermath.config.training import DISTRO as DISTRO_DEFAULTS
 from aftermath.config.training import SparseLoCoSettings
 from aftermath.rules.model import LrSchedule
 from aftermath.rules.schedules import learning_rate
-from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+from aftermath.rules.state import Divisor, InnerOptimizerKind, OptimizerKind, ScheduleKind
 from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without
 
 REPOSITORY = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def test_the_seeds_file_is_read_verbatim() -> None:
 
 
 @pytest.mark.parametrize("least", [0, 30])
-def test_rounds_may_have_no_least_time_and_one_as_long_as_they_may_last(least: int) -> None:
+def test_min_round_time_accepts_zero_and_the_maximum(least: int) -> None:
     text = changed(
         (r"^max_round_train_time = 30", f"max_round_train_time = 30\nmin_round_time = {least}")
     )
@@ -224,9 +224,9 @@ def test_the_embedding_and_the_head_may_keep_more() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -> None:
-    """Worth about 0.1 nats (`docs/experiments.md`); and no step, the last one included, trains its
-    batch at rate 0.
+def test_each_presets_rate_decays_to_zero_over_the_last_fifth(path: Path) -> None:
+    """The decay is worth about 0.1 nats (`docs/experiments.md`). No step, not even the last one,
+    trains at rate 0.
     """
     config = load_config(path)
     chain = config.llm.lr_schedule.to_chain()
@@ -235,7 +235,8 @@ def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -
         for key, value in chain.items()
     }
     rates = LrSchedule(**numbers | {"kind": ScheduleKind(chain["kind"])})
-    steps, base = config.config.total_steps, rates.base_lr
+    steps = config.config.total_steps
+    base = rates.base_lr
     assert all(learning_rate(rates, step) > 0 for step in range(max(1, steps - 50), steps + 1))
     assert learning_rate(rates, steps * 4 // 5) == pytest.approx(base, rel=0.02)
     assert learning_rate(rates, round(steps * 0.9)) == pytest.approx(base / 2, rel=0.1)
@@ -254,13 +255,17 @@ def test_adamw_is_understood() -> None:
     )
 
 
-def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() -> None:
+def test_sparseloco_table_is_read_and_missing_keys_have_defaults() -> None:
     named = 'inner_steps = 7\ninner_optimizer = "muon"\nouter_lr = 0.5\ndivisor = "root"\nvalue_bits = 1\n'
     numbers = "compression_topk = 9\ncompression_topk_embeddings = 10\ncompression_chunk = 32\nclip_grad_norm = 0.25\n"
     said = parse_as(changed((DISTRO, SPARSELOCO + named + numbers)), "c", RunConfig)
     read = optimizer_of(said.llm.optimizer)
     assert (read.kind, read.quantize_1bit) == (OptimizerKind.SPARSELOCO, False)
-    assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (7, InnerOptimizer.MUON, 0.5)
+    assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (
+        7,
+        InnerOptimizerKind.MUON,
+        0.5,
+    )
     assert (read.divisor, read.value_bits, read.clip_grad_norm) == (Divisor.ROOT, 1, 0.25)
     assert (read.compression_topk, read.compression_topk_embeddings, read.compression_chunk) == (
         9,
@@ -270,7 +275,7 @@ def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() ->
     assert (read.compression_decay, read.weight_decay, read.beta1) == (0.95, 0.0, 0.0)
 
 
-def test_the_tables_of_the_light_preset_name_every_key_and_either_can_be_taken() -> None:
+def test_light_preset_optimizer_tables_are_complete_and_valid() -> None:
     text = (REPOSITORY / "config/solana-test/light-config.toml").read_text()
     before, _, tables = text.partition(SPARSELOCO)
     own, _, other = tables.partition("# [model.LLM.optimizer.Distro]\n")
@@ -344,7 +349,7 @@ def test_no_recipe_hangs_on_a_single_witness(name: str) -> None:
     assert rules["witness_nodes"] == 0
 
 
-def test_a_broken_rule_says_what_the_other_keys_are_that_it_names() -> None:
+def test_broken_rule_error_has_the_values_of_the_other_keys() -> None:
     wrong = changed((r"^min_clients = 1", "min_clients = 4"))
     with pytest.raises(ConfigError) as caught:
         parse_as(wrong, "config.toml", RunConfig)

@@ -125,7 +125,8 @@ def test_an_example_is_taken(key: ConfigKey) -> None:
     "key", [named(key) for key in VALUES if key.kind in ("whole number", "number")]
 )
 def test_a_limit_is_where_the_programs_rule_begins(key: ConfigKey) -> None:
-    means, whole = bounds(key), key.kind == "whole number"
+    means = bounds(key)
+    whole = key.kind == "whole number"
 
     def beyond(limit: float, toward: float) -> float:
         return limit + int(math.copysign(1, toward)) if whole else math.nextafter(limit, toward)

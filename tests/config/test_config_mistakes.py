@@ -147,7 +147,7 @@ def test_a_mistake_is_named_with_its_line_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
-def test_the_programs_own_sentence_is_shown_before_anything_is_sent(
+def test_config_error_has_the_programs_sentence_and_the_line(
     name: str, pattern: str, replacement: str, line: int
 ) -> None:
     message = refusal(changed((pattern, replacement)))
@@ -176,7 +176,7 @@ GCS = 'bucket = "models"\n'
     "written",
     ["[model.LLM.checkpoint.{}]\n" + GCS, 'checkpoint = "{}"\n', "checkpoint = {{ {} = 1 }}"],
 )
-def test_an_upstream_checkpoint_that_is_not_here_is_refused_by_name(
+def test_unsupported_upstream_checkpoint_is_refused_by_name(
     name: str, told: str, written: str
 ) -> None:
     message = refusal(without(CHECKPOINT, written.format(name)))
@@ -215,9 +215,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, sai
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
-def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(
-    tmp_path: Path, ends: str
-) -> None:
+def test_file_with_byte_order_mark_keeps_its_line_numbers(tmp_path: Path, ends: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xef\xbb\xbf" + SEED.replace("\n", ends).encode())
     assert load_config(path).to_chain() == parse_as(SEED, "config.toml", RunConfig).to_chain()

@@ -13,7 +13,7 @@ import pytest
 from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
 from aftermath.config.read import location_of
-from aftermath.config.sources import DataLocation as Chosen
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.http import MOST_FILES, HttpClient, numbered_urls
 from aftermath.data.source import DataError, SourceUnavailable
 from aftermath.rules.model import DataLocation
@@ -126,7 +126,7 @@ def test_private_address_behind_proxy_is_refused(
 
 
 def location(written: dict[str, Any]) -> DataLocation:
-    return location_of(Chosen.model_validate(written))
+    return location_of(DataLocationChoice.model_validate(written))
 
 
 def http(files: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aftermath.base.errors import Unsuitable
 from aftermath.config.read import location_of
-from aftermath.config.sources import DataLocation as Chosen
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
@@ -65,7 +65,7 @@ def test_invalid_weights_are_refused(weights: list[float]) -> None:
 
 
 def location(written: object) -> DataLocation:
-    return location_of(Chosen.model_validate(written))
+    return location_of(DataLocationChoice.model_validate(written))
 
 
 def test_mixture_is_described_by_json(tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ def test_a_place_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_told_in_one_object_is_read_back_as_it_was(tmp_path: Path) -> None:
-    """Of every kind, from two members in one file."""
+    """Write an event of each kind, from two members into one file."""
     for name in "AB":
         member = Member(tmp_path / "events", name, tier=1, at=NOON + timedelta(seconds=ord(name)))
         for kind in KINDS:

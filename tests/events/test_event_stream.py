@@ -31,7 +31,7 @@ NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
 
 
 def test_full_disk_under_log_and_stderr_costs_only_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `train ... > log 2>&1`: there is no place left where it could be said."""
+    """Such a disk follows `train ... > log 2>&1`: no stream is left to report the failure."""
     seen: list[Any] = []
     with (
         Path("/dev/full").open("w", buffering=1) as log,

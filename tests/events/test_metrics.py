@@ -50,7 +50,7 @@ def scraped(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def names() -> set[str]:
-    """As a query calls them."""
+    """Return the names of all metrics as queries use them."""
     suffixes = {"counter": ["_total"], "summary": ["_count", "_sum"], "gauge": [""]}
     return {
         one.name + end

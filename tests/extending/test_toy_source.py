@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from aftermath.base.extensions import BadExtension, extensions
-from aftermath.config.sources import DataLocation, DataSource
+from aftermath.config.sources import DataLocationChoice, DataSource
 from aftermath.config.tables import extended
 from aftermath.data.source import DataRequest
 from extending.registered import install
@@ -16,9 +16,9 @@ from extending.registered import install
 GROUP = "aftermath.data_sources"
 
 
-def choice(folder: Path, patch: pytest.MonkeyPatch) -> type[DataLocation]:
+def choice(folder: Path, patch: pytest.MonkeyPatch) -> type[DataLocationChoice]:
     patch.syspath_prepend(str(install(folder)))
-    return extended(DataLocation, extensions(GROUP, DataSource))  # type: ignore[type-abstract]
+    return extended(DataLocationChoice, extensions(GROUP, DataSource))  # type: ignore[type-abstract]
 
 
 def test_registered_source_is_chosen_and_read(
@@ -61,5 +61,5 @@ def test_unusable_entry_point_is_refused_with_its_package(
 ) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path, {GROUP: entry})))
     with pytest.raises(BadExtension, match=sentence) as told:
-        extended(DataLocation, extensions(GROUP, DataSource))  # type: ignore[type-abstract]
+        extended(DataLocationChoice, extensions(GROUP, DataSource))  # type: ignore[type-abstract]
     assert "ninstall" in told.value.fix

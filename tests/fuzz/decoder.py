@@ -16,7 +16,9 @@ Decode = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Decoder:
-    """`prepare` gives real messages to start from and the call; `errors` are all that may leave it."""
+    """`prepare` gives real messages to start from and the call; `errors` are all that may
+    leave it.
+    """
 
     name: str
     prepare: Callable[[], tuple[list[bytes], Decode]]
@@ -36,7 +38,9 @@ def through_file(name: str, read: Callable[[Path], object]) -> Decode:
 
 @cache
 def folder() -> Path:
-    """Of this process, in memory where there is such a place, and gone when it ends."""
+    """Make a directory for this process, in memory if possible. It is deleted when the process
+    ends.
+    """
     memory = Path("/dev/shm")
     made = Path(tempfile.mkdtemp(prefix="aftermath-fuzz-", dir=memory if memory.is_dir() else None))
     atexit.register(shutil.rmtree, made, ignore_errors=True)

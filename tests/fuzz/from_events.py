@@ -21,7 +21,9 @@ TELLER = {"run": "demo", "member": "Wal1et", "member_tier": 1, "client": "0.1.0"
 
 
 def event_files() -> tuple[list[bytes], Decode]:
-    """A file of each kind of event after the first, and one of all; with and without who told them."""
+    """A file of each kind of event after the first, and one of all; with and without who
+    told them.
+    """
     lines = [
         {"at": (NOON + timedelta(seconds=number)).isoformat(), **plain(said(kind))}
         for number, kind in enumerate(KINDS)
@@ -36,7 +38,8 @@ def event_files() -> tuple[list[bytes], Decode]:
 
 def everything_of(path: Path) -> None:
     """Read it, and put it through every view."""
-    reader, history = EventReader([path]), EventHistory()
+    reader = EventReader([path])
+    history = EventHistory()
     views = (
         EventLines(Console(file=io.StringIO()), everything=True),
         CsvTable(io.StringIO()),

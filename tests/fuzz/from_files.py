@@ -297,10 +297,8 @@ QUICK = (
 
 
 def asked() -> list[dict[str, Any]]:
-    key, config = (
-        str(KEY.pubkey()),
-        {"encoding": "base64", "dataSlice": {"offset": 0, "length": 4}, "commitment": "x"},
-    )
+    key = str(KEY.pubkey())
+    config = {"encoding": "base64", "dataSlice": {"offset": 0, "length": 4}, "commitment": "x"}
     parameters: list[Any] = [
         [key, config],
         [[key], config],

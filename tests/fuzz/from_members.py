@@ -30,35 +30,38 @@ from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
 from aftermath.server.accounts import Accounts
 from aftermath.server.connection import ServerConnection
-from aftermath.server.files import ServerError, allowed_of
 from aftermath.server.handshake import (
     Challenge,
     Denied,
     Welcome,
-    admitted,
-    answer,
-    challenged,
-    proven,
+    parse_challenge,
+    parse_verdict,
+    sign_answer,
+    verify_answer,
 )
-from aftermath.server.rpc_methods import RpcMethods, whereabouts_of
+from aftermath.server.option_files import ServerError, load_allowlist
+from aftermath.server.rpc_methods import RpcMethods, parse_whereabouts
 from aftermath.server.server import PROGRAM
 from aftermath.server.sessions import Sessions
-from aftermath.server.state import State
+from aftermath.server.state_file import StateFile
 from config.config_cases import SEED
 from fuzz.decoder import Decode, Decoder, now, through_file
 
-ME, PEER = Keypair.from_seed(bytes([1]) * 32), Keypair.from_seed(bytes([2]) * 32)
+ME = Keypair.from_seed(bytes([1]) * 32)
+PEER = Keypair.from_seed(bytes([2]) * 32)
 CHALLENGE = Challenge("demo", str(Hash.default()), "ab" * 32)
 HERE = Whereabouts(("192.0.2.1:7", "[2001:db8::1]:8"), "https://relay.example")
 RUN = run_addresses(PROGRAM, "demo").run
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    """As many real ones as unreal ones: a signature that was changed is never accepted for a key."""
-    real = answer(CHALLENGE, ME, PEER)
+    """Return real and changed signatures, half of each. A changed signature is never valid for a
+    key.
+    """
+    real = sign_answer(CHALLENGE, ME, PEER)
 
     def decode(data: bytes) -> object:
-        keys = proven(CHALLENGE, data)
+        keys = verify_answer(CHALLENGE, data)
         assert keys == (bytes(ME.pubkey()), bytes(PEER.pubkey()))
         return keys
 
@@ -66,11 +69,11 @@ def answers() -> tuple[list[bytes], Decode]:
 
 
 def greetings() -> tuple[list[bytes], Decode]:
-    return [msgspec.json.encode(CHALLENGE)], challenged
+    return [msgspec.json.encode(CHALLENGE)], parse_challenge
 
 
 def verdicts() -> tuple[list[bytes], Decode]:
-    return [msgspec.json.encode(one) for one in (Welcome(), Denied("no", "go"))], admitted
+    return [msgspec.json.encode(one) for one in (Welcome(), Denied("no", "go"))], parse_verdict
 
 
 def transactions() -> tuple[list[bytes], Decode]:
@@ -85,7 +88,7 @@ def transactions() -> tuple[list[bytes], Decode]:
     ]
 
     def decode(data: bytes) -> object:
-        tx = methods_of_run.admit(
+        tx = methods_of_run.check_transaction(
             [base64.b64encode(data).decode(), {"encoding": "base64"}], ME.pubkey()
         )
         keys = tx.message.account_keys
@@ -102,15 +105,15 @@ def calls() -> tuple[list[bytes], Decode]:
     """Whole messages of a member that was let in. Every one is answered: nothing may leave."""
     node = EmbeddedNode(LocalnetConfig())
     sessions = Sessions(None)
-    outlet = _Outlet()
-    client = sessions.came(ME.pubkey(), bytes(PEER.pubkey()), outlet)
+    connection = _Outlet()
+    client = sessions.add(ME.pubkey(), bytes(PEER.pubkey()), connection)
     methods_of_run = RpcMethods(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
-    methods = methods_of_run.of_connection(
+    methods = methods_of_run.methods_for(
         ME.pubkey(),
         "192.0.2.1",
-        outlet,
-        lambda at: sessions.announce(client, at, outlet),
-        lambda will: sessions.keep(client, will),
+        connection,
+        lambda at: sessions.announce(client, at, connection),
+        lambda transaction: sessions.set_withdraw_transaction(client, transaction),
     )
     # waits for a turn of the loop; what it reads is read by the one below
     del methods["sendTransaction"]
@@ -150,11 +153,11 @@ def pushes() -> tuple[list[bytes], Decode]:
         {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": {**told, "at": None}},
         {"jsonrpc": "2.0", "id": 5, "result": 1},
     ]
-    return [json.dumps(seed).encode() for seed in seeds], link._take
+    return [json.dumps(seed).encode() for seed in seeds], link._dispatch
 
 
 def whereabouts() -> tuple[list[bytes], Decode]:
-    return [json.dumps([msgspec.to_builtins(HERE)]).encode()], lambda data: whereabouts_of(
+    return [json.dumps([msgspec.to_builtins(HERE)]).encode()], lambda data: parse_whereabouts(
         _json(data)
     )
 
@@ -169,13 +172,13 @@ def _json(data: bytes) -> Any:
 def state_files() -> tuple[list[bytes], Decode]:
     text = f'run_id = "demo"\nrun_state = "WaitingForMembers"\n{SEED}\n[progress]\nepoch = 0\nstep = 1\n'
     return [text.encode()], lambda data: parse_as(
-        data.decode(errors="replace"), "state.toml", State
+        data.decode(errors="replace"), "state.toml", StateFile
     )
 
 
 def lists() -> tuple[list[bytes], Decode]:
     return [f"# ours\n{ME.pubkey()}  # me\n\n{PEER.pubkey()}\n".encode()], through_file(
-        "allow", allowed_of
+        "allow", load_allowlist
     )
 
 

@@ -37,7 +37,8 @@ def optimizers() -> tuple[list[bytes], Decode]:
 
 def kept_optimizers() -> tuple[list[bytes], Decode]:
     _, engine = trained(OPTIMIZERS["distro"], 2)
-    state, bound = engine.state(), _Bound("demo", "ab" * 32, "cd" * 32, 2, 3, {"2": "ef" * 32})
+    state = engine.state()
+    bound = _Bound("demo", "ab" * 32, "cd" * 32, 2, 3, {"2": "ef" * 32})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kept.safetensors"
         _save(file, state, bound, StateRoot(tree_of(state).root, 2, 5))

@@ -122,7 +122,8 @@ def model_parts() -> tuple[list[bytes], Decode]:
 
 def private_questions() -> tuple[list[bytes], Decode]:
     desk = Desk()
-    kept, share = private_state(), stateshare.StateShare(desk.transports[0])
+    kept = private_state()
+    share = stateshare.StateShare(desk.transports[0])
     share.offer(kept)
     question = stateshare.question(kept.tree.root, 1)
     return [question], lambda data: now(share.answer(p2p_of(1), data))
@@ -130,7 +131,8 @@ def private_questions() -> tuple[list[bytes], Decode]:
 
 def private_answers() -> tuple[list[bytes], Decode]:
     kept = private_state()
-    place, proof = kept.outline.place(1), kept.tree.proof(1)
+    place = kept.outline.place(1)
+    proof = kept.tree.proof(1)
     said = b"".join([*proof, kept.read(place)])
     return [said], lambda data: stateshare.proven(data, kept.tree.root, kept.outline, 1)
 

@@ -22,7 +22,9 @@ _TOKENS += [b"null", b"true", b"-1", b"1e999", b"NaN", b"9" * 25, b"\\ud800"]
 
 
 def nested(depth: int, opening: bytes = b"\x91") -> bytes:
-    """A short document (of msgpack, unless told) that a recursive parser does not come back from."""
+    """A short document (of msgpack, unless told) that a recursive parser does not come
+    back from.
+    """
     return opening * depth + b"\xc0"
 
 

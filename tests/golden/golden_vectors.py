@@ -51,7 +51,9 @@ SCHEMAS: Mapping[str, Schema] = {
         orthogonal_lr=1.5, inner_optimizer="muon", **EVERY_NUMBER
     ),
 }
-ROUNDS, MEMBERS, RATE = 2, 3, 2.0**-10
+ROUNDS = 2
+MEMBERS = 3
+RATE = 2.0**-10
 _COMMON = ("help", "json_output", "quiet", "verbose")
 
 
@@ -135,7 +137,8 @@ def events() -> dict[str, list[str]]:
 
 def sample(kind: Any) -> Any:
     """Return a value of a field's type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is typing.Annotated:
         return sample(arguments[0])
     if origin is typing.Literal:

@@ -27,7 +27,9 @@ INNER = DISTRO | {"optimizer": "sparseloco", "inner_steps": 2}
 
 
 def prepare(root: Path) -> Path:
-    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be learnt."""
+    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be
+    learnt.
+    """
     write_checkpoint(root / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
     for name, seed, tokens in (("tokens", 1, 8192), ("held-out", 2, 1024)):
         (root / name).mkdir()
@@ -71,7 +73,7 @@ def course(
 
 
 def train(root: Path, **given: Any) -> list[Said]:
-    """Its events, from start to end."""
+    """Train, and return the events from start to end."""
     events: list[Event] = []
     course(root, events, **given).run()
     return [plain(event) for event in events]

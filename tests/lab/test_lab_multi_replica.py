@@ -116,7 +116,8 @@ def test_it_computes_what_the_members_of_a_run_compute(
 def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     """Against a chain of the optimizer's own calls."""
     together = Together([replica(0), replica(1)], lambda step: 0.01, overlap)
-    plain, waiting = [replica(0), replica(1)], []
+    plain = [replica(0), replica(1)]
+    waiting = []
     for step in range(1, 6):
         shares = [SEQUENCES[step % 3 : step % 3 + 3], SEQUENCES[4:8]]
         accepted = [True, step != 2]
@@ -155,10 +156,10 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     ],
     ids=str,
 )
-def test_members_with_inner_steps_have_equal_levels_after_every_step(
+def test_inner_step_members_have_equal_levels_after_each_step(
     changed: dict[str, Any], overlap: int
 ) -> None:
-    """Of unequal tiers and shares; one result in five is not accepted."""
+    """The members have unequal tiers and shares, and one result in five is not accepted."""
     schema = Schema(
         SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, **changed)
     )

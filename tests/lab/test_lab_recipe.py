@@ -33,10 +33,8 @@ from aftermath.sim.setup import CONFIG, RULES
 from model.hub_server import Hub, serving
 
 TESTS = Path(__file__).parents[1]
-DEMO, DISTRO_RUN = (
-    TESTS.parent / "config" / "demo" / "config.toml",
-    TESTS / "cli" / "run-config.toml",
-)
+DEMO = TESTS.parent / "config" / "demo" / "config.toml"
+DISTRO_RUN = TESTS / "cli" / "run-config.toml"
 SOFT_DISTRO = DISTRO.model_copy(update={"clip_grad_norm": 2.0})
 DUMMY = 'checkpoint = { Dummy = { repo_id = "a/b" } }'
 HUB = 'checkpoint = { Hub = { repo_id = "team/tiny" } }'
@@ -60,7 +58,8 @@ def file(root: Path, *changes: tuple[str, str]) -> Path:
 
 
 def test_a_run_s_config_says_everything() -> None:
-    found, config = recipe(config_path=DEMO, members=3, tiers="0,1,2"), load_config(DEMO)
+    found = recipe(config_path=DEMO, members=3, tiers="0,1,2")
+    config = load_config(DEMO)
     assert found.model == str(Path("runs/demo/model").absolute())
     assert found.data == str(Path("runs/demo/tokens").absolute())
     assert found.shuffle_seed == bytes(range(1, 33)).hex()

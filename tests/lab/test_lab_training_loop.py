@@ -84,7 +84,8 @@ class Killed(Exception):
 
 def killed_after(training: Course, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run, and die after `steps` steps of this process, before anything else is done."""
-    whole, count = Course._step, itertools.count(1)
+    whole = Course._step
+    count = itertools.count(1)
 
     def step(self: Course, number: int) -> float | None:
         loss = whole(self, number)
@@ -106,9 +107,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "arm", ["adamw", "distro", "muon", "at once", "sparseloco", "inner muon, late"]
 )
-def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(
-    place: Path, arm: str
-) -> None:
+def test_loss_falls_on_training_and_held_out_text(place: Path, arm: str) -> None:
     events = train(place, **ARMS[arm], steps=24, eval_every=8, lr=0.01)
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0] - 0.1
@@ -140,7 +139,8 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
     killed_after(course(place, **options, out=place / "cut"), after, monkeypatch)
     killed_after(course(place, **options, out=place / "cut"), 3, monkeypatch)
     train(place, **options, out=place / "cut")
-    whole, cut = weights(place / "whole"), weights(place / "cut")
+    whole = weights(place / "whole")
+    cut = weights(place / "cut")
     assert whole.keys() == cut.keys()
     assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
     (state, counters), (other, others) = (
@@ -176,7 +176,8 @@ def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm:
     restored = course(place, **options, out=place / "cut")
     trainer = restored._begun.trainer
     # what was sent last has to be a result
-    taken, sent = trainer.restore, re.compile(r"\b(indices|values)\.")
+    taken = trainer.restore
+    sent = re.compile(r"\b(indices|values)\.")
 
     def forgetful(state: dict[str, torch.Tensor]) -> None:
         taken(
@@ -190,7 +191,8 @@ def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm:
 
     monkeypatch.setattr(trainer, "restore", forgetful)
     restored.run()
-    whole, cut = weights(place / "whole"), weights(place / "cut")
+    whole = weights(place / "whole")
+    cut = weights(place / "cut")
     assert any(not torch.equal(cut[name], tensor) for name, tensor in whole.items())
 
 

@@ -18,7 +18,8 @@ class Disk:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.full, self.failures = False, 0
+        self.full = False
+        self.failures = 0
         write = store._write_weights
 
         def written(place: Path, *more: Any) -> None:

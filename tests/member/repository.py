@@ -13,7 +13,8 @@ class Repository:
     """Copies what is uploaded to a directory per commit, which is named after the message."""
 
     def __init__(self, place: Path) -> None:
-        self.place, self.sources = place, list[Path]()
+        self.place = place
+        self.sources = list[Path]()
         self.before: Callable[[], None] = lambda: None
         """Called at every upload; what it raises is the upload's failure."""
         place.mkdir()

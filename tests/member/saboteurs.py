@@ -220,7 +220,8 @@ def two_faced(player: SimMember, friends: Collection[bytes]) -> None:
     """From now on it offers the model as it is to `friends`, and one that it makes up to everybody
     else.
     """
-    transport, member = player.transport, player.member
+    transport = player.transport
+    member = player.member
     assert transport is not None
     assert member is not None
     honest = member._share._answer

@@ -34,7 +34,8 @@ def _start(
     """Add a member of tier 0 and others of these tiers. Each upload takes it `seconds`, more than a
     cooldown.
     """
-    sim.hub, sim.upload_seconds = repository.hub, seconds
+    sim.hub = repository.hub
+    sim.upload_seconds = seconds
     return [sim.add(tier) for tier in (0, *tiers)]
 
 
@@ -243,7 +244,8 @@ def test_upload_without_name_leaves_directory_on_chain(
     repository.before = refuse
 
     async def story(sim: SimulatedRun) -> None:
-        sim.hub, sim.upload_seconds = Hub("", repository.upload, named=False), 1.0
+        sim.hub = Hub("", repository.upload, named=False)
+        sim.upload_seconds = 1.0
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step3")
@@ -256,10 +258,8 @@ def test_upload_without_name_leaves_directory_on_chain(
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
-LATER, UNATTESTED = (
-    "a later epoch has ended meanwhile",
-    "the epoch ended before its members had attested all levels",
-)
+LATER = "a later epoch has ended meanwhile"
+UNATTESTED = "the epoch ended before its members had attested all levels"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def test_without_a_directory_nothing_stays_on_the_disk(
         )
 
     async def story(sim: SimulatedRun) -> None:
-        sim.hub, sim.keeps = repository.hub, False
+        sim.hub = repository.hub
+        sim.keeps = False
         sim.add(0)
         await sim.until_finished()
 
@@ -70,7 +71,9 @@ def test_stopping_gives_up_the_upload_and_the_one_that_waits(
     tmp_path: Path, repository: Repository, temporary: Path
 ) -> None:
     async def story(sim: SimulatedRun) -> None:
-        sim.hub, sim.keeps, sim.upload_seconds = repository.hub, False, 500.0
+        sim.hub = repository.hub
+        sim.keeps = False
+        sim.upload_seconds = 500.0
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
         assert len(_in(temporary)) == 2
@@ -86,7 +89,8 @@ def test_stopping_gives_up_the_upload_and_the_one_that_waits(
 def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     tmp_path: Path, repository: Repository, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, fails = archive.save, {3: 100, 6: 1}
+    save = archive.save
+    fails = {3: 100, 6: 1}
 
     def failing(*arguments: Any, step: int, **more: Any) -> Saved:
         fails[step] -= 1
@@ -97,7 +101,8 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     monkeypatch.setattr(archive, "save", failing)
 
     async def story(sim: SimulatedRun) -> None:
-        sim.hub, sim.keeps = repository.hub, False
+        sim.hub = repository.hub
+        sim.keeps = False
         sim.add(0)
         await sim.until_finished()
 
@@ -121,7 +126,8 @@ def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(
     """
 
     async def story(sim: SimulatedRun) -> None:
-        sim.hub, sim.upload_seconds = repository.hub, 500.0
+        sim.hub = repository.hub
+        sim.upload_seconds = 500.0
         sim.add(0)
         await sim.until(lambda run: run.epoch == 6 and run.state is RunState.ROUND_TRAIN)
         recorded = [Path(one.checkpoint.repo).name for one in sim.model.recorded]
@@ -210,7 +216,8 @@ def test_rewound_step_stays_if_the_chain_names_it(tmp_path: Path) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        named, past = sim.model.checkpoint, (place / "sim-step3" / "model.safetensors").read_bytes()
+        named = sim.model.checkpoint
+        past = (place / "sim-step3" / "model.safetensors").read_bytes()
         assert named.repo == str(place / "sim-step3")
         chain = sim.players[0].chain
         assert chain is not None

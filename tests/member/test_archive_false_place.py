@@ -113,7 +113,8 @@ def test_directory_replaces_only_a_false_place(
             raise answer
 
     async def story(sim: SimulatedRun) -> None:
-        sim.read_hub, sim.upload_seconds = read, 1.0
+        sim.read_hub = read
+        sim.upload_seconds = 1.0
         owner = SimMember("m0", 0, sim.owner, sim.owner, 1.0)
         sim.players.append(owner)
         sim.start(owner)
@@ -135,7 +136,8 @@ def test_directory_replaces_only_a_false_place(
 
 def test_upload_replaces_false_place_at_the_next_epoch(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
-        sim.hub, sim.upload_seconds = Repository(tmp_path / "hub").hub, 1.0
+        sim.hub = Repository(tmp_path / "hub").hub
+        sim.upload_seconds = 1.0
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, "/etc")

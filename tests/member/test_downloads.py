@@ -28,7 +28,8 @@ def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[flo
     """
 
     async def story() -> None:
-        turns, ended = Downloads(most), list[float]()
+        turns = Downloads(most)
+        ended = list[float]()
         clock = asyncio.get_running_loop().time
 
         async def stall() -> None:
@@ -60,7 +61,8 @@ def test_two_stalling_authors_share_half_of_the_turns() -> None:
     """Both have failed once when four other authors' downloads begin, which take a second each."""
 
     async def story() -> None:
-        turns, ended = Downloads(4), list[float]()
+        turns = Downloads(4)
+        ended = list[float]()
         clock = asyncio.get_running_loop().time
 
         async def stall(author: bytes) -> None:
@@ -90,7 +92,8 @@ def test_two_stalling_authors_share_half_of_the_turns() -> None:
 
 def test_cancelled_download_gives_its_turn_back() -> None:
     async def story() -> None:
-        turns, holds = Downloads(1), asyncio.Event()
+        turns = Downloads(1)
+        holds = asyncio.Event()
 
         async def hold() -> None:
             async with turns.turn(b"a"):

@@ -54,7 +54,8 @@ def test_two_results_of_one_share_prove_it_and_nothing_else_does() -> None:
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_no_changed_byte_leaves_a_proof(at: int, value: int) -> None:
-    first, second = signed(), signed(**another(FIRST))
+    first = signed()
+    second = signed(**another(FIRST))
     at %= len(second)
     changed = second[:at] + bytes([value]) + second[at + 1 :]
     assert proves(Pair(first, changed)) == (changed == second)

@@ -173,7 +173,8 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
         players = [sim.add(tier) for tier in (0, 1, 2, 0, 1)]
 
         def look() -> None:
-            run, judged = sim.run, sim.run.config.judged
+            run = sim.run
+            judged = sim.run.config.judged
             for header in run.rounds:
                 if judged(header.height) > 0 and header.height < run.current.height:
                     rounds.add(judged(header.height))
@@ -204,7 +205,8 @@ def _closes_early_and_continues(player: SimMember) -> None:
     """Says that it is closed as soon as a round begins, and attests what comes later."""
     member = player.member
     assert member is not None
-    results, opening = member._results, member._reveals
+    results = member._results
+    opening = member._reveals
     results.close_round = lambda height: None  # type: ignore[method-assign]
     opened = results.open
     closing: list[asyncio.Task[None]] = []

@@ -67,7 +67,8 @@ def test_two_processes_with_one_wallet_do_not_storm_the_chain(tmp_path: Path) ->
     seconds = 600
 
     async def story(sim: SimulatedRun) -> None:
-        first, second = sim.add(0), sim.add(2)
+        first = sim.add(0)
+        second = sim.add(2)
         await _end_at_once(sim, second)
         second.key = first.key
         sim.start(second)

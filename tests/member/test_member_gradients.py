@@ -235,7 +235,8 @@ def test_metrics_come_every_n_steps_and_change_nothing(tmp_path: Path) -> None:
 
         return play(place, story, init_min_clients=2, **SHORT)
 
-    plain, asked = run(tmp_path / "plain", 0), run(tmp_path / "asked", 2)
+    plain = run(tmp_path / "plain", 0)
+    asked = run(tmp_path / "asked", 2)
     assert asked.check() == 8
     for one, other in zip(plain.players, asked.players, strict=True):
         hashes = [[event["hashes"] for event in player.saw("applied")] for player in (one, other)]

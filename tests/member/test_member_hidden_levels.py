@@ -235,7 +235,8 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
         await sim.until_round(1)
         sabotage(liar, hides(liar, 0))
         while not sim.run.epoch and sim.run.state.training:
-            began, height = sim.now, sim.run.current.height
+            began = sim.now
+            height = sim.run.current.height
             await sim.until(lambda _, height=height: _over(sim, height + 1))
             took.append(sim.now - began)
         await sim.until(lambda run: run.epoch == 1)
@@ -262,7 +263,9 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
     async def story(sim: SimulatedRun) -> None:
         liar, holder, dies, *_ = [sim.add(tier) for tier in (0, 0, 0, *[2] * 8)]
         await sim.until_round(2)
-        hidden, heights, ends = set[bytes](), set[int](), list[asyncio.Future[None]]()
+        hidden = set[bytes]()
+        heights = set[int]()
+        ends = list[asyncio.Future[None]]()
         assert holder.transport is not None
         for other in (liar, dies):
             never_fetch_from(holder.transport, other.id, hidden)
@@ -308,8 +311,8 @@ def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, over
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, overlap: int) -> None:
-    """Its slow line keeps it from serving the level, and the witnesses attest without its
-    results.
+    """The slow line of the only holder keeps it from serving the level. The witnesses attest
+    without its results.
     """
 
     async def story(sim: SimulatedRun) -> None:

@@ -235,7 +235,8 @@ def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> N
 
     sim = _epoch_with_a_liar(tmp_path, flood)
     _undisturbed(sim)
-    liar, honest = sim.players[0], sim.players[1]
+    liar = sim.players[0]
+    honest = sim.players[1]
     assert honest.transport is not None
     assert {who for who, _ in honest.transport.barred} == {liar.id}
     told = honest.saw("refused", why="not what it was assigned")
@@ -379,7 +380,9 @@ def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
 
 def test_of_a_key_the_wallet_counts_that_it_named_last() -> None:
     """Whatever wallets it makes up, no more of it is kept, and who else is ready stays so."""
-    readiness, cheat, honest = Readiness(), bytes([1]) * 32, bytes([2]) * 32
+    readiness = Readiness()
+    cheat = bytes([1]) * 32
+    honest = bytes([2]) * 32
     readiness.hear(Ready(sender=honest, signer=honest, run_id="sim", epoch=1, seat=0))
     for made_up in range(300):
         readiness.hear(
@@ -418,7 +421,8 @@ def test_what_witnesses_record_names_the_result_they_hold(tmp_path: Path) -> Non
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.current.height == 2)
         assert players[0].chain is not None
-        before, attesting = sim.run.round(0), sim.run.round(1)
+        before = sim.run.round(0)
+        attesting = sim.run.round(1)
         assert before is not None
         assert attesting is not None
         seen = await players[0].chain.attestations(attesting)

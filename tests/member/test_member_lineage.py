@@ -87,7 +87,7 @@ def test_what_does_not_is_broken(wrong: Commitment) -> None:
 
 
 def test_what_was_not_heard_is_no_fault() -> None:
-    """Its own announcement of round 1 was lost, or reached only others."""
+    """The member's own announcement of round 1 was lost, or reached only others."""
     assert heard(said(0, 0, 1, None)).broken(said(2, 7, 8, (2, 1))) is None
 
 
@@ -305,8 +305,8 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path) -> None:
-    """Its roots are of another state than announced: nobody attests that, and its share is trained
-    again.
+    """The roots are of another state than announced. No member attests that, and the share is
+    trained again.
     """
 
     async def story(sim: SimulatedRun) -> None:
@@ -387,7 +387,8 @@ def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> No
         nonlocal refused
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         chains = told(sim)
-        checker, player = sim.players[0].transport, sim.players[1]
+        checker = sim.players[0].transport
+        player = sim.players[1]
         assert checker is not None
         parts = outline_of(sim.schema, player.tier)
         await sim.until(lambda run: bool(player.saw("trained", height=2)))

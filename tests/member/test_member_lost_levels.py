@@ -88,7 +88,9 @@ def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_without_a_model_source_leaves_the_epoch(tmp_path: Path) -> None:
-    """Its disk lacks the rewound checkpoint: the others wait half a warm-up, not every epoch."""
+    """The disk of the member lacks the rewound checkpoint. The others wait half a warm-up, not
+    every epoch.
+    """
 
     async def story(sim: SimulatedRun) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]

@@ -100,7 +100,8 @@ def test_node_write_outage_costs_little_more_than_itself(
     """They answer all else, when a warm-up waits for dead members. There is no outage after which
     to be patient.
     """
-    deaf, answer = [False], FaultyRpc.handle_async_request
+    deaf = [False]
+    answer = FaultyRpc.handle_async_request
 
     async def handled(self: FaultyRpc, request: httpx.Request) -> httpx.Response:
         if deaf[0] and b'"sendTransaction"' in await request.aread():

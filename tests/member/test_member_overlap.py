@@ -118,7 +118,7 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_too_slow_member_is_warned_and_its_share_redone(tmp_path: Path) -> None:
-    """Its witnesses wait until shortly before the round's time is up, so its work may take that
+    """Witnesses wait until shortly before the round's time is up, so a member's work may take that
     long.
     """
 

@@ -62,7 +62,8 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 def test_members_restarted_between_epochs_resume_their_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
 ) -> None:
-    whole, taken = Engine.restore, []
+    whole = Engine.restore
+    taken = []
 
     def restore(self: Engine, state: Mapping[str, Tensor]) -> None:
         whole(self, state)

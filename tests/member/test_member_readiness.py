@@ -19,7 +19,8 @@ WARMUP = 40
 
 
 def _never_ready(player: SimMember) -> None:
-    transport, chain = player.transport, player.chain
+    transport = player.transport
+    chain = player.chain
     assert transport is not None
     assert chain is not None
     honest = transport.announce

@@ -93,7 +93,8 @@ def test_run_that_continued_without_saved_steps_is_reported(tmp_path: Path) -> N
 def test_stopped_member_with_a_full_disk_stays_and_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frees_space: bool
 ) -> None:
-    disk, tries = Disk(monkeypatch), list[bool]()
+    disk = Disk(monkeypatch)
+    tries = list[bool]()
 
     def again(saved: bool) -> bool:
         tries.append(saved)

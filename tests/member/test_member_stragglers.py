@@ -82,13 +82,15 @@ def _late_by_level(sim: SimulatedRun, player: SimMember, seconds: float) -> None
     """From now on it serves one level of its results so much later, another every four rounds, and
     is no witness.
     """
-    transport, chain = player.transport, player.chain
+    transport = player.transport
+    chain = player.chain
     assert transport is not None
     assert chain is not None
     honest = transport.publish
 
     def publish(data: bytes) -> bytes:
-        digest, late = honest(data), min(sim.run.current.height // 4, 2)
+        digest = honest(data)
+        late = min(sim.run.current.height // 4, 2)
         if len(data) == sim.schema.results.payload_bytes(late):
             transport.retract(digest)
             asyncio.get_running_loop().call_later(seconds, honest, data)
@@ -192,12 +194,14 @@ def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:
 
 def _waits(late: StragglerTracker, missing: set[int], *times: float) -> list[bool]:
     """At each time, whether all that are missing are waited for."""
-    due, out = frozenset(range(3)), frozenset(missing)
+    due = frozenset(range(3))
+    out = frozenset(missing)
     return [late.waited_for(due, due - out, out, time) == out for time in times]
 
 
 def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
-    allowances, plan = Allowances(20.0), _plan()
+    allowances = Allowances(20.0)
+    plan = _plan()
     first = StragglerTracker(allowances, plan, 100.0)
     assert _waits(first, {2}, 104.0, 112.0) == [True, True]
     assert _waits(first, set(), 112.0) == [True]
@@ -212,7 +216,8 @@ def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
 
 
 def test_left_out_member_is_in_time_after_one_timely_round() -> None:
-    allowances, plan = Allowances(20.0), _plan()
+    allowances = Allowances(20.0)
+    plan = _plan()
     first = StragglerTracker(allowances, plan, 100.0)
     assert _waits(first, {2}, 104.0, 112.0) == [True, True]
     first.closes(frozenset({2}), 124.0)
@@ -225,7 +230,8 @@ def test_left_out_member_is_in_time_after_one_timely_round() -> None:
 
 
 def test_time_for_a_key_is_charged_once() -> None:
-    allowances, everybody = Allowances(20.0), frozenset(range(3))
+    allowances = Allowances(20.0)
+    everybody = frozenset(range(3))
     late = StragglerTracker(allowances, _plan(), 0.0)
     assert _waits(late, set(), 3.0) == [True]
     assert late.opening(frozenset({2}), 10.0) == {2}
@@ -248,7 +254,8 @@ def test_next_duty_counts_members_a_quorum_left_out(
     attested: int, next_height: int, left_out: set[int]
 ) -> None:
     async def story() -> Allowances:
-        desk, allowances = Desk(), Allowances(20.0)
+        desk = Desk()
+        allowances = Allowances(20.0)
         desk.results.open(plan_of(4))
         # neither duty closes a round
         parts: dict[str, Any] = {"reveals": None, "allowances": allowances, "seat": 0}

@@ -112,6 +112,7 @@ def test_run_without_weights_begins_with_its_seeds_everywhere(tmp_path: Path) ->
         origin = Origin(
             sim.schema, tier, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0
         )
-        first, wanted = origin.durable(named), init_weights(sim.config, DUMMY_SEED, tier)
+        first = origin.durable(named)
+        wanted = init_weights(sim.config, DUMMY_SEED, tier)
         assert first.keys() == wanted.keys()
         assert all(torch.equal(first[name], wanted[name]) for name in wanted)

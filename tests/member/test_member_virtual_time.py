@@ -23,7 +23,8 @@ def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:
     assert sim.run.lost_sequences == 0
     assert not sim.run.backlog
     assert sim.check() == 42
-    first, last = sim.players[0].saw("trained")[0], sim.players[0].saw("trained")[-1]
+    first = sim.players[0].saw("trained")[0]
+    last = sim.players[0].saw("trained")[-1]
     assert last["loss"] < first["loss"]
     assert sim.players[0].saw("checkpoint")
     for player in sim.players:

@@ -18,7 +18,8 @@ class Faulty(DummyTokens):
 
     def __init__(self, *faults: DataError) -> None:
         super().__init__(4, 50)
-        self.faults, self.asked = list(faults), 0
+        self.faults = list(faults)
+        self.asked = 0
 
     def read(self, indices: Sequence[int]) -> Sequences:
         self.asked += 1
@@ -44,7 +45,8 @@ def test_a_share_is_there_when_it_is_asked_for() -> None:
 
 def test_unreachable_source_is_reported_once_and_retried() -> None:
     async def play() -> None:
-        desk, source = Desk(), Faulty(*[SourceUnavailable("http://x does not answer")] * 4)
+        desk = Desk()
+        source = Faulty(*[SourceUnavailable("http://x does not answer")] * 4)
         share = await Reading(desk.ports, InlineWorker(), source).share([3])
         assert share.shape == (1, 4)
         assert source.asked == 5

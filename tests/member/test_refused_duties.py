@@ -28,7 +28,8 @@ def _tries(
     given.
     """
     assert player.chain is not None
-    call, tries = getattr(player.chain, duty), []
+    call = getattr(player.chain, duty)
+    tries = []
 
     async def noted(*what: Any, **more: Any) -> None:
         tries.append((what[0] if duty == "warmup_witness" else what[1].height, sim.now))

@@ -14,7 +14,8 @@ from aftermath.rules.seal import ResultPlace
 
 KEY = b"k" * 32
 PLACE = ResultPlace("demo", 3, 7, 2**64 - 1, 255)
-FIRST, SECOND = b"1" * 32, b"2" * 32
+FIRST = b"1" * 32
+SECOND = b"2" * 32
 
 
 def _file(directory: Path) -> Path:
@@ -85,7 +86,8 @@ def test_signed_results_keep_lines_of_both_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signed_results, "_KEPT", 3)
-    one, two = SignedResults(tmp_path, KEY), SignedResults(tmp_path, KEY)
+    one = SignedResults(tmp_path, KEY)
+    two = SignedResults(tmp_path, KEY)
     other = PLACE._replace(run_id="other")
     assert two.record(other, FIRST)
     for epoch in range(20):

@@ -19,7 +19,8 @@ from aftermath.sim.virtual_time import InlineWorker, run_virtual
 from member.desk import SCHEMA, Desk
 from rules import builders
 
-MICRO, SEQ_LEN = 8, 2048
+MICRO = 8
+SEQ_LEN = 2048
 CLOCK = {"now": 0.0}
 LONG = LlamaConfig.from_hf(CONFIG.to_hf() | {"max_position_embeddings": SEQ_LEN})
 

@@ -99,7 +99,8 @@ async def test_waiter_sees_the_newest_state_only() -> None:
 
 async def test_a_waiter_that_is_cancelled_harms_no_other() -> None:
     feed = RunFeed(_at(1))
-    given_up, patient = asyncio.ensure_future(feed.after(1)), asyncio.ensure_future(feed.after(1))
+    given_up = asyncio.ensure_future(feed.after(1))
+    patient = asyncio.ensure_future(feed.after(1))
     await asyncio.sleep(0)
     given_up.cancel()
     await feed.put(_at(2))
@@ -176,14 +177,16 @@ def test_a_refused_duty_is_a_warning_that_names_it() -> None:
 
 class _Bare:
     def __init__(self, clock: VirtualClock, events: Events) -> None:
-        self.clock, self.events = clock, events
+        self.clock = clock
+        self.events = events
 
 
 # --- workers --------------------------------------------------------------------------------------
 
 
 async def test_a_worker_runs_one_job_at_a_time_in_the_order_asked() -> None:
-    worker, seen = ThreadWorker("test"), []
+    worker = ThreadWorker("test")
+    seen = []
 
     def job(number: int) -> int:
         seen.append((number, threading.current_thread().name))
@@ -211,7 +214,9 @@ async def test_job_raising_stop_iteration_is_an_error() -> None:
 
 
 async def test_a_job_cancelled_before_it_began_never_runs() -> None:
-    worker, gate, ran = ThreadWorker("test"), threading.Event(), []
+    worker = ThreadWorker("test")
+    gate = threading.Event()
+    ran = []
     first = asyncio.ensure_future(worker(gate.wait))
     second = asyncio.ensure_future(worker(lambda: ran.append(2)))
     await asyncio.sleep(0)
@@ -224,7 +229,9 @@ async def test_a_job_cancelled_before_it_began_never_runs() -> None:
 
 
 async def test_a_job_cancelled_while_it_runs_stops_nobody() -> None:
-    worker, begun, gate = ThreadWorker("test"), threading.Event(), threading.Event()
+    worker = ThreadWorker("test")
+    begun = threading.Event()
+    gate = threading.Event()
     job = asyncio.ensure_future(worker(lambda: (begun.set(), gate.wait())))
     while not begun.is_set():
         await asyncio.sleep(0.001)
@@ -236,7 +243,9 @@ async def test_a_job_cancelled_while_it_runs_stops_nobody() -> None:
 
 
 def test_a_worker_survives_the_end_of_the_loop() -> None:
-    worker, begun, gate = ThreadWorker("test"), threading.Event(), threading.Event()
+    worker = ThreadWorker("test")
+    begun = threading.Event()
+    gate = threading.Event()
 
     async def leave_early() -> None:
         job = asyncio.ensure_future(worker(lambda: (begun.set(), gate.wait())))

@@ -38,7 +38,9 @@ from rules import builders
 
 STEP = 7
 # seeds of weights: of the run's model, of another, of the one on the disk
-ATTESTED, OTHER, DURABLE = 1, 2, 3
+ATTESTED = 1
+OTHER = 2
+DURABLE = 3
 
 
 def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
@@ -119,10 +121,8 @@ class Joiner:
         """Let the chain name a false place for the checkpoint of a step, with the hashes of the
         run's model.
         """
-        place, hashes = (
-            Checkpoint(CheckpointKind.HUB, "/etc", ""),
-            tuple(_hash(ATTESTED, level) for level in range(3)),
-        )
+        place = Checkpoint(CheckpointKind.HUB, "/etc", "")
+        hashes = tuple(_hash(ATTESTED, level) for level in range(3))
         model = builders.model(
             checkpoint=place, checkpoint_step=step + 1, checkpoint_hashes=hashes, earlier=()
         )
@@ -133,7 +133,8 @@ class Joiner:
         checkpoints, if any.
         """
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
-        began, replica = replace(self.feed.view, run=self.run), None
+        began = replace(self.feed.view, run=self.run)
+        replica = None
         if seed is not None:
             replica = origin.replica(init_weights(CONFIG, seed, 1))
         return await WarmUp(
@@ -185,10 +186,8 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
         joiner.falsely_named(STEP)
         own = tmp_path / "kept" / f"test-step{STEP}"
         own.parent.mkdir()
-        weights, made_by = (
-            init_weights(CONFIG, ATTESTED if right else OTHER),
-            maker_name(joiner.run.identity),
-        )
+        weights = init_weights(CONFIG, ATTESTED if right else OTHER)
+        made_by = maker_name(joiner.run.identity)
         write_checkpoint(own, weights, CONFIG, tier=0, companions={}, made_by=made_by)
         if right:
             replica = await joiner.obtain(kept=own.parent)
@@ -208,7 +207,8 @@ def test_a_fault_of_ours_with_a_place_costs_that_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever nobody has thought of; but too little memory is nobody's fault."""
-    durable, troubles = Origin.durable, list[Exception]()
+    durable = Origin.durable
+    troubles = list[Exception]()
 
     def fragile(self: Origin, place: Checkpoint) -> dict[str, Tensor]:
         if place.repo == str(tmp_path / "bad"):

@@ -15,7 +15,7 @@ from aftermath.config.training import (
     DISTRO,
     SPARSELOCO,
     UNSAID,
-    Optimizer,
+    OptimizerChoice,
     SparseLoCoSettings,
 )
 from aftermath.model.schema import SchemaError
@@ -67,7 +67,7 @@ def test_distro_keeps_its_own() -> None:
 
 def test_every_optimizer_has_its_config_name() -> None:
     assert OPTIMIZERS.keys() == set(OptimizerKind) - {OptimizerKind.NONE}
-    tables = Optimizer.variants()
+    tables = OptimizerChoice.variants()
     assert [known.table for known in OPTIMIZERS.values()] == list(tables)
     for kind, known in OPTIMIZERS.items():
         unsaid = optimizer_of(UNSAID[known.option])
@@ -89,7 +89,7 @@ def test_an_optimizer_without_results_has_no_schema() -> None:
 
 def test_optimizer_fields_match_files_and_schemas() -> None:
     for words, numbers in (
-        (sparseloco.InnerOptimizerName, state.InnerOptimizer),
+        (sparseloco.InnerOptimizerName, state.InnerOptimizerKind),
         (sparseloco.DivisorName, state.Divisor),
     ):
         assert list(get_args(words)) == [number.name.lower() for number in numbers]

@@ -77,11 +77,12 @@ def _change(run: Scenario, text: str, *, switch_to_hub: bool = False) -> int:
     return len(change.instructions(ix, run.run, run.model))
 
 
-def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() -> None:
-    """With the flag the run begins from the file's; with the same one in the file there is nothing
-    to keep.
+def test_recorded_checkpoint_is_kept_unless_switching_to_hub() -> None:
+    """With the flag the run begins from the file's checkpoint. If the file names the recorded one,
+    both are the same.
     """
-    first, named = FILE.replace("MODEL", "start"), FILE.replace("MODEL", "RUN-step3")
+    first = FILE.replace("MODEL", "start")
+    named = FILE.replace("MODEL", "RUN-step3")
     for text, switch, after in (
         (first, False, "RUN-step3"),
         (named, False, "RUN-step3"),
@@ -100,7 +101,7 @@ def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() ->
         assert run.model.checkpoint_step == (0 if switch else STEP + 1)
 
 
-def test_another_schema_does_not_take_the_newest_model_from_the_members() -> None:
+def test_schema_change_that_forgets_steps_is_refused() -> None:
     run = _paused("")
     other = FILE.replace("MODEL", "start").replace("compression_topk = 4", "compression_topk = 5")
     with pytest.raises(
@@ -114,7 +115,7 @@ def test_another_schema_does_not_take_the_newest_model_from_the_members() -> Non
     assert _change(run, other, switch_to_hub=True) == same + 2  # the flag, and another spec
 
 
-def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:
+def test_schema_change_after_a_checkpoint_is_accepted() -> None:
     run = _paused("RUN-step3")
     assert _change(
         run,
@@ -123,7 +124,9 @@ def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:
 
 
 def test_another_schema_is_told_to_begin_from_the_checkpoint() -> None:
-    """As the program then has it, and no other change of a file does."""
+    """A change of the schema begins from the checkpoint, as in the program. No other change of a
+    file does.
+    """
     for old, new, source in (
         ("compression_topk = 4", "compression_topk = 5", "checkpoint"),
         ("= 30", "= 40", "peers"),

@@ -44,7 +44,7 @@ def test_missing_model_in_files_toml_names_run_files(copied: Path) -> None:
     assert told.found[0].line > 1
 
 
-def test_one_that_nothing_describes_or_whose_place_is_taken_is_not(copied: Path) -> None:
+def test_model_without_recipe_or_free_directory_is_refused(copied: Path) -> None:
     config = load_config(copied)
     Path("runs/demo/model").mkdir(parents=True)  # which would be left as it is
     assert refusal(config).fix == CORRECT
@@ -64,7 +64,8 @@ def test_no_place_at_all_is_still_told_as_that(copied: Path) -> None:
 
 
 def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
-    config, make = load_config(copied), "aftermath-solana run-files 'my run.toml'"
+    config = load_config(copied)
+    make = "aftermath-solana run-files 'my run.toml'"
     with pytest.raises(DataError, match="there is no token data at") as told:
         source_of(config, 257)
     assert told.value.fix == f"Make it first, as my run.files.toml says: {make}"

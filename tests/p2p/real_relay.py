@@ -27,7 +27,7 @@ BINARY = Path(
 
 @contextmanager
 def real_relay(place: Path) -> Iterator[str]:
-    """Its URL, once it answers. Skips the test where there is none."""
+    """Yield the relay's URL, once it answers. Skip the test where there is no relay."""
     if not BINARY.is_file():
         pytest.skip("no iroh-relay on this machine (set AFTERMATH_RELAY to one)")
     with socket.create_server(("127.0.0.1", 0)) as free:

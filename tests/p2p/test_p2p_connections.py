@@ -1,6 +1,4 @@
-"""Who is connected to whom: members only, one connection a pair, back after a restart, gone on
-close.
-"""
+"""Tests of connections: members only, one for each pair, back after a restart, gone on close."""
 
 import asyncio
 import contextlib

@@ -54,11 +54,11 @@ COSTLIER = 2.0
 about as much.
 """
 NOISE = 0.02
-"""Of the processor: what a second without a flood may cost more at one time than at another."""
+"""The share of the processor by which two seconds without a flood may differ."""
 SLACK = 16 << 20
 """Bytes that the interpreter, its allocator and QUIC take for whatever is done."""
 REMEMBERED_BYTES = 256
-"""Of one announcement: its hash, and its place in a table."""
+"""The bytes of one remembered announcement: its hash, and its place in a table."""
 
 Figures = dict[str, float]
 
@@ -301,8 +301,8 @@ def _most(peers: int, burst: float, rate: float, seconds: float) -> float:
 
 @pytest.mark.slow
 async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
-    """Of a peer whose process stands still: until it is found out, QUIC keeps so much of what we
-    send.
+    """A peer's process stands still. QUIC keeps this number of sent bytes until the node
+    finds out.
     """
     monkeypatch.setattr(blobs, "LARGE_PIECES", 0)
     monkeypatch.setattr(links, "PROBE_S", 1.0)

@@ -298,7 +298,7 @@ async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):
 
 
 async def test_failed_handshake_makes_no_backtrace(tmp_path):
-    """As Rust's libraries look for that whose errors are made with a backtrace."""
+    """Rust's libraries look for RUST_BACKTRACE when their errors are made with a backtrace."""
     command = [sys.executable, str(Path(__file__).with_name("abandoned.py")), str(tmp_path / "run")]
     environment = {**os.environ, "RUST_BACKTRACE": "1"}
     environment.pop("RUST_LIB_BACKTRACE", None)

@@ -1,5 +1,5 @@
-"""Which of two connections of one pair stays: both sides must come to the same answer, whatever
-order they see.
+"""Tests of which of two connections of one pair stays. Both sides must choose the same one, in any
+order.
 """
 
 import asyncio

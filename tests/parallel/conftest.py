@@ -23,7 +23,9 @@ def rank_pool() -> Iterator[RankPool]:
 
 @pytest.fixture
 def shape() -> tuple[int, int]:
-    """Two ranks that share the micro-batches, unless the test is parametrized with another shape."""
+    """Two ranks that share the micro-batches, unless the test is parametrized with
+    another shape.
+    """
     return TWO
 
 
@@ -39,7 +41,9 @@ def ranks(rank_pool: RankPool, shape: tuple[int, int]) -> Ranks:
 
 @pytest.fixture
 def no_ranks(rank_pool: RankPool) -> None:
-    """No ranks run, so that the test can start its own: torch has one group of ranks per process."""
+    """No ranks run, so that the test can start its own: torch has one group of ranks per
+    process.
+    """
     rank_pool.close()
 
 

@@ -26,7 +26,7 @@ from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched, launched
-from aftermath.parallel.leader import Lead, LedReplica
+from aftermath.parallel.leader import Leader, MultiDeviceReplica
 from aftermath.parallel.mesh import Mesh
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize
@@ -198,8 +198,8 @@ def share(count: int, round_: int = 0) -> Tensor:
 
 
 def any_weights(config: ModelConfig, tier: int) -> dict[str, Tensor]:
-    """Of a network that has learnt: none of them is 0 or 1, as scalars, norms and biases are in the
-    beginning.
+    """Return weights as of a trained network. Unlike initial scalars, norms and biases, none of
+    them is 0 or 1.
     """
     draws = torch.Generator().manual_seed(1)
     initial = init_weights(config, 0, tier)
@@ -217,9 +217,9 @@ def two(
     settings: Settings = DISTRO,
     *,
     recompute: bool = False,
-) -> tuple[Replica, LedReplica]:
-    """The same replica twice: trained by this process on its device, and by all ranks, as it is in
-    host memory.
+) -> tuple[Replica, MultiDeviceReplica]:
+    """Return a replica trained by this process on its device, and the same one trained by all
+    ranks, as in host memory.
     """
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
@@ -234,8 +234,8 @@ def two(
         device=ranks.device,
         **given,
     )
-    lead = Lead(ranks, config, tier, size)
-    return alone, LedReplica(
+    lead = Leader(ranks, config, tier, size)
+    return alone, MultiDeviceReplica(
         lead, schema, config, tier, weights, device=torch.device("cpu"), **given
     )
 
@@ -244,7 +244,7 @@ def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
     """How many parameters a tier has, and how many of them the first rank holds."""
     config = config_of(MODELS[model])
     whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
-    return whole, Lead(ranks, config, tier, PassSize(1, "off")).held
+    return whole, Leader(ranks, config, tier, PassSize(1, "off")).held
 
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:
@@ -269,7 +269,7 @@ def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
-def dealt_inner(led: Replica) -> ShardedInner:
+def sharded_inner(led: Replica) -> ShardedInner:
     """The inner optimizer of a replica whose ranks hold its moments."""
     step = led.optimizer._step
     assert isinstance(step, InnerSteps)
@@ -372,7 +372,8 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
     one rank's.
     """
     state = alone.optimizer.state()
-    read, found = threading.Event(), list[bytes]()
+    read = threading.Event()
+    found = list[bytes]()
 
     class Waiting(threading.Event):
         def is_set(self) -> bool:

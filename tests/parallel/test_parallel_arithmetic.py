@@ -92,7 +92,7 @@ def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: 
 def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their gradients are computed in the backward pass, when the head has to be there once more."""
+    """The gradients are computed in the backward pass, which needs the head again."""
     whole, _ = two(ranks, "llama", 0, 2)
     _, expected = gradients(whole, share(3))
     # of this rank; the other has them whole

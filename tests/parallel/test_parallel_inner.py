@@ -21,8 +21,8 @@ from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of
 from aftermath.optim.schema import build_schema
-from aftermath.parallel.group import Arrived, Ranks
-from aftermath.parallel.moment_split import deal, moments_of
+from aftermath.parallel.group import Ranks, Wait
+from aftermath.parallel.moment_split import moments_of, split_moments
 from aftermath.replica.replica import Cancelled
 from parallel.rank_processes import (
     MODELS,
@@ -31,10 +31,10 @@ from parallel.rank_processes import (
     apply,
     bits,
     block_is_read_meanwhile,
-    dealt_inner,
     inner_settings,
     learnt,
     same_inner_rounds,
+    sharded_inner,
     share,
     two,
 )
@@ -65,14 +65,15 @@ def test_rounds_of_other_models_are_those_of_one_rank(ranks: Ranks, model: str, 
         ("adamw", "not finite", False),
     ],
 )
-def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
+def test_share_that_fails_between_steps_leaves_moments_unchanged(
     ranks: Ranks, inner: str, why: str, first: bool
 ) -> None:
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     if not first:
         for replica in (alone, led):
             learnt(replica, 0)
-    before, count = bits(alone.optimizer.state()), 0
+    before = bits(alone.optimizer.state())
+    count = 0
 
     def backward(part: Tensor) -> float:
         nonlocal count
@@ -97,38 +98,42 @@ def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
 def test_for_a_step_the_first_rank_sends_its_order_alone(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have its weights and gradients from the pass, and send back what is theirs, once."""
+    """The others have its weights and gradients from the pass, and send back what is
+    theirs, once.
+    """
     _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
-    dealt, posted, expected = dealt_inner(led), list[Tensor](), list[Tensor]()
-    step, send, expect = dealt.step, ranks.send, ranks.expect
+    sharded = sharded_inner(led)
+    posted = list[Tensor]()
+    expected = list[Tensor]()
+    step = sharded.step
+    send = ranks.send
+    irecv = ranks.irecv
 
     def sending(tensor: Tensor, rank: int) -> None:
         posted.append(tensor)
         send(tensor, rank)
 
-    def expecting(into: Tensor, rank: int) -> Arrived:
+    def expecting(into: Tensor, rank: int) -> Wait:
         expected.append(into)
-        return expect(into, rank)
+        return irecv(into, rank)
 
     def watched(lr: float, factors: Sequence[float]) -> None:
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(ranks, "send", sending)
-            meanwhile.setattr(ranks, "expect", expecting)
+            meanwhile.setattr(ranks, "irecv", expecting)
             step(lr, factors)
 
-    monkeypatch.setattr(dealt, "step", watched)
+    monkeypatch.setattr(sharded, "step", watched)
     learnt(led, 0)
     assert not posted
-    others = [led.params[name].data_ptr() for own in dealt._plan.dealt[1:] for name in own]
+    others = [led.params[name].data_ptr() for own in sharded._plan.owned[1:] for name in own]
     assert [into.data_ptr() for into in expected] == others * 3, "in place, in each of three steps"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(
-    ranks: Ranks, inner: str
-) -> None:
-    """The file of a member's own state is the same for every writer."""
+def test_saved_moments_continue_on_other_ranks(ranks: Ranks, inner: str) -> None:
+    """The file of a member's private state is the same for every writer."""
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     for number in range(2):
         for replica in (alone, led):
@@ -154,7 +159,7 @@ def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> 
     _, led = two(ranks, "llama", 1, 1, inner_settings(inner))
     learnt(led, 0)
     before = led.optimizer.state()
-    of_another_rank = tuple(dealt_inner(led)._plan.dealt[1])
+    of_another_rank = tuple(sharded_inner(led)._plan.owned[1])
     first, second, *_, last = [
         n for n in before if n.startswith("private.") and n.endswith(of_another_rank)
     ]
@@ -209,7 +214,7 @@ def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
         learnt(replica, 0)
     state = alone.optimizer.state()
     name = "private.momentum/" + next(
-        name for name in dealt_inner(led)._plan.dealt[1] if "proj" in name
+        name for name in sharded_inner(led)._plan.owned[1] if "proj" in name
     )
     place = BlockSpan(name, 0, state[name].nbytes)
     block_is_read_meanwhile(alone, led, place, 6)
@@ -224,7 +229,7 @@ def test_a_rank_holds_its_part_of_the_moments_alone(
     _, led = two(ranks, "wide", 0, 1, inner_settings(inner))
     learnt(led, 0)
     whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
-    held = dealt_inner(led)._shard
+    held = sharded_inner(led)._shard
     first = sum(tensor.nbytes for tensor in held.moments().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.1)
     assert not held._before, "the copies of a share that is trained are dropped"
@@ -265,32 +270,32 @@ SHAPES = st.dictionaries(
 
 
 @given(SHAPES, st.booleans(), st.integers(1, 9))
-def test_every_tensor_is_dealt_once_and_no_rank_has_more_than_a_tensor_too_much(
+def test_tensors_are_dealt_once_and_evenly_to_within_one(
     shapes: dict[str, tuple[int, ...]], orthogonal: bool, ranks: int
 ) -> None:
-    dealt = deal(shapes, orthogonal, ranks)
-    assert sorted(name for own in dealt for name in own) == sorted(shapes)
-    assert dealt == deal(dict(reversed(shapes.items())), orthogonal, ranks), (
+    owned = split_moments(shapes, orthogonal, ranks)
+    assert sorted(name for own in owned for name in own) == sorted(shapes)
+    assert owned == split_moments(dict(reversed(shapes.items())), orthogonal, ranks), (
         "in whatever order they come"
     )
     hidden = {
         name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)
     }
     work = {name: prod(shapes[name]) * min(shapes[name][-2:]) for name in hidden}
-    each = [sum(work[name] for name in own if name in hidden) for own in dealt]
+    each = [sum(work[name] for name in own if name in hidden) for own in owned]
     assert max(each) - min(each) <= max(work.values(), default=0)
     if not hidden:
-        numbers = [sum(prod(shapes[name]) for name in own) for own in dealt]
+        numbers = [sum(prod(shapes[name]) for name in own) for own in owned]
         assert max(numbers) - min(numbers) <= max(map(prod, shapes.values()), default=0)
 
 
-def test_a_matrix_weighs_as_much_as_it_costs_to_make_it_orthogonal() -> None:
-    """A long one has twice the numbers of a square one, and is half the work."""
+def test_matrix_weight_is_its_orthogonalization_cost() -> None:
+    """A long matrix has twice the elements of a square one, and half the cost."""
     shapes = {"model.layers.0.long.weight": (2, 64)} | {
         f"model.layers.{n}.square.weight": (8, 8) for n in range(3)
     }
     long, *square = shapes
-    assert deal(shapes, True, 2) == [[square[0], square[2]], [square[1], long]]
+    assert split_moments(shapes, True, 2) == [[square[0], square[2]], [square[1], long]]
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])

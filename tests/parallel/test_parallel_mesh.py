@@ -1,4 +1,6 @@
-"""What the three options say together: the devices of a member's ranks, and what cannot be meant."""
+"""What the three options say together: the devices of a member's ranks, and what cannot
+be meant.
+"""
 
 from __future__ import annotations
 

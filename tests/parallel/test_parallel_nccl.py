@@ -69,9 +69,7 @@ def test_gradient_and_loss_are_one_gpus(ranks: Ranks, model: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_ranks_make_of_a_round_is_applied_by_a_gpu_with_their_bits(
-    ranks: Ranks, name: str
-) -> None:
+def test_gpu_applies_results_of_ranks_bit_for_bit(ranks: Ranks, name: str) -> None:
     alone, led = two(ranks, "llama", 1, 2, SETTINGS[name])
     before = led.hashes()
     for number in range(3):

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.parallel.collectives import Motions
+from aftermath.parallel.collectives import Collectives
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import Launched
-from aftermath.parallel.leader import LedReplica
+from aftermath.parallel.leader import MultiDeviceReplica
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
 from parallel.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two
@@ -46,7 +46,7 @@ def limited(process: int, room: int) -> Iterator[None]:
         resource.prlimit(process, resource.RLIMIT_AS, before)
 
 
-def same(alone: Replica, led: LedReplica, count: int) -> None:
+def same(alone: Replica, led: MultiDeviceReplica, count: int) -> None:
     (loss, expected), (found_loss, found) = (
         gradients(replica, share(count)) for replica in (alone, led)
     )
@@ -63,7 +63,7 @@ def same(alone: Replica, led: LedReplica, count: int) -> None:
         pytest.param(FOUR, "named", marks=pytest.mark.nightly),
     ],
 )
-def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
+def test_out_of_memory_halves_all_passes_and_keeps_the_bits(
     processes: Launched, ranks: Ranks, model: str
 ) -> None:
     alone, led = two(ranks, model, 0, MICRO)
@@ -97,10 +97,10 @@ def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks
 
 
 @pytest.mark.slow
-def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_there(
+def test_sequence_beyond_memory_is_refused_and_ranks_continue(
     processes: Launched, ranks: Ranks
 ) -> None:
-    """Its gradients are as they were, and the next share is trained as ever."""
+    """The gradients are cleared, and the next share is trained as before."""
     alone, led = two(ranks, "named", 0, MICRO)
     gradients(led, share(1))
     led._pass_size.shrink = lambda: False  # type: ignore[method-assign]  # as with one sequence and layers computed twice
@@ -120,13 +120,13 @@ def test_passes_have_the_same_collectives_whatever_they_are_of(
 ) -> None:
     """So who knows one pass knows what is left of another."""
     found: list[Any] = []
-    plain = Motions.end
+    plain = Collectives.end
 
-    def end(motions: Motions) -> None:
-        found.append(list(motions._now))
-        plain(motions)
+    def end(collectives: Collectives) -> None:
+        found.append(list(collectives._now))
+        plain(collectives)
 
-    monkeypatch.setattr(Motions, "end", end)
+    monkeypatch.setattr(Collectives, "end", end)
     _, led = two(ranks, model, 1, 2)
     gradients(led, share(1))
     gradients(led, share(9))
@@ -139,15 +139,15 @@ def test_passes_have_the_same_collectives_whatever_they_are_of(
         gradients(led, share(4))
     assert len(found) > 5
     assert found[0]
-    assert all(motions == found[0] for motions in found)
+    assert all(collectives == found[0] for collectives in found)
 
 
 def test_a_pass_that_parted_from_the_known_one_is_not_finished() -> None:
-    motions = Motions()
-    assert not motions.may_finish, "none is known"
-    motions._took_part(True, torch.empty(4), torch.empty(2), None)
-    motions.end()
-    motions.begin()
-    assert motions.may_finish
-    motions._took_part(False, torch.empty(4), torch.empty(2), None)
-    assert not motions.may_finish
+    collectives = Collectives()
+    assert not collectives.can_finish, "none is known"
+    collectives._record(True, torch.empty(4), torch.empty(2), None)
+    collectives.end()
+    collectives.begin()
+    assert collectives.can_finish
+    collectives._record(False, torch.empty(4), torch.empty(2), None)
+    assert not collectives.can_finish

@@ -20,9 +20,9 @@ from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BlockSpan, block_of, outline, tree_of
 from aftermath.optim.remembered import state_sizes
 from aftermath.optim.schema import build_schema
-from aftermath.parallel.feedback_split import dealt
+from aftermath.parallel.feedback_split import split_blocks
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.leader import LedReplica
+from aftermath.parallel.leader import MultiDeviceReplica
 from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.replica import stateshare
 from parallel.rank_processes import (
@@ -36,9 +36,9 @@ from parallel.rank_processes import (
     WIDE,
     bits,
     block_is_read_meanwhile,
-    dealt_inner,
     learnt,
     same_results,
+    sharded_inner,
     share,
     two,
 )
@@ -67,9 +67,10 @@ def test_payloads_of_other_formats_are_one_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["signs", "digits"])
-def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has_it(
+def test_large_state_has_one_root_and_blocks_of_all_ranks(
     ranks: Ranks, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each block is read from the rank that holds it."""
     monkeypatch.setitem(MODELS, "wide", WIDE)
     monkeypatch.setattr(stateshare, "COPIES", 1000)
     alone, led = two(ranks, "wide", 0, 1, SETTINGS[kind])
@@ -77,7 +78,8 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
         learnt(replica, 0)
     tree = led.optimizer.tree()
     assert tree.root == alone.optimizer.tree().root
-    kept, state = stateshare.kept_of(led.optimizer, tree), alone.optimizer.state()
+    kept = stateshare.kept_of(led.optimizer, tree)
+    state = alone.optimizer.state()
     assert kept.copies is None
     assert kept.outline == outline({name: tensor.nbytes for name, tensor in state.items()})
     assert kept.outline.count == len(tree) > len(state)
@@ -89,7 +91,9 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
 def test_a_part_that_is_on_a_gpu_gives_the_same(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone."""
+    """With Muon, whose steps are the same operations there; torch's fused AdamW is the
+    CPU's alone.
+    """
     settings = replace(SPARSE, inner_optimizer="muon")
     alone, _ = two(ranks, "llama", 0, 1, settings)
     with gpu_at_hand() as gpu:
@@ -102,7 +106,7 @@ def test_a_part_that_is_on_a_gpu_gives_the_same(
         assert isinstance(led.optimizer._result, ShardedFeedback)
         held = led.optimizer._result._shard._feedback.remembered().values()
         assert {tensor.device for tensor in held} == {gpu}
-        of_moments = dealt_inner(led)._shard.moments()
+        of_moments = sharded_inner(led)._shard.moments()
         assert {tensor.device for tensor in of_moments.values() if tensor.dim()} == {gpu}
         tree = led.optimizer.tree()
         state = led.optimizer.state()
@@ -141,7 +145,7 @@ def test_forgotten_state_is_not_read_and_ranks_continue(ranks: Ranks, kind: str)
 
 
 @pytest.mark.slow
-def test_a_block_that_is_asked_for_while_all_is_forgotten_is_not_read(ranks: Ranks) -> None:
+def test_block_request_during_a_reset_reads_nothing(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, DIGITS)
     learnt(led, 0)
     sizes = {name: size for name, size in led.optimizer.sizes().items() if "residual" not in name}
@@ -235,7 +239,7 @@ def test_a_rank_holds_its_part_of_the_state_alone(
     alone, led = two(ranks, "wide", 0, 1, SIGNS)
     for replica in (alone, led):
         learnt(replica, 0)
-    assert isinstance(led, LedReplica)
+    assert isinstance(led, MultiDeviceReplica)
     held = led.optimizer._result
     assert isinstance(held, ShardedFeedback)
     whole = sum(alone.optimizer.sizes().values())
@@ -248,7 +252,7 @@ def test_a_rank_holds_its_part_of_the_state_alone(
 def test_every_block_is_held_once_and_ranks_hold_about_as_much(model: str, kind: str) -> None:
     schema = build_schema(config_of(MODELS[model]).to_hf(), 3, SETTINGS[kind])
     for tier, count in itertools.product(range(3), (1, 3, 64)):
-        held = dealt(schema.results, tier, count)
+        held = split_blocks(schema.results, tier, count)
         layouts = {
             level: level_layout(schema.results, level)
             for level in range(tier, schema.results.levels)

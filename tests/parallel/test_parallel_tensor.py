@@ -41,7 +41,7 @@ ESSENTIAL = [("qwen3", 0), ("named deepseek", 1)]
 
 @on_both
 @pytest.mark.parametrize(("model", "tier"), ESSENTIAL)
-def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(
+def test_cut_layers_give_equal_gradients_up_to_rounding(
     ranks: Ranks, model: str, tier: int
 ) -> None:
     close_gradients(ranks, model, tier)
@@ -93,9 +93,7 @@ def test_ranks_of_one_layer_share_the_optimizers_state_too(ranks: Ranks) -> None
 
 @on_pair
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_ranks_of_one_layer_step_what_is_theirs_by_the_same_gradient_but_for_rounding(
-    ranks: Ranks, inner: Any
-) -> None:
+def test_cut_layers_take_equal_inner_steps_up_to_rounding(ranks: Ranks, inner: Any) -> None:
     alone, led = two(
         ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16)
     )
@@ -110,7 +108,7 @@ def test_ranks_of_one_layer_step_what_is_theirs_by_the_same_gradient_but_for_rou
 @on_both
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])
 def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None:
-    """And every rank of a pair tables, head, norms, gates, and what heads share."""
+    """Each rank of a pair also holds the whole tables, head, norms, gates, and what heads share."""
     whole, held = parts(ranks, model, 0)
     shapes = config_of(MODELS[model]).parameter_shapes(0)
     matrices = [

@@ -49,7 +49,7 @@ def commitment(
 
 
 def said(run: Scenario, result: int = 1, index: int = LIAR, **changed: Any) -> Commitment:
-    """The same of the current round of a run."""
+    """Return the member's commitment for the run's current round."""
     found = commitment(run.run_id, run.run.round_id, run.seat_of(index), index, result)
     return msgspec.structs.replace(found, **changed)
 

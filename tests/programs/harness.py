@@ -45,7 +45,8 @@ from aftermath.programs import (
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 AUTHORIZER = Pubkey.from_string(AUTHORIZER_ID)
 START = 1_700_000_000
-SLOTS, KEPT = 8, 512
+SLOTS = 8
+KEPT = 512
 RICH = 10**11  # lamports
 NOTHING = Account(0, b"", Pubkey.default())
 _INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bool": "<?"}
@@ -233,7 +234,9 @@ class Machine:
 
 
 class World:
-    """A LiteSVM with both programs, a payer who funds everything, and a clock that only tests move."""
+    """A LiteSVM with both programs, a payer who funds everything, and a clock
+    that only tests move.
+    """
 
     def __init__(self) -> None:
         self.machine = Machine.acquire()
@@ -247,7 +250,9 @@ class World:
         self.advance(0)
 
     def advance(self, seconds: int, slots: int = SLOTS) -> None:
-        """Moves the clock, and some slots, each with its own hash: more than a seed is drawn after."""
+        """Moves the clock, and some slots, each with its own hash: more than a
+        seed is drawn after.
+        """
         self.now += seconds
         self.slot += slots
         self.svm.set_clock(Clock(self.slot, START, 0, 0, self.now))
@@ -264,7 +269,8 @@ class World:
         meta: Any = result
         error = None
         if isinstance(result, FailedTransactionMetadata):
-            meta, error = result.meta(), _error_name(result.err(), instructions[-1].program_id)
+            meta = result.meta()
+            error = _error_name(result.err(), instructions[-1].program_id)
         # the budget instruction takes 150 units of its own
         returned = bytes(meta.return_data().data)
         return Outcome(error, meta.compute_units_consumed() - 150, returned, list(meta.logs()))
@@ -293,7 +299,8 @@ class World:
         """Continue from a snapshot. Accounts that only this world has stay."""
         for key, account in snapshot.accounts.items():
             self.set_account(key, account)
-        self.now, self.slot = snapshot.now, snapshot.slot
+        self.now = snapshot.now
+        self.slot = snapshot.slot
         self.advance(0, slots=0)
 
     def data(self, key: Pubkey) -> bytes:

@@ -27,11 +27,14 @@ from aftermath.rules.members import Members
 from aftermath.rules.run import MAX_WITNESSES, STORED_ROUNDS, Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from programs.harness import PROGRAM, Outcome, World, instruction_of
-from programs.laps import UNATTESTED, UNKNOWN, Lap, Seat
+from programs.oracle_records import UNATTESTED, UNKNOWN, OracleRound, Seat
 from programs.scenario import Scenario, member
 from programs.transitions import Transitions
 
-SEATS, EVENLY, STEP, EPOCH = bitmap.MAX_MEMBERS, 64, 40, 5
+SEATS = bitmap.MAX_MEMBERS
+EVENLY = 64
+STEP = 40
+EPOCH = 5
 DURABLE = tuple(bytes([0xD0 + level]) * 32 for level in range(MAX_LEVELS))
 GONE = (
     MemberState.DROPPED,
@@ -57,7 +60,7 @@ def wallet(seat: int) -> bytes:
 
 @dataclass
 class Sets:
-    """Of seats, as bitmaps."""
+    """Sets of seats, as bitmaps."""
 
     began: int = 0
     judges: int = 0
@@ -79,7 +82,7 @@ class Drawn:
     worked: bool
     committees: list[tuple[int, ...]] = field(init=False)
     said: list[dict[int, bytes]] = field(init=False)
-    """Of each level, by whom."""
+    """The attested hash of each level, by seat."""
     attested: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ class Drawn:
         self.said = [{} for _ in levels]
 
     def speakers(self) -> list[int]:
-        """Who may say anything."""
+        """Return the seats that may attest a level."""
         asked = {seat for electees in self.committees for seat in electees}
         return [
             seat
@@ -162,7 +165,8 @@ class Cooldowns:
     """One run, whose accounts are overwritten for each state."""
 
     def __init__(self, seed: object) -> None:
-        self.rng, self.world = random.Random(repr(seed)), World()
+        self.rng = random.Random(repr(seed))
+        self.world = World()
         self.scenario = Scenario(self.world, tiers=MAX_LEVELS).start()
         names = ("Run", "Model", "Members", "Witnesses")
         self.blank = {name: self.world.record(name, self.scenario.run_id) for name in names}
@@ -176,7 +180,8 @@ class Cooldowns:
         last = rng.choice([0, 1, 2, 5, 11])
         judged = rng.randint(1, last + 1) if rng.random() < 0.9 else 0
         seats = np.zeros(SEATS, self.blank["Members"].dtype["seats"].base)
-        sets, shown = Sets(), [EVENLY] * SEATS
+        sets = Sets()
+        shown = [EVENLY] * SEATS
         chance = {name: rng.choice(values) for name, values in CHANCES.items()}
         tiers = rng.choice(
             [range(levels), [rng.randrange(levels)], [0, levels - 1], [0, *[levels - 1] * 9]]
@@ -190,10 +195,8 @@ class Cooldowns:
             elif rng.random() < chance["gone"]:
                 self._gone(sets, seats[seat], (seat, last, judged), chance)
             else:
-                judge, proven = (
-                    rng.random() < chance["judge"],
-                    judged > 0 and rng.random() < chance["proven"],
-                )
+                judge = rng.random() < chance["judge"]
+                proven = judged > 0 and rng.random() < chance["proven"]
                 seats[seat]["state"] = MemberState.HEALTHY
                 self._put(
                     sets,
@@ -209,8 +212,12 @@ class Cooldowns:
 
     def _seat(self, seat: int, tier: int) -> Any:
         record = np.zeros(1, self.blank["Members"].dtype["seats"].base)[0]
-        record["signer"], record["p2p"], record["used"] = wallet(seat), b"\1" * 32, 1
-        record["tier"], record["declared"], record["weight"] = tier, 60, self.rng.randint(1, 60)
+        record["signer"] = wallet(seat)
+        record["p2p"] = b"\1" * 32
+        record["used"] = 1
+        record["tier"] = tier
+        record["declared"] = 60
+        record["weight"] = self.rng.randint(1, 60)
         return record
 
     def _gone(
@@ -219,8 +226,10 @@ class Cooldowns:
         """A member that has left in the warm-up, in a round or in cooldown. The ejected have a word
         if they had one then.
         """
-        rng, (seat, last, judged) = self.rng, what
-        late, state = rng.random() < chance["late"], rng.choice(GONE)
+        rng = self.rng
+        (seat, last, judged) = what
+        late = rng.random() < chance["late"]
+        state = rng.choice(GONE)
         early = state is MemberState.LEFT_EARLY
         record["state"] = state
         record["exited_height"] = 0 if early else last + 1 if late else rng.randint(0, last)
@@ -240,7 +249,8 @@ class Cooldowns:
     def _written(
         self, levels: int, counts: tuple[int, int], who: tuple[Sets, list[int]], seats: Any
     ) -> Drawn:
-        (last, judged), (sets, shown) = counts, who
+        (last, judged) = counts
+        (sets, shown) = who
         there = [
             seat
             for seat in bitmap.seats(sets.judges)
@@ -248,24 +258,28 @@ class Cooldowns:
         ]
         smallest = min((int(seats[seat]["tier"]) for seat in there), default=levels)
         run, model, members = (self.blank[name].copy() for name in ("Run", "Model", "Members"))
-        run["state"], run["epoch"], run["step"], run["start_step"] = (
-            RunState.COOLDOWN,
-            EPOCH,
-            STEP,
-            STEP - judged,
-        )
+        run["state"] = RunState.COOLDOWN
+        run["epoch"] = EPOCH
+        run["step"] = STEP
+        run["start_step"] = STEP - judged
         run["state_started_at"] = run["epoch_started_at"] = self.world.now
-        run["levels"], run["levels_established"] = levels, (1 << levels) - (1 << smallest)
+        run["levels"] = levels
+        run["levels_established"] = (1 << levels) - (1 << smallest)
         run["began"][0] = run["next_roster"][0] = bitmap.to_bytes(sets.began)
         run["model_source"] = ModelSource.PEERS
         for level in range(levels):
             model["checkpoint_hashes"][0][level] = DURABLE[level]
             run["level_hashes"][0][level] = UNATTESTED if judged else DURABLE[level]
         run["head"] = head = self.rng.randrange(STORED_ROUNDS)
-        lap = run["rounds"][0][head]
-        lap["seed"], lap["height"], lap["step"] = self.rng.getrandbits(64), last, STEP
-        lap["roster"], lap["clients"] = bitmap.to_bytes(sets.began), sets.began.bit_count()
-        members["epoch"], members["judged"], members["seats"][0] = EPOCH, judged, seats
+        entry = run["rounds"][0][head]
+        entry["seed"] = self.rng.getrandbits(64)
+        entry["height"] = last
+        entry["step"] = STEP
+        entry["roster"] = bitmap.to_bytes(sets.began)
+        entry["clients"] = sets.began.bit_count()
+        members["epoch"] = EPOCH
+        members["judged"] = judged
+        members["seats"][0] = seats
         for name in ("proven", "judges", "healthy", "established", "forfeited"):
             members[name][0] = bitmap.to_bytes(getattr(sets, name))
         for bit in range(members["shown"].shape[1]):
@@ -279,7 +293,8 @@ class Cooldowns:
         }
         for name, record in records.items():
             self.world.store(name, self.scenario.run_id, record)
-        read, client = self.scenario.run, self.scenario.members
+        read = self.scenario.run
+        client = self.scenario.members
         return Drawn(read, client, self._oracle(read, client), judged > 0)
 
     def _oracle(self, run: Run, members: Members) -> Transitions:
@@ -297,13 +312,13 @@ class Cooldowns:
                 ours.last_epoch = one.last_epoch
                 oracle.members.append(ours)
         oracle.epoch = run.epoch
-        oracle.judges, oracle.proven, oracle.began = (
-            members.judges,
-            members.proven,
-            run.current.began,
-        )
-        oracle.laps = [
-            Lap(run.current.height, STEP, oracle.began, oracle.began, 1, seed=run.current.seed)
+        oracle.judges = members.judges
+        oracle.proven = members.proven
+        oracle.began = run.current.began
+        oracle.rounds = [
+            OracleRound(
+                run.current.height, STEP, oracle.began, oracle.began, 1, seed=run.current.seed
+            )
         ]
         return oracle
 
@@ -323,10 +338,8 @@ class Cooldowns:
         return self._send("tick", 0, b"")
 
     def _send(self, name: str, seat: int, data: bytes) -> Outcome:
-        spec, keys = (
-            instruction_of(PROGRAM, name),
-            self.scenario.accounts | {"user": Pubkey(wallet(seat))},
-        )
+        spec = instruction_of(PROGRAM, name)
+        keys = self.scenario.accounts | {"user": Pubkey(wallet(seat))}
         metas = [
             AccountMeta(
                 keys.get(entry["name"]) or Pubkey.from_string(entry["address"]),

@@ -13,19 +13,19 @@ from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum
 from aftermath.rules.run import MAX_VERDICTS, STORED_ROUNDS, Config, RoundId
 from aftermath.rules.state import MemberState, RunState
-from programs.laps import (
+from programs.oracle_records import (
     BARRED,
     NOBODY,
     REMOVED,
     UNATTESTED,
     UNKNOWN,
     WAITS,
-    Held,
     Named,
-    No,
+    OracleMembership,
+    Refusal,
     Seat,
     Vote,
-    need,
+    require,
 )
 from programs.transitions import Transitions
 
@@ -33,22 +33,22 @@ _NO_TURN = 255
 
 
 class Oracle(Transitions):
-    """A run as a client of the program knows it. Methods raise No if the program refuses."""
+    """A run as a client of the program knows it. Methods raise Refusal if the program refuses."""
 
     # --- what wallets send
 
     def join_run(self, wallet: int, tier: int, weight: int, stateless: bool) -> None:
-        need(not self.halted, "RunHalted")
-        need(tier < self.levels, "TierOutOfRange")
-        need(weight >= 1, "WeightZero")
+        require(not self.halted, "RunHalted")
+        require(tier < self.levels, "TierOutOfRange")
+        require(weight >= 1, "WeightZero")
         held = self.memberships.get(wallet)
         if held is None:
-            raise No("NotEnrolled")
+            raise Refusal("NotEnrolled")
         number = self.find(wallet)
         lost = number is not None and self.members[number].forfeited
-        need(not held.barred, "Barred")
-        need(held.enrolled, "NotEnrolled")
-        need((0 if lost else held.bond) >= self.config.join_bond, "BondTooLow")
+        require(not held.barred, "Barred")
+        require(held.enrolled, "NotEnrolled")
+        require((0 if lost else held.bond) >= self.config.join_bond, "BondTooLow")
         if number is not None:
             self._settle_seat(self.members[number], held)
         number = self._claim(wallet)
@@ -57,7 +57,8 @@ class Oracle(Transitions):
             if seat.tier != tier:
                 self.finishers &= ~(1 << number)
                 seat.established = False
-            seat.tier, seat.declared = tier, weight
+            seat.tier = tier
+            seat.declared = weight
         if stateless:
             self.finishers &= ~(1 << number)
             self._withdraw(seat, restarted=True)
@@ -73,7 +74,8 @@ class Oracle(Transitions):
         """The wallet is enrolled with the bond that the run asks for, or is barred, which no money
         changes.
         """
-        held, number = self.memberships.get(wallet), self.find(wallet)
+        held = self.memberships.get(wallet)
+        number = self.find(wallet)
         lost = number is not None and self.members[number].forfeited
         paid = (
             held is not None
@@ -83,45 +85,47 @@ class Oracle(Transitions):
         return paid or (held is not None and held.barred)
 
     def enroll(self, wallet: int, most: int) -> None:
-        need(self.config.join_bond <= most, "BondAboveLimit")
-        held = self.memberships.get(wallet, Held())
-        need(not held.barred, "Barred")
+        require(self.config.join_bond <= most, "BondAboveLimit")
+        held = self.memberships.get(wallet, OracleMembership())
+        require(not held.barred, "Barred")
         self.memberships[wallet] = held
         held.enrolled, held.bond = True, max(held.bond, self.config.join_bond)
 
     def settle(self, wallet: int) -> None:
-        """By anybody, of this wallet."""
+        """Settle the membership of this wallet. Anyone may send it."""
         if wallet not in self.memberships:
-            raise No("AccountDataTooSmall")
+            raise Refusal("AccountDataTooSmall")
         number = self.find(wallet)
         if number is None:
-            raise No("NotAMember")
+            raise Refusal("NotAMember")
         self._settle_seat(self.members[number], self.memberships[wallet])
         self.memberships[wallet].forfeited = 0
 
     def withdraw(self, wallet: int) -> None:
         held = self.memberships.get(wallet)
         if held is None:
-            raise No("AccountDataTooSmall")
-        need(held.enrolled, "Barred" if held.own else "NotOwnMembership")
+            raise Refusal("AccountDataTooSmall")
+        require(held.enrolled, "Barred" if held.own else "NotOwnMembership")
         number = self.find(wallet)
         if number is not None:
             seat = self.members[number]
-            need(seat.state is MemberState.IDLE and seat.wish != WAITS, "StillBound")
+            require(seat.state is MemberState.IDLE and seat.wish != WAITS, "StillBound")
             self._settle_seat(seat, held)
             self.members[number] = Seat(NOBODY)
             self.finishers &= ~(1 << number)
-        held.bond, held.forfeited, held.enrolled = 0, 0, False
+        held.bond = 0
+        held.forfeited = 0
+        held.enrolled = False
         if not held.barred:
             del self.memberships[wallet]
 
     def leave_run(self, wallet: int, at: RoundId) -> None:
-        need(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
+        require(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
         number = self.find(wallet)
         if number is None:
-            raise No("NotAMember")
+            raise Refusal("NotAMember")
         seat = self.members[number]
-        need(seat.state is MemberState.HEALTHY or seat.wish == WAITS, "NotAMember")
+        require(seat.state is MemberState.HEALTHY or seat.wish == WAITS, "NotAMember")
         if seat.wish == WAITS:
             seat.wish = 0
         if seat.state is MemberState.HEALTHY:
@@ -131,47 +135,51 @@ class Oracle(Transitions):
 
     def tick(self, wallet: int) -> None:
         del wallet
-        need(self._tick(), "NothingToTick")
+        require(self._tick(), "NothingToTick")
 
     def warmup_witness(self, wallet: int, number: int, at: RoundId) -> None:
-        need(self.state is RunState.WARMUP, "WrongState")
-        need(not self.seed_slot and self.named(at, 0), "StaleHeight")
+        require(self.state is RunState.WARMUP, "WrongState")
+        require(not self.seed_slot and self.named(at, 0), "StaleHeight")
         self._own(number, wallet)
-        need(number in self.witnesses() and bitmap.contains(self.lap.roster, number), "NotElected")
-        need(not bitmap.contains(self.lap.ready, number), "DuplicateWitness")
-        self.lap.ready |= 1 << number
+        require(
+            number in self.witnesses() and bitmap.contains(self.round.roster, number), "NotElected"
+        )
+        require(not bitmap.contains(self.round.ready, number), "DuplicateWitness")
+        self.round.ready |= 1 << number
         self._follow()
 
     def witness(self, wallet: int, number: int, at: RoundId, held: Mapping[int, int]) -> None:
-        need(self.state.training, "WrongState")
-        need(self.named(at, 0), "StaleHeight")
+        require(self.state.training, "WrongState")
+        require(self.named(at, 0), "StaleHeight")
         self._own(number, wallet)
-        need(number in self.witnesses(), "NotElected")
-        need(not bitmap.contains(self.lap.voters, number), "DuplicateWitness")
-        judged = self.judged_by(self.lap)
-        need(not bitmap.from_seats(held) & ~(judged.roster if judged else 0), "BadParticipation")
-        if not self.lap.votes:
+        require(number in self.witnesses(), "NotElected")
+        require(not bitmap.contains(self.round.voters, number), "DuplicateWitness")
+        judged = self.judged_by(self.round)
+        require(not bitmap.from_seats(held) & ~(judged.roster if judged else 0), "BadParticipation")
+        if not self.round.votes:
             self.judge()
-        self.lap.votes.append(Vote(number, dict(held)))
+        self.round.votes.append(Vote(number, dict(held)))
         self._follow()
 
     def verify(self, wallet: int, number: int, at: RoundId, target: int, mismatch: bool) -> None:
-        need(self.state.active, "WrongState")
+        require(self.state.active, "WrongState")
         newest = 1 if self.state is not RunState.COOLDOWN or self.config.overlap else 0
         back = next((back for back in range(newest, 3) if self.named(at, back)), None)
-        lap = self._past(back) if back is not None else None
+        round = self._past(back) if back is not None else None
         if back is None:
-            raise No("StaleHeight")
+            raise Refusal("StaleHeight")
         self._own(number, wallet)
-        verifiers = self.verifiers(lap) if lap else []
-        need(number in verifiers, "NotAVerifier")
-        assert lap is not None
-        need(bool(self.shares(lap).get(target)), "NotATrainer")
-        need((number, target) not in [verdict[:2] for verdict in lap.verdicts], "DuplicateVerdict")
-        given = sum(verdict[0] == number for verdict in lap.verdicts)
-        need(given < MAX_VERDICTS // len(verifiers), "VerdictsFull")
-        lap.verdicts.append((number, target, mismatch))
-        against = sum(about == target and wrong for _, about, wrong in lap.verdicts)
+        verifiers = self.verifiers(round) if round else []
+        require(number in verifiers, "NotAVerifier")
+        assert round is not None
+        require(bool(self.shares(round).get(target)), "NotATrainer")
+        require(
+            (number, target) not in [verdict[:2] for verdict in round.verdicts], "DuplicateVerdict"
+        )
+        given = sum(verdict[0] == number for verdict in round.verdicts)
+        require(given < MAX_VERDICTS // len(verifiers), "VerdictsFull")
+        round.verdicts.append((number, target, mismatch))
+        against = sum(about == target and wrong for _, about, wrong in round.verdicts)
         if against >= max(3, quorum(len(verifiers))):
             self._eject(self.members[target])
         self._follow()
@@ -180,28 +188,30 @@ class Oracle(Transitions):
         """Two results of the current round of one seat, or twice the same, signed by the key of
         that wallet.
         """
-        need(self.state.active, "WrongState")
-        need(not same, "NoEquivocation")
-        need(number < len(self.members) and self.members[number].wallet == wallet, "SeatMismatch")
+        require(self.state.active, "WrongState")
+        require(not same, "NoEquivocation")
+        require(
+            number < len(self.members) and self.members[number].wallet == wallet, "SeatMismatch"
+        )
         seat = self.members[number]
-        need(seat.state not in (MemberState.IDLE, MemberState.EJECTED), "AlreadyEjected")
+        require(seat.state not in (MemberState.IDLE, MemberState.EJECTED), "AlreadyEjected")
         self._eject(seat)
         self._follow()
 
     def attest(self, wallet: int, number: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
-        need(self.state is RunState.COOLDOWN, "WrongState")
-        need(self.named(at, 0), "StaleHeight")
-        need(bool(hashes), "HashesInvalid")
+        require(self.state is RunState.COOLDOWN, "WrongState")
+        require(self.named(at, 0), "StaleHeight")
+        require(bool(hashes), "HashesInvalid")
         self._own(number, wallet)
-        need(bitmap.contains(self.proven, number), "NotElected")
+        require(bitmap.contains(self.proven, number), "NotElected")
         asked = {level: self.electees(level) for level in range(self.levels)}
         counted = []
         for level in sorted(hashes):
-            need(hashes[level] not in (UNKNOWN, UNATTESTED), "HashesInvalid")
+            require(hashes[level] not in (UNKNOWN, UNATTESTED), "HashesInvalid")
             if number in asked.get(level, ()):
-                need(number not in self.statements[level], "DuplicateWitness")
+                require(number not in self.statements[level], "DuplicateWitness")
                 counted.append(level)
-        need(bool(counted), "NotElected")
+        require(bool(counted), "NotElected")
         for level in counted:
             self.statements[level][number] = hashes[level]
             agreeing = sum(told == hashes[level] for told in self.statements[level].values())
@@ -210,18 +220,19 @@ class Oracle(Transitions):
         self._follow()
 
     def health_check(self, wallet: int, dropped: int) -> None:
-        need(self.state.training, "WrongState")
+        require(self.state.training, "WrongState")
         judges = self._past(1)
         judged = self.judged_by(judges) if judges else None
         if judges is None or judged is None:
-            raise No("StaleHeight")
+            raise Refusal("StaleHeight")
         number = self.find(wallet)
-        need(number is not None, "NotAMember")
-        need(
+        require(number is not None, "NotAMember")
+        require(
             number is not None and self.members[number].state is MemberState.HEALTHY, "SeatMismatch"
         )
-        without, incomplete = self.absent(judges, judged), self.incomplete(judges, judged)
-        need(
+        without = self.absent(judges, judged)
+        incomplete = self.incomplete(judges, judged)
+        require(
             bool(dropped) and not dropped & ~((without | incomplete) & self.healthy), "NotUnhealthy"
         )
         for one in bitmap.seats(dropped):
@@ -234,24 +245,25 @@ class Oracle(Transitions):
         """Names a place on the Hub."""
         number = self.find(wallet)
         if number is None:
-            raise No("NotAllowedToCheckpoint")
+            raise Refusal("NotAllowedToCheckpoint")
         seat = self.members[number]
         cooling = self.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY
-        cooling = cooling and bitmap.contains(self.lap.roster, number)
+        cooling = cooling and bitmap.contains(self.round.roster, number)
         holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, number))
-        need(holds, "NotAllowedToCheckpoint")
-        need(
+        require(holds, "NotAllowedToCheckpoint")
+        require(
             self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch"
         )
-        need(not self.is_provisional(), "CheckpointMismatch")
-        turn, known = self._turn(number), self.known
+        require(not self.is_provisional(), "CheckpointMismatch")
+        turn = self._turn(number)
+        known = self.known
         same = known.step == self.durable.step and turn < self.durable.turn
-        need(known.step > self.durable.step or same, "CheckpointNotNewer")
+        require(known.step > self.durable.step or same, "CheckpointNotNewer")
         self._name(Named(known.hashes, known.step, known.data_index, turn))
         self._follow()
 
     def _name(self, named: Named) -> None:
-        """Of one step two checkpoints are kept at most."""
+        """Record a checkpoint. Keep at most two of one step."""
         before = self.earlier[0].step if self.earlier[0] else 0
         if not named.step == self.durable.step == before:
             self.earlier = [None, *self.earlier[:-1]]
@@ -260,17 +272,17 @@ class Oracle(Transitions):
     def _turn(self, number: int) -> int:
         over = (
             self.state not in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
-            and self.laps
+            and self.rounds
         )
-        if not over or not bitmap.contains(self.lap.roster, number):
+        if not over or not bitmap.contains(self.round.roster, number):
             return _NO_TURN
-        return self.lap.ordered(b"checkpoint").index(number)
+        return self.round.ordered(b"checkpoint").index(number)
 
     # --- what the owner sends
 
     def set_paused(self, paused: bool) -> None:
         if paused:
-            need(not self.halted, "AlreadyHalted")
+            require(not self.halted, "AlreadyHalted")
             if self.state.active:
                 self.pausing = True
             else:
@@ -279,9 +291,9 @@ class Oracle(Transitions):
         if self.state.active and self.pausing:
             self.pausing = False
             return
-        need(self.halted, "NotPaused")
+        require(self.halted, "NotPaused")
         if self.state is RunState.FINISHED:
-            need(self.step <= self.config.total_steps, "StepsDone")
+            require(self.step <= self.config.total_steps, "StepsDone")
             self.cold = True
         over = self.step > self.config.total_steps
         self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
@@ -290,11 +302,11 @@ class Oracle(Transitions):
         self, config: Config | None, progress: tuple[int, int, int] | None, use_durable: bool
     ) -> None:
         """A config that keeps the rules, and epoch, step and the next fresh sequence."""
-        need(self.halted, "NotHalted")
+        require(self.halted, "NotHalted")
         if progress is not None:
             epoch, step, data_index = progress
-            need(step >= 1, "StepZero")
-            need(epoch >= self.epoch, "EpochGoesBack")
+            require(step >= 1, "StepZero")
+            require(epoch >= self.epoch, "EpochGoesBack")
             self.epoch = epoch
             self._move(step, data_index)
             self.start_step = 0
@@ -306,26 +318,31 @@ class Oracle(Transitions):
 
     def _move(self, step: int, data_index: int) -> None:
         """The run continues elsewhere, and drops the waiting sequences."""
-        self.step, self.data_index, self.backlog = step, data_index, set()
+        self.step = step
+        self.data_index = data_index
+        self.backlog = set()
         self.trained = {one for one in self.trained if one < data_index}
 
     def rewind(self, place: int, step: int) -> None:
-        need(self.halted, "NotHalted")
+        require(self.halted, "NotHalted")
         known = [self.durable, *self.earlier]
         chosen = known[place] if place < len(known) else None
         if chosen is None or chosen.step != step:
-            raise No("NoSuchCheckpoint")
+            raise Refusal("NoSuchCheckpoint")
         if place:
             self.earlier[place - 1] = self.durable
         self.durable = replace(chosen, turn=self.durable.turn)
         self._move(max(step, 1), chosen.data_index)
-        self.finishers, self.cold, self.epoch_since = 0, True, 0
+        self.finishers = 0
+        self.cold = True
+        self.epoch_since = 0
         self._use_durable()
 
     def kick(self, wallet: int, barred: bool) -> None:
-        number, held = self.find(wallet), self.memberships.get(wallet)
-        need(barred or number is not None or (held is not None and held.barred), "NotAMember")
-        held = self.memberships.setdefault(wallet, Held(own=False))
+        number = self.find(wallet)
+        held = self.memberships.get(wallet)
+        require(barred or number is not None or (held is not None and held.barred), "NotAMember")
+        held = self.memberships.setdefault(wallet, OracleMembership(own=False))
         held.barred = barred
         if not held.enrolled and not barred:
             del self.memberships[wallet]

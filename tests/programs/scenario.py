@@ -116,7 +116,9 @@ class Scenario:
     """
 
     def __init__(self, world: World, run_id: str = "test", tiers: int = 3) -> None:
-        self.world, self.run_id, self.tiers = world, run_id, tiers
+        self.world = world
+        self.run_id = run_id
+        self.tiers = tiers
         self.authority = Keypair.from_seed(b"a" * 32)
         self.grantor = Keypair.from_seed(b"g" * 32)
         self.accounts = {
@@ -207,7 +209,8 @@ class Scenario:
         placed = list(args)
         if "at" not in names:
             return placed
-        where, run = names.index("at"), self.run
+        where = names.index("at")
+        run = self.run
         if len(placed) < len(names):
             placed.insert(where, run.round_id)
         if isinstance(placed[where], int):
@@ -307,7 +310,7 @@ class Scenario:
         return self.by(index, "enroll", self.run.config.join_bond if most is None else most)
 
     def put_membership(self, index: int) -> None:
-        """As if this member had enrolled, without a bond."""
+        """Store a membership as if this member had enrolled, without a bond."""
         account = views.membership_account()
         record = np.zeros(1, account.dtype)
         key, bump = Pubkey.find_program_address(
@@ -319,13 +322,13 @@ class Scenario:
             ],
             PROGRAM,
         )
-        record["run"], record["wallet"] = bytes(self.accounts["run"]), bytes(wallet(index))
-        record["sponsor"], record["created"], record["bump"] = (
-            record["wallet"],
-            self.run.created,
-            bump,
-        )
-        record["enrolled"], record["version"] = 1, views.VERSION
+        record["run"] = bytes(self.accounts["run"])
+        record["wallet"] = bytes(wallet(index))
+        record["sponsor"] = record["wallet"]
+        record["created"] = self.run.created
+        record["bump"] = bump
+        record["enrolled"] = 1
+        record["version"] = views.VERSION
         self.world.put(key, account.discriminator + record.tobytes())
 
     def settle(self, index: int) -> Outcome:
@@ -354,11 +357,10 @@ class Scenario:
         seen = roster if participation is None else participation
         fingerprints = bytes(320)
         if results is not None:
-            seen, fingerprints = (
-                bitmap.from_seats(results),
-                pack_fingerprints(results, roster, current.salt),
-            )
-        seat, at = forged.get("seat", self.seat_of(index)), forged.get("at", run.round_id)
+            seen = bitmap.from_seats(results)
+            fingerprints = pack_fingerprints(results, roster, current.salt)
+        seat = forged.get("seat", self.seat_of(index))
+        at = forged.get("at", run.round_id)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
         return self.by(
             index, "witness", seat, at, seen.to_bytes(32, "little"), fingerprints, metadata
@@ -374,7 +376,7 @@ class Scenario:
         return _indices()[signer]
 
     def owing(self) -> int:
-        """Who owes a result of the round that is judged: a bitmap."""
+        """Return the members that owe a result of the judged round, as a bitmap."""
         judged = self.run.round(self.run.config.judged(self.run.current.height))
         shares = (
             assignment.assign(judged, self.members, self.run.config.verification_percent)
@@ -383,10 +385,12 @@ class Scenario:
         )
         return bitmap.from_seats(seat for seat, share in shares.items() if share.len)
 
-    def everyone_witnesses(
+    def witness_round(
         self, indices: Iterable[int] | None = None, participation: int | None = None
     ) -> None:
-        """All elected members (or `indices`) attest the current round; with all of them it closes."""
+        """All elected members (or `indices`) attest the current round; with all
+        of them it closes.
+        """
         for index in list(self.elected() if indices is None else indices):
             self.witness(index, participation).ok()
 
@@ -427,7 +431,7 @@ class Scenario:
     def finish_rounds(self) -> "Scenario":
         """Everybody elected attests every round until the cooldown begins."""
         while self.run.state.training:
-            self.everyone_witnesses()
+            self.witness_round()
         return self
 
     def attest(self, index: int, hashes: Mapping[int, bytes]) -> Outcome:

@@ -23,7 +23,7 @@ def _two_holders(world: World) -> Scenario:
     return run.finish_rounds()
 
 
-def test_half_of_the_holders_suffice_once_the_cooldown_is_over_and_nobody_disagrees(
+def test_cooldown_end_with_half_of_agreeing_holders_attests(
     world: World,
 ) -> None:
     run = _two_holders(world)
@@ -49,7 +49,7 @@ def test_less_than_half_of_the_holders_attest_nothing(world: World) -> None:
     assert (run.run.levels_attested, run.run.model_source) == (0, ModelSource.CHECKPOINT)
 
 
-def test_holders_that_disagree_need_a_quorum_also_when_the_cooldown_is_over(world: World) -> None:
+def test_cooldown_end_with_disagreeing_holders_needs_a_quorum(world: World) -> None:
     run = _two_holders(world)
     run.attest(0, HASHES).ok()
     run.attest(1, HASHES | {1: b"x" * 32}).ok()

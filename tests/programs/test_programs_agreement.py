@@ -19,15 +19,16 @@ def result(seat: int, variant: int = 0) -> bytes:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("variants", [(0, 0, 1, 1), (0, 1, 2, 3), (0, 0, 0, 1)])
-def test_a_result_of_which_each_peer_has_another_is_trained_again(
+def test_equivocated_result_returns_to_the_backlog(
     run: Scenario, overlap: int, variants: tuple[int, ...]
 ) -> None:
+    """Return a share to the backlog when no quorum of witnesses recorded the same result for it."""
     run.owner("set_paused", True).ok()
     run.configure(overlap=overlap, init_min_clients=4).ok()
     run.owner("set_paused", False).ok()
     run.train(EVERYBODY)
     if overlap:
-        run.everyone_witnesses(EVERYBODY, participation=0)
+        run.witness_round(EVERYBODY, participation=0)
     attesting = run.run.current.height
     judged = run.run.round(run.run.config.judged(attesting))
     assert judged is not None

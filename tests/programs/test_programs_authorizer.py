@@ -10,7 +10,8 @@ from solders.pubkey import Pubkey
 from programs.harness import AUTHORIZER, START, Outcome, World, authorization_address, build
 
 SCOPE = b"CoordinatorJoinRun"
-GRANTOR, GRANTEE = Keypair.from_seed(b"G" * 32), Keypair.from_seed(b"E" * 32)
+GRANTOR = Keypair.from_seed(b"G" * 32)
+GRANTEE = Keypair.from_seed(b"E" * 32)
 KEY = authorization_address(GRANTOR.pubkey(), GRANTEE.pubkey())
 
 
@@ -36,7 +37,7 @@ def delegates(world: World) -> list[bytes]:
     return [data[tail + 4 + 32 * index :][:32] for index in range(count)]
 
 
-def test_an_authorization_starts_inactive_and_follows_its_grantor(world: World) -> None:
+def test_authorization_is_inactive_until_grantor_activates_it(world: World) -> None:
     create(world).ok()
     data = world.data(KEY)
     assert data[9:73] == bytes(GRANTOR.pubkey()) + bytes(GRANTEE.pubkey())
@@ -135,7 +136,8 @@ def test_what_a_sponsor_paid_goes_back_to_the_sponsor(world: World) -> None:
     """
     for wallet in (GRANTOR, GRANTEE):
         world.airdrop(wallet.pubkey(), 10**9)
-    sponsor, helper = _funded(world, b"S"), _funded(world, b"H")
+    sponsor = _funded(world, b"S")
+    helper = _funded(world, b"H")
     fees = 10**9 * 2
     for payer, name, args, signer in (
         (sponsor, "create", (GRANTEE.pubkey(), SCOPE), GRANTOR),

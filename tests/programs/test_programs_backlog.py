@@ -13,7 +13,7 @@ from aftermath.rules import assignment, bitmap
 from aftermath.rules.run import BACKLOG, REDO, Interval
 from aftermath.rules.state import Alone, RunState
 from programs.harness import World
-from programs.holding import established, one_round
+from programs.level_holders import established, one_round
 from programs.scenario import Scenario
 from rules import backlog
 
@@ -21,8 +21,11 @@ ROOM = backlog.ROOM
 
 
 def _fill(run: Scenario, places: int) -> None:
-    """As many intervals of seven sequences as that, which no member was assigned."""
-    witnesses, state = run.world.record("Witnesses", "test"), run.world.record("Run", "test")
+    """Put that number of intervals into the backlog: seven sequences each,
+    assigned to no member.
+    """
+    witnesses = run.world.record("Witnesses", "test")
+    state = run.world.record("Run", "test")
     kept = witnesses["backlog"][0]
     kept["intervals"]["start"][:places] = 10_000 + 100 * np.arange(places)
     kept["intervals"]["len"][:places] = 7
@@ -37,7 +40,8 @@ def _fill(run: Scenario, places: int) -> None:
     run.world.store("Run", "test", state)
 
 
-def test_nothing_is_lost_while_a_third_attests_and_delivers_nothing(world: World) -> None:
+def test_silent_third_of_members_loses_no_sequence(world: World) -> None:
+    """A third of the members attests and delivers nothing: each sequence is trained or waits."""
     run = Scenario(world).start(init_min_clients=12, min_clients=8, rounds_per_epoch=30)
     silent = 0b1111
     run.train(range(12))
@@ -45,7 +49,7 @@ def test_nothing_is_lost_while_a_third_attests_and_delivers_nothing(world: World
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
         height = run.run.current.height
-        run.everyone_witnesses(participation=judged.roster & ~silent if judged else 0)
+        run.witness_round(participation=judged.roster & ~silent if judged else 0)
         closed = run.run.round(height)
         if judged is None or closed is None:
             continue
@@ -65,16 +69,16 @@ def test_nothing_is_lost_while_a_third_attests_and_delivers_nothing(world: World
 
 def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
     run.train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     _fill(run, BACKLOG - ROOM + REDO + 1)
     before = run.run
-    run.everyone_witnesses()
+    run.witness_round()
     after = run.run
     assert after.current.redo == tuple(Interval(10_000 + 100 * index, 7) for index in range(REDO))
     assert after.current.batch == 7 * REDO
     assert after.data_index == before.data_index  # one interval too many is left: nothing fresh
     for _ in range(2):
-        run.everyone_witnesses()
+        run.witness_round()
         if not run.run.state.training:
             break
     assert run.run.lost_sequences == 0
@@ -92,9 +96,11 @@ def test_while_much_waits_the_established_alone_train_it(world: World, newcomers
     for _ in range(2):
         one_round(run, {})
     _fill(run, BACKLOG // 2)
-    alone, steps = [], 0
+    alone = []
+    steps = 0
     for _ in range(8):
-        current, step = run.run.current, run.run.step
+        current = run.run.current
+        step = run.run.step
         shares = assignment.assign(current, run.members, 0)
         alone.append(current.established)
         if current.established is Alone.TRAIN:
@@ -116,9 +122,9 @@ def test_while_much_waits_the_established_alone_train_it(world: World, newcomers
     assert len(run.backlog) <= BACKLOG // 2
 
 
-def test_while_much_waits_established_members_among_themselves_train_as_ever(world: World) -> None:
-    """The exploit: newcomers filled the backlog and were dropped, and long after that steps were of
-    a few sequences.
+def test_full_backlog_keeps_established_batches_at_full_size(world: World) -> None:
+    """Newcomers once filled the backlog and were dropped: long after that, steps had a few
+    sequences.
     """
     run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
     run.train_of(honest)
@@ -132,15 +138,15 @@ def test_while_much_waits_established_members_among_themselves_train_as_ever(wor
         assert len(run.backlog) == BACKLOG - 2 * (REDO + 1) - REDO * (left + 1)
 
 
-def test_a_round_whose_gaps_do_not_fit_counts_for_nothing_and_comes_back_whole(
+def test_round_whose_gaps_exceed_the_backlog_is_undone_whole(
     run: Scenario,
 ) -> None:
     run.train([0, 1, 2])
     first = run.run.current
-    run.everyone_witnesses()
+    run.witness_round()
     _fill(run, BACKLOG - ROOM)
     before = run.run
-    run.everyone_witnesses(participation=0b011)
+    run.witness_round(participation=0b011)
     after = run.run
     assert (after.step, after.rounds[1].attested, after.lost_sequences) == (before.step, 0, 0)
     again = [*run.backlog, *after.current.redo]
@@ -160,7 +166,7 @@ def test_random_intervals_stay_sorted_and_joined(world: World) -> None:
         shares = assignment.assign(round_, run.members, 0)
         settled = backlog.settle(predicted, round_, shares, heard)
         step = run.run.step
-        run.everyone_witnesses(participation=heard)
+        run.witness_round(participation=heard)
         assert run.run.step == step + settled.worked
         predicted = settled.backlog
         if run.run.state.training:

@@ -1,13 +1,8 @@
-"""Random wallets and coalitions against the program, and every transaction against the oracle's
-account of the rules.
+"""Play random wallets and coalitions against the program, and compare each transaction with the
+oracle.
 
-First anybody does anything, and the program must agree with the oracle. Then two of nine members,
-fewer than a third, do anything while the others do what honest members do, in time: no honest
-member loses its place or its work, nothing but the truth is attested, no data is lost, and no epoch
-ends before its time. A third walk begins where everybody has shown its levels and leans to hiding
-one from its holders, or nobody would ever be dropped for that.
-
-FUZZ_TRANSACTIONS is the number of transactions of the nightly test, by default 250,000 (make fuzz).
+Honest members never lose a place or work, only true hashes are attested, and no data is lost.
+FUZZ_TRANSACTIONS is the number of transactions of the nightly test, 250,000 by default.
 """
 
 from __future__ import annotations
@@ -32,8 +27,8 @@ from hypothesis.stateful import (
 from aftermath.rules import bitmap
 from aftermath.rules.run import RoundId
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
-from programs.arena import WALLETS, Arena
-from programs.laps import UNATTESTED, UNKNOWN, WAITS, Lap
+from programs.oracle_comparison import WALLETS, Comparison
+from programs.oracle_records import UNATTESTED, UNKNOWN, WAITS, OracleRound
 from programs.scenario import CONFIG
 from programs.transitions import round_quorum
 
@@ -76,7 +71,7 @@ moves = st.one_of(
 CHANGES = {
     "join_bond": st.sampled_from([0, BOND, 2 * BOND]),
     "overlap": st.integers(0, 1),
-    "witness_nodes": st.sampled_from([0, 2]),
+    "witness_nodes": st.sampled_from([0, 1, 2]),
     "verification_percent": st.sampled_from([0, 40]),
     "total_steps": st.sampled_from([7, 1000]),
     "min_round_time": st.integers(0, 1),
@@ -92,90 +87,93 @@ def thoughts(wallets: range) -> st.SearchStrategy[list[Thought]]:
     return st.lists(st.tuples(st.integers(0, 20), st.sampled_from(wallets), moves), max_size=5)
 
 
-def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
+def move(comparison: Comparison, index: int, verb: str, *more: Any) -> None:
     """Sends what one wallet thought of; refusals are fine, whatever they are."""
-    us = arena.oracle
+    us = comparison.oracle
 
     def mine(number: int | None) -> int:
         own = us.find(index)
         return number if number is not None else (own if own is not None else index)
 
     def at(back: int) -> RoundId:
-        if len(us.laps) <= back:
-            return arena.place
-        lap = us.laps[-1 - back]
-        return RoundId(us.epoch, lap.height, lap.seed or 0)
+        if len(us.rounds) <= back:
+            return comparison.place
+        round = us.rounds[-1 - back]
+        return RoundId(us.epoch, round.height, round.seed or 0)
 
     match verb, *more:
         case "join", tier, weight, stateless:
-            arena.join(index, tier, weight, stateless=stateless)
+            comparison.join(index, tier, weight, stateless=stateless)
         case "leave", back:
-            arena.leave(index, at(back))
+            comparison.leave(index, at(back))
         case "tick", *_:
-            arena.tick(index)
+            comparison.tick(index)
         case "ready", number, back:
-            arena.ready(index, mine(number), at(back))
+            comparison.ready(index, mine(number), at(back))
         case "witness", number, back, held:
-            arena.witness(
+            comparison.witness(
                 index,
                 mine(number),
                 at(back),
                 {one: found for one, found in enumerate(held) if found is not None},
             )
         case "verify", number, back, target, mismatch:
-            arena.verify(index, mine(number), at(back), target, mismatch)
+            comparison.verify(index, mine(number), at(back), target, mismatch)
         case "attest", number, back, hashes:
             said = {level: one for level, one in enumerate(hashes) if one is not None}
-            arena.attest(index, mine(number), at(back), said)
+            comparison.attest(index, mine(number), at(back), said)
         case "accuse", target:  # all verifiers of the round before
-            lap = us.laps[-2] if len(us.laps) > 1 and us.state.active else None
-            for verifier in us.verifiers(lap) if lap else ():
-                arena.verify(us.members[verifier].wallet, verifier, at(1), target, True)
+            round = us.rounds[-2] if len(us.rounds) > 1 and us.state.active else None
+            for verifier in us.verifiers(round) if round else ():
+                comparison.verify(us.members[verifier].wallet, verifier, at(1), target, True)
         case "prove", number, same:  # against itself, since it has no other key
-            arena.prove(index, mine(number), same=same)
+            comparison.prove(index, mine(number), same=same)
         case "enroll", most:
-            arena.enroll(index, most)
+            comparison.enroll(index, most)
         case "withdraw", *_:
-            arena.withdraw(index)
+            comparison.withdraw(index)
         case "settle", target:
-            arena.settle(target)
+            comparison.settle(target)
         case "health_check", mask:
-            arena.health_check(index, unseen(arena) if mask is None else mask)
+            comparison.health_check(index, unseen(comparison) if mask is None else mask)
         case "checkpoint", right:
-            arena.checkpoint(index, us.known.hashes if right else (FALSE,) * us.levels)
+            comparison.checkpoint(index, us.known.hashes if right else (FALSE,) * us.levels)
 
 
-def judged_and_judges(arena: Arena) -> tuple[Lap, Lap] | None:
+def judged_and_judges(comparison: Comparison) -> tuple[OracleRound, OracleRound] | None:
     """The last closed round, and the one whose results its witnesses attested."""
-    us = arena.oracle
-    judges = us.laps[-2] if us.state.training and len(us.laps) > 1 else None
+    us = comparison.oracle
+    judges = us.rounds[-2] if us.state.training and len(us.rounds) > 1 else None
     judged = us.judged_by(judges) if judges else None
     return (judged, judges) if judges and judged else None
 
 
-def incomplete(arena: Arena) -> int:
-    """Whom the holders of a level convict."""
-    found = judged_and_judges(arena)
-    return arena.oracle.incomplete(found[1], found[0]) & arena.oracle.healthy if found else 0
+def incomplete(comparison: Comparison) -> int:
+    """Return the members that the holders of a level find incomplete."""
+    found = judged_and_judges(comparison)
+    return (
+        comparison.oracle.incomplete(found[1], found[0]) & comparison.oracle.healthy if found else 0
+    )
 
 
-def convicted(arena: Arena) -> int:
-    """Those of the unseen that a quorum of the witnesses did without: whom members report."""
-    found = judged_and_judges(arena)
+def convicted(comparison: Comparison) -> int:
+    """Return the absent members that a quorum of the witnesses can report."""
+    found = judged_and_judges(comparison)
     if not found:
         return 0
-    healthy, needed = arena.oracle.healthy, round_quorum(found[1], found[1].elected)
+    healthy = comparison.oracle.healthy
+    needed = round_quorum(found[1], found[1].elected)
     votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.seat)]
-    missing = bitmap.seats(unseen(arena))
+    missing = bitmap.seats(unseen(comparison))
     return bitmap.from_seats(
         number for number in missing if sum(number not in vote.held for vote in votes) >= needed
     )
 
 
-def unseen(arena: Arena) -> int:
+def unseen(comparison: Comparison) -> int:
     """Healthy members whose result is missing from the last closed round."""
-    found = judged_and_judges(arena)
-    return found[0].roster & ~(found[1].attested or 0) & arena.oracle.healthy if found else 0
+    found = judged_and_judges(comparison)
+    return found[0].roster & ~(found[1].attested or 0) & comparison.oracle.healthy if found else 0
 
 
 class Members(RuleBasedStateMachine):
@@ -186,16 +184,17 @@ class Members(RuleBasedStateMachine):
     tiers: Sequence[int] = TIERS
 
     def begin(self, gaps: int, **config: int) -> None:
-        self.arena = Arena(gaps, **{**CONFIG, "warmup_time": 10, **config})
+        self.comparison = Comparison(gaps, **{**CONFIG, "warmup_time": 10, **config})
         self.shown: dict[tuple[int, int, int], Sequence[int | None]] = {}
         self.truths = {UNKNOWN, UNATTESTED}
 
     def turn(self, serving: Sequence[int], thoughts: Iterable[Thought], seconds: int) -> None:
-        """Those who serve do all that is due, and others what they thought of in between; then time
-        passes.
+        """Let serving members send all that is due, and others their thoughts in between. Then pass
+        the time.
         """
         waiting = sorted(thoughts, key=lambda thought: thought[0], reverse=True)
-        acts, again = 0, True
+        acts = 0
+        again = True
         while (
             again or waiting
         ):  # whatever was thought of, what that makes due is done before time passes
@@ -208,53 +207,55 @@ class Members(RuleBasedStateMachine):
                 while waiting and waiting[-1][0] <= acts:
                     self.think(*waiting.pop()[1:])
                     again = True
-        self.arena.wait(seconds)
+        self.comparison.wait(seconds)
         if serving:
-            self.arena.tick(serving[0])
+            self.comparison.tick(serving[0])
 
     def think(self, index: int, what: tuple[Any, ...]) -> None:
         if what[0] != "show":
-            move(self.arena, index, *what)
+            move(self.comparison, index, *what)
             return
-        us = self.arena.oracle
+        us = self.comparison.oracle
         number = us.find(index)
         if us.state.training and number is not None:
-            self.shown[us.epoch, us.lap.height, number] = what[1]
+            self.shown[us.epoch, us.round.height, number] = what[1]
 
     def serve(self, index: int) -> bool:
         """One thing that this member owes, if there is any."""
-        arena, us = self.arena, self.arena.oracle
+        comparison = self.comparison
+        us = self.comparison.oracle
         number = us.find(index)
         if us.state is RunState.WAITING_FOR_MEMBERS:
             waits = number is not None and us.members[number].wish == WAITS
             if not us.may_join(index):
-                return arena.enroll(index, BOND) and arena.join(index, self.tiers[index])
-            return not waits and arena.join(index, self.tiers[index])
+                return comparison.enroll(index, BOND) and comparison.join(index, self.tiers[index])
+            return not waits and comparison.join(index, self.tiers[index])
         if number is None or us.halted:
             return False
         match us.state:
-            case RunState.WARMUP if not bitmap.contains(us.lap.ready, number):
-                return arena.ready(index, number, arena.place)
+            case RunState.WARMUP if not bitmap.contains(us.round.ready, number):
+                return comparison.ready(index, number, comparison.place)
             case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if missing := (
-                convicted(arena) | incomplete(arena)
+                convicted(comparison) | incomplete(comparison)
             ) & ~(1 << number):
-                return arena.health_check(index, missing)
+                return comparison.health_check(index, missing)
             case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(
-                us.lap.voters, number
+                us.round.voters, number
             ):
-                return arena.witness(index, number, arena.place, self.seen(index))
+                return comparison.witness(index, number, comparison.place, self.seen(index))
             case RunState.COOLDOWN if (said := self.truth(number)) and not us.spoke(number):
-                return arena.attest(index, number, arena.place, said)
+                return comparison.attest(index, number, comparison.place, said)
             case RunState.COOLDOWN if (
                 us.known.attested == us.every and us.durable.step < us.known.step
             ):
-                return self.tiers[index] == 0 and arena.checkpoint(index, us.known.hashes)
+                return self.tiers[index] == 0 and comparison.checkpoint(index, us.known.hashes)
         return False
 
     def seen(self, index: int) -> dict[int, int]:
         """What a member holds: what others made of their share, or what they showed it."""
-        us = self.arena.oracle
-        judged, seen = us.judged_by(us.lap), {}
+        us = self.comparison.oracle
+        judged = us.judged_by(us.round)
+        seen = {}
         for number in judged.members if judged else ():
             shown = self.shown.get((us.epoch, judged.height, number)) if judged else None
             result = (
@@ -266,7 +267,7 @@ class Members(RuleBasedStateMachine):
 
     def truth(self, number: int) -> dict[int, bytes]:
         """The hashes of the levels for which this member is elected, on which all members agree."""
-        us = self.arena.oracle
+        us = self.comparison.oracle
         said = {
             level: f"epoch {us.epoch} step {us.step} level {level}".encode().ljust(32, b".")
             for level in range(us.levels)
@@ -295,7 +296,8 @@ class AnyWallets(Members):
             epoch_time=seconds, total_steps=steps, global_batch_size_start=batch, global_batch_size_end=batch,
             min_round_time=least, join_bond=bond,
         )  # fmt: skip
-        self.honest, self.tiers = range(0), tiers
+        self.honest = range(0)
+        self.tiers = tiers
 
     @rule(
         serving=st.sets(st.integers(0, ALL - 1), max_size=ALL), all_but=st.booleans(), seconds=SECONDS,
@@ -312,14 +314,14 @@ class AnyWallets(Members):
         what=st.sampled_from(["pause", "bar", "remove", "nothing"]), index=st.integers(0, ALL - 1)
     )
     def the_owner_acts(self, what: str, index: int) -> None:
-        """And takes it back when the members have had a turn, or leaves it."""
+        """Let the owner act, and undo it after a turn of the members, or leave it."""
         if what == "pause":
-            self.arena.set_paused(True)
+            self.comparison.set_paused(True)
         elif what != "nothing":
-            self.arena.kick(index, what == "bar")
+            self.comparison.kick(index, what == "bar")
         self.turn(range(ALL), [], 6)
-        if self.arena.oracle.halted or what == "pause":
-            self.arena.set_paused(False)
+        if self.comparison.oracle.halted or what == "pause":
+            self.comparison.set_paused(False)
 
     @rule(
         rules=st.fixed_dictionaries({}, optional=CHANGES), back=st.none() | st.integers(0, 4),
@@ -329,21 +331,24 @@ class AnyWallets(Members):
         self, rules: dict[str, int], back: int | None, moved: tuple[int, int, int] | None, use_durable: bool,
         right: bool,
     ) -> None:  # fmt: skip
-        """Its config, or where it stands, once it has halted; a run that is not halted refuses it."""
-        arena, us = self.arena, self.arena.oracle
-        arena.set_paused(True)
+        """Let the owner change the config or the position of a halted run. Expect a refusal if the
+        run is not halted.
+        """
+        comparison = self.comparison
+        us = self.comparison.oracle
+        comparison.set_paused(True)
         for _ in range(4):
             if not us.halted:
                 self.turn(range(ALL), [], 31)
         if back is not None:
             known = [us.durable, *us.earlier]
             found = known[back] if back < len(known) else None
-            arena.rewind(back, found.step if found and right else 3)
+            comparison.rewind(back, found.step if found and right else 3)
         if moved is not None:
             epoch, step, data_index = moved
             moved = max(0, us.epoch + epoch), step or us.step, max(0, us.data_index + data_index)
-        arena.update(replace(us.config, **rules), moved, use_durable=use_durable)
-        arena.set_paused(False)
+        comparison.update(replace(us.config, **rules), moved, use_durable=use_durable)
+        comparison.set_paused(False)
 
 
 class Coalition(Members):
@@ -387,7 +392,7 @@ class Coalition(Members):
 
     @invariant()
     def look(self) -> None:
-        us = self.arena.oracle
+        us = self.comparison.oracle
         honest = bitmap.from_seats(
             number for number, seat in enumerate(us.members) if seat.wallet in self.honest
         )
@@ -415,22 +420,25 @@ class Coalition(Members):
             assert not honest & ~us.finishers, "an honest member is no source of the model"
             assert us.known.source is ModelSource.PEERS
             assert us.known.attested == us.every
-        for lap in us.laps:
-            judged = us.judged_by(lap)
-            if lap.attested is not None and judged is not None:
-                assert not judged.roster & honest & ~lap.attested, "an honest member's work is void"
-        done, waits = us.trained, us.backlog
-        flying = sum(lap.size for lap in self.open_laps())
+        for round in us.rounds:
+            judged = us.judged_by(round)
+            if round.attested is not None and judged is not None:
+                assert not judged.roster & honest & ~round.attested, (
+                    "an honest member's work is void"
+                )
+        done = us.trained
+        waits = us.backlog
+        flying = sum(round.size for round in self.open_rounds())
         assert len(done) + len(waits) + flying == us.data_index, "a sequence is lost"
 
-    def open_laps(self) -> Iterator[Lap]:
+    def open_rounds(self) -> Iterator[OracleRound]:
         """Rounds that are under way: neither settled, nor given back because nobody judges them any
         more.
         """
-        us = self.arena.oracle
+        us = self.comparison.oracle
         if us.state.training:
-            settled = {id(us.judged_by(lap)) for lap in us.laps if lap.attested is not None}
-            yield from (lap for lap in us.laps if id(lap) not in settled)
+            settled = {id(us.judged_by(round)) for round in us.rounds if round.attested is not None}
+            yield from (round for round in us.rounds if id(round) not in settled)
 
 
 class Hiders(Coalition):
@@ -441,7 +449,7 @@ class Hiders(Coalition):
     tiers = (0, 0, 0, 1, 2, 2, 2, 0, 2)
     liar = 7
     convictions = 0
-    """Of all walks together."""
+    """The number of convictions in all walks together."""
 
     @initialize(overlap=st.integers(0, 1), batch=st.sampled_from([7, 48]))
     def open(self, overlap: int, batch: int) -> None:
@@ -449,7 +457,7 @@ class Hiders(Coalition):
             0, overlap=overlap, rounds_per_epoch=14, total_steps=1000, init_min_clients=9, min_clients=7,
             global_batch_size_start=batch, global_batch_size_end=batch, join_bond=BOND,
         )  # fmt: skip
-        while self.arena.oracle.epoch == 0:
+        while self.comparison.oracle.epoch == 0:
             self.turn(range(ALL), [], 6)
 
     @rule(rounds=st.integers(3, 6), thoughts=thoughts(range(ALL)))
@@ -457,14 +465,14 @@ class Hiders(Coalition):
         """The holders get none of it, all others everything; the coalition thinks of other things
         at the end only.
         """
-        us = self.arena.oracle
+        us = self.comparison.oracle
         for left in reversed(range(rounds)):
             number = us.find(self.liar)
             if us.state.training and number is not None:
                 hidden = [
                     None if self.tiers[one] == 0 and one != self.liar else 1 for one in range(ALL)
                 ]
-                self.shown[us.epoch, us.lap.height, number] = hidden
+                self.shown[us.epoch, us.round.height, number] = hidden
             self.turn(
                 range(ALL),
                 [] if left else [(when, 7 + who % 2, what) for when, who, what in thoughts],
@@ -472,9 +480,11 @@ class Hiders(Coalition):
             )
 
     def serve(self, index: int) -> bool:
-        guilty = incomplete(self.arena) & ~convicted(self.arena)
+        guilty = incomplete(self.comparison) & ~convicted(self.comparison)
         acted = super().serve(index)
-        Hiders.convictions += (guilty & self.arena.oracle._seats(MemberState.DROPPED)).bit_count()
+        Hiders.convictions += (
+            guilty & self.comparison.oracle._seats(MemberState.DROPPED)
+        ).bit_count()
         return acted
 
 
@@ -492,7 +502,9 @@ STEPS = 30
 def run(
     machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True, again: bool = False
 ) -> None:
-    """Play examples: those of the profile, or others each time that one process plays them again."""
+    """Play examples: those of the profile, or others each time that one process
+    plays them again.
+    """
     wanted = settings(
         max_examples=examples, stateful_step_count=STEPS, database=None, print_blob=True,
         derandomize=settings().derandomize and not again, suppress_health_check=list(HealthCheck),
@@ -512,12 +524,12 @@ def test_no_transaction_does_what_the_rules_do_not_say(
 
 
 def test_barred_wallet_without_membership_is_refused() -> None:
-    arena = Arena(**CONFIG)
-    assert arena.withdraw(0)
-    assert arena.kick(0, True)
-    assert not arena.withdraw(0)
-    assert arena.kick(0, False)
-    assert not arena.withdraw(0)
+    comparison = Comparison(**CONFIG)
+    assert comparison.withdraw(0)
+    assert comparison.kick(0, True)
+    assert not comparison.withdraw(0)
+    assert comparison.kick(0, False)
+    assert not comparison.withdraw(0)
 
 
 def test_what_must_hold_does_not_with_more_than_a_third() -> None:
@@ -526,11 +538,12 @@ def test_what_must_hold_does_not_with_more_than_a_third() -> None:
 
 
 def _send(machine: type[RuleBasedStateMachine], transactions: int) -> None:
-    before, began = Arena.sent, time.process_time()
-    while Arena.sent - before < transactions:
+    before = Comparison.sent
+    began = time.process_time()
+    while Comparison.sent - before < transactions:
         run(machine, 10, again=True)  # a thousand or two, so that hardly more are sent than asked
     seconds = time.process_time() - began
-    sent = Arena.sent - before
+    sent = Comparison.sent - before
     print(
         f"\n{machine.__name__}: {sent:,} transactions in {seconds:.0f} s, {sent / seconds:,.0f} a second"
     )

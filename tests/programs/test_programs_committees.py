@@ -21,7 +21,7 @@ def _rounds(run: Scenario, heard: int) -> None:
     """All rounds of an epoch, in which these members deliver."""
     while run.run.state.training:
         judged = run.run.round(run.run.current.height - 1)
-        run.everyone_witnesses(participation=heard & (judged.roster if judged else 0))
+        run.witness_round(participation=heard & (judged.roster if judged else 0))
 
 
 def test_a_declared_tier_proves_nothing(world: World) -> None:
@@ -41,11 +41,9 @@ def test_a_declared_tier_proves_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("idle", [1, 3])
-def test_of_a_first_epoch_few_that_owed_nothing_have_shown_what_they_hold_and_many_have_not(
-    world: World, idle: int
-) -> None:
-    """Else wallets that declare next to nothing would be a third of the established, without having
-    trained.
+def test_first_epoch_establishes_only_few_members_without_share(world: World, idle: int) -> None:
+    """Wallets that declare almost no weight owe nothing. Unless they are few, they would otherwise
+    become a third of the established members without training.
     """
     run = Scenario(world).start(
         rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47
@@ -56,7 +54,7 @@ def test_of_a_first_epoch_few_that_owed_nothing_have_shown_what_they_hold_and_ma
     owed = 0
     while run.run.state.training:
         owing = run.owing()
-        run.everyone_witnesses(participation=owing)
+        run.witness_round(participation=owing)
         owed |= owing
     assert run.members.judged == 3
     assert owed & 0b1111 == 0b1111
@@ -90,22 +88,24 @@ def test_half_of_the_rounds_are_enough(world: World) -> None:
     run.train(range(4))
     heard = iter((0, 0b1111, 0b1111, 0b1101, 0b1001, 0b0001))
     for seen in heard:
-        run.everyone_witnesses(participation=seen)
+        run.witness_round(participation=seen)
     assert run.members.judged == 5
     assert run.members.delivered[:4] == (5, 2, 3, 4)
     assert _electees(run) == {0, 2, 3}
 
 
-def test_the_last_holder_does_not_speak_for_those_who_were_dropped(world: World) -> None:
-    """A member has the two other holders of level 0 dropped, and then says alone what it contains."""
+def test_last_holder_cannot_attest_for_dropped_holders(world: World) -> None:
+    """A member has the two other holders of level 0 dropped, and then says
+    alone what it contains.
+    """
     run = Scenario(world).start(init_min_clients=5, min_clients=2, rounds_per_epoch=6)
     for index in range(5):
         run.join(index, tier=0 if index < 3 else 1).ok()
     run.train(())
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     # it withheld level 0 from them, so the others saw nothing of theirs
-    run.everyone_witnesses(participation=0b11100)
+    run.witness_round(participation=0b11100)
     run.by(2, "health_check", run.names([0, 1])).ok()
     _rounds(run, heard=0b11111)
     assert run.run.state is RunState.COOLDOWN
@@ -124,9 +124,9 @@ def test_who_left_early_is_not_waited_for(world: World) -> None:
     """Before it had delivered in half of what it could: its silence costs nothing."""
     run = Scenario(world).start(init_min_clients=4, rounds_per_epoch=6)
     run.train(range(4))
-    run.everyone_witnesses()
-    run.everyone_witnesses(participation=0b0111)
-    run.everyone_witnesses(participation=0b0111)
+    run.witness_round()
+    run.witness_round(participation=0b0111)
+    run.witness_round(participation=0b0111)
     run.by(3, "leave_run").ok()
     _rounds(run, heard=0b0111)
     assert _electees(run) == {0, 1, 2}
@@ -136,7 +136,7 @@ def test_the_convicted_have_no_say(world: World) -> None:
     run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=30)
     run.train(range(10))
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     before = run.run.round(1)
     assert before is not None
     roles = committee.roles(before, 30)

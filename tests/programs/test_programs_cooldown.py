@@ -66,7 +66,8 @@ def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
     world.advance(31)
     run.tick().ok()
     record = world.record("Run", "test")
-    record["level_hashes"][0][0], record["levels_attested"] = b"0" * 32, 0b011
+    record["level_hashes"][0][0] = b"0" * 32
+    record["levels_attested"] = 0b011
     world.store("Run", "test", record)
     run.finish_rounds()
     # nobody holds level 0: what is known of it stays
@@ -88,7 +89,7 @@ def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
     assert run.run.levels_attested == 0b111
 
 
-def test_a_checkpoint_carries_the_attested_hashes_and_ends_the_cooldown(cool: Scenario) -> None:
+def test_checkpoint_with_attested_hashes_ends_the_cooldown(cool: Scenario) -> None:
     cool.by(0, "checkpoint", NAMED).refused("CheckpointMismatch")
     for index in range(3):
         cool.attest(index, HASHES).ok()
@@ -102,7 +103,8 @@ def test_a_checkpoint_carries_the_attested_hashes_and_ends_the_cooldown(cool: Sc
     cool.by(0, "checkpoint", NAMED | {"repo": "r" * 193}).refused("RepoTooLong")
     cool.by(0, "checkpoint", NAMED | {"revision": "r" * 65}).refused("RevisionTooLong")
     cool.by(0, "checkpoint", NAMED).ok()
-    run, model = cool.run, cool.model
+    run = cool.run
+    model = cool.model
     assert (run.state, run.epoch, run.model_source) == (
         RunState.WAITING_FOR_MEMBERS,
         1,
@@ -132,7 +134,9 @@ def test_a_checkpoint_may_follow_after_the_epoch(cool: Scenario) -> None:
 
 
 def test_time_ends_a_cooldown_only_by_a_tick(cool: Scenario) -> None:
-    """After an outage longer than the cooldown, the first to come back does not cut off the others."""
+    """After an outage longer than the cooldown, the first to come back does not
+    cut off the others.
+    """
     cool.world.advance(300)
     cool.join(5).ok()
     for index in range(3):
@@ -326,9 +330,10 @@ def test_without_a_finisher_the_durable_checkpoint_is_the_source(cool: Scenario)
     )
 
 
-def test_an_epoch_without_a_step_after_a_durable_one_has_nothing_to_wait_for(
+def test_cooldown_of_epoch_without_step_ends_at_once(
     cool: Scenario,
 ) -> None:
+    """The checkpoint of the epoch before already contains the model."""
     for index in range(3):
         cool.attest(index, HASHES).ok()
     assert next_deadline(cool.run, cool.members, cool.model) == cool.run.state_started_at + 30

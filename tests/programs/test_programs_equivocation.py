@@ -74,7 +74,7 @@ def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> No
     show(run, *pair(run)).refused("AlreadyEjected")
     run.witness(LIAR).refused("SeatMismatch")
     while run.run.state is not RunState.COOLDOWN:
-        run.everyone_witnesses([0, 2])
+        run.witness_round([0, 2])
     run.world.advance(31)
     run.tick().ok()
     seats = run.members.seats
@@ -90,7 +90,7 @@ def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> Non
     run = training
     signed = pair(run)
     run.by(LIAR, "leave_run").ok()
-    run.everyone_witnesses([0, 2])
+    run.witness_round([0, 2])
     show(run, *signed).ok()
     seat = run.members.seats[LIAR]
     assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 0)
@@ -105,7 +105,7 @@ def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
     signed = pair(run)
     show(run, *signed).ok()
     while run.run.state is not RunState.COOLDOWN:
-        run.everyone_witnesses([0, 2])
+        run.witness_round([0, 2])
     run.world.advance(31)
     run.tick().ok()
     run.settle(LIAR).ok()
@@ -174,12 +174,15 @@ def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None
     transaction: what it checks there is not what lies at the same place of its own.
     """
     run = training
-    honest, lie = sign(said(run, 1, 0), 0), sign(said(run, 2, 0), 0)
+    honest = sign(said(run, 1, 0), 0)
+    lie = sign(said(run, 2, 0), 0)
     # member 0 signed one result; an attacker puts another one where the program looks, and has the
     # check look elsewhere
     real = honest.signature + honest.key + honest.statement
     never = honest.signature + honest.key + lie.statement
-    size, first, second = len(honest.statement), 2 + 2 * 14, 2 + 2 * 14 + len(real)
+    size = len(honest.statement)
+    first = 2 + 2 * 14
+    second = 2 + 2 * 14 + len(real)
 
     def entry(start: int, where: int) -> tuple[int, ...]:
         return start, where, start + 64, where, start + 96, size, where

@@ -11,7 +11,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.rules import bitmap, committee
 from programs.harness import Outcome, World, authorization_address
-from programs.holding import LIARS, TIERS, begin, end, established, one_round
+from programs.level_holders import LIARS, TIERS, begin, end, established, one_round
 from programs.scenario import EVERYONE, Scenario, member
 
 THREE = (0, 0, 0, 1, 2, 2, 1)
@@ -33,11 +33,9 @@ def _drop(run: Scenario, by: int, seat: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "leaves in cooldown", "restarts", "is dropped", "stays"])
-def test_hiding_a_level_costs_the_word_about_it_however_the_epoch_is_left(
-    world: World, how: str
-) -> None:
-    """The hider gives all but level 0 for three rounds, and then takes itself away before the epoch
-    ends.
+def test_hiding_a_level_costs_its_attestation_right(world: World, how: str) -> None:
+    """The member withholds level 0 for three rounds and leaves before the epoch ends, in each
+    possible way.
     """
     run, honest = established(world, THREE)
     begin(run, honest)
@@ -63,8 +61,10 @@ def test_hiding_a_level_costs_the_word_about_it_however_the_epoch_is_left(
     assert run.members.shown[HIDER] == -1, "one round more is asked of it than of the others"
 
 
-def test_hiding_a_level_in_every_other_epoch_is_no_way_to_keep_it(world: World) -> None:
-    """Who stays away keeps what it has shown, and loses it the first time that it comes and hides."""
+def test_hiding_a_level_after_an_absence_costs_the_right(world: World) -> None:
+    """An absent member keeps its right to attest a level. It loses the right in the first epoch in
+    which it withholds that level.
+    """
     run, honest = established(world, THREE)
     others = {index: tier for index, tier in honest.items() if index != HIDER}
     begin(run, others)
@@ -104,12 +104,11 @@ def test_who_leaves_in_warm_up_keeps_its_word(world: World) -> None:
     assert _has_word(run, HIDER)
 
 
-def test_who_comes_and_gives_nothing_has_no_word_where_others_have_shown_the_level(
+def test_silent_holders_lose_the_right_to_a_shown_level(
     world: World,
 ) -> None:
-    """Two of three that say they hold level 0 are silent from the first round on. A level that half
-    of those who could speak for it have left goes back to the checkpoint: once, and not in every
-    epoch.
+    """Two of three holders of level 0 are silent from the first round on. The level goes back to
+    the checkpoint once, because half of its holders have left, and not in every epoch.
     """
     run, honest = established(world, THREE)
     run.train_of(honest)
@@ -126,9 +125,9 @@ def test_who_comes_and_gives_nothing_has_no_word_where_others_have_shown_the_lev
     assert committee.cooldown_electees(run.run, run.members, 0) == (0,)
 
 
-def test_the_only_one_that_has_shown_a_level_keeps_it_through_an_outage(world: World) -> None:
-    """It is cut off from the first round on, and dropped. If it were nobody then, newcomers would
-    decide the next.
+def test_only_proven_holder_keeps_its_level_through_an_outage(world: World) -> None:
+    """It is cut off from the first round on, and dropped. Without it, newcomers would decide the
+    next epoch.
     """
     run, honest = established(world)
     run.train_of(honest)
@@ -141,10 +140,12 @@ def test_the_only_one_that_has_shown_a_level_keeps_it_through_an_outage(world: W
     assert run.run.levels_established == 0b111
 
 
-def test_the_only_one_that_has_shown_a_level_does_not_keep_it_by_hiding_others(
+def test_only_proven_holder_loses_its_level_by_hiding_another(
     world: World,
 ) -> None:
-    """It hides level 1 from all who hold that, for one round more than an outage lasts, and leaves."""
+    """It hides level 1 from all its holders, for one round more than an outage
+    lasts, and leaves.
+    """
     run, honest = established(world)
     run.train_of(honest)
     one_round(run, {})
@@ -155,10 +156,10 @@ def test_the_only_one_that_has_shown_a_level_does_not_keep_it_by_hiding_others(
     assert not _has_word(run, 0)
 
 
-def test_one_of_two_does_not_take_the_others_word_by_saying_that_it_got_nothing(
+def test_one_of_two_holders_cannot_discredit_the_other(
     world: World,
 ) -> None:
-    """The liar delivers everything, and says in every round that it got no level 0 of the other
+    """The liar delivers everything, and denies in every round that it got level 0 from the other
     one.
     """
     run, honest = established(world, TWO)
@@ -179,7 +180,7 @@ def test_of_three_a_quorum_still_counts_against_one(world: World) -> None:
 
 
 def test_a_judge_that_was_not_elected_has_its_own_word(world: World) -> None:
-    """Of two judges the other one alone attests: it counts against nobody but a newcomer."""
+    """One of two judges alone attests. Its denials count against newcomers only."""
     run, honest = established(world, TWO)
     begin(run, honest | {7: 0})
     before = run.members.shown[:8]
@@ -191,15 +192,13 @@ def test_a_judge_that_was_not_elected_has_its_own_word(world: World) -> None:
 # --- the first holders of a level
 
 
-def test_the_first_holders_of_a_level_are_those_that_most_of_them_say(world: World) -> None:
-    """Nothing on chain tells two that lie about one from two that one lies about. So two of three
-    decide who holds the level from then on, and that is all: nobody is dropped, and all other
-    levels have the holders that they had.
+def test_first_holders_of_a_level_are_chosen_by_its_majority(world: World) -> None:
+    """The chain cannot tell two that lie about one from one that two lie about. Two of three decide
+    which members hold the level from then on. Nobody is dropped, and all other levels keep their
+    holders.
     """
-    run, tiers = (
-        Scenario(world).start(init_min_clients=3, rounds_per_epoch=8),
-        dict(enumerate(TIERS)),
-    )
+    run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
+    tiers = dict(enumerate(TIERS))
     begin(run, tiers | dict.fromkeys(LIARS, 0))
     end(run, {0: LIARS} | dict.fromkeys(LIARS, (0,)))
     assert run.members.established == bitmap.from_seats({*range(1, 7), *LIARS})
@@ -211,33 +210,29 @@ def test_in_a_first_epoch_one_takes_nobodys_word(world: World, answers: bool) ->
     """It says of the only other holder of level 0 that it got nothing, and hears the same or not:
     both keep theirs.
     """
-    run, tiers = (
-        Scenario(world).start(init_min_clients=3, rounds_per_epoch=8),
-        dict(enumerate(TIERS)),
-    )
+    run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
+    tiers = dict(enumerate(TIERS))
     begin(run, tiers | {7: 0})
     end(run, {7: (0,)} | ({0: (7,)} if answers else {}))
     assert run.members.established == bitmap.from_seats(range(8))
 
 
-def test_in_a_first_epoch_no_minority_of_a_levels_holders_takes_the_words_of_the_others(
+def test_minority_of_first_holders_cannot_discredit_the_others(
     world: World,
 ) -> None:
-    """Two of five say that they got nothing of the other three, which keeps a quorum of the five
-    from them.
+    """Two of five deny that they got results from the other three, so those
+    three have no quorum.
     """
-    run, tiers = (
-        Scenario(world).start(init_min_clients=3, rounds_per_epoch=8),
-        (0, 0, 0, 1, 1, 2, 2, 0, 0, 2),
-    )
+    run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
+    tiers = (0, 0, 0, 1, 1, 2, 2, 0, 0, 2)
     begin(run, dict(enumerate(tiers)))
     end(run, dict.fromkeys(LIARS, range(3)))
     assert run.members.established == bitmap.from_seats(range(len(tiers)))
 
 
-def test_of_a_level_that_is_new_no_minority_of_its_holders_has_the_word_alone(world: World) -> None:
-    """Five come for level 0, next to established members of other tiers; two of them got nothing of
-    three.
+def test_minority_of_new_level_holders_does_not_attest_alone(world: World) -> None:
+    """Five members join for level 0, next to established members of other tiers; two of them deny
+    that they got results from the other three.
     """
     run, rest = established(world, (1, 1, 1, 2, 2, 2, 2))
     run.train_of(rest | dict.fromkeys(range(7, 12), 0))
@@ -246,11 +241,9 @@ def test_of_a_level_that_is_new_no_minority_of_its_holders_has_the_word_alone(wo
 
 
 @pytest.mark.parametrize("founded", [True, False])
-def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(
-    world: World, founded: bool
-) -> None:
-    """Two of five that come for level 0 give none of it to the others, in a first epoch or a later
-    one.
+def test_minority_that_hides_a_new_level_is_not_established(world: World, founded: bool) -> None:
+    """Two of five that join for level 0 give none of it to the others, in a
+    first or a later epoch.
     """
     rest = (1, 1, 1, 2, 2, 2, 2)
     run = (
@@ -265,15 +258,17 @@ def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(
 
 @pytest.mark.parametrize("number", [0, 22, 26, 35])
 @pytest.mark.parametrize("lie", ["denies", "hides"])
-def test_where_few_holders_of_a_new_level_are_drawn_one_of_them_lies_in_vain(
+def test_liar_among_few_drawn_holders_of_new_level_has_no_effect(
     world: World, lie: str, number: int
 ) -> None:
-    """Three of ten witness. Of four that come for level 0 one says that it got nothing of the
-    others, or gives them nothing: no witness has its level then.
+    """Three of ten members witness. One of four that join for level 0 denies the results of the
+    others, or gives them nothing. No witness holds its level then.
     """
     # by the seeds of these one who lies is drawn where no other is, or one other
     world.advance(0, slots=1 + number)
-    run, rest, liar = Scenario(world), dict(enumerate((1, 1, 1, 2, 2, 2))), 9
+    run = Scenario(world)
+    rest = dict(enumerate((1, 1, 1, 2, 2, 2)))
+    liar = 9
     run.start(init_min_clients=3, min_clients=3, witness_nodes=3, rounds_per_epoch=3)
     begin(run, rest)
     end(run)
@@ -282,13 +277,12 @@ def test_where_few_holders_of_a_new_level_are_drawn_one_of_them_lies_in_vain(
     assert run.members.established == bitmap.from_seats(range(10 if lie == "denies" else 9))
 
 
-def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(
+def test_first_holders_come_from_authorized_wallets(
     world: World,
 ) -> None:
-    """The join authority's word is what decides it: it lets in whom it knows, and everybody once an
-    epoch has ended.
-    """
-    run, honest = Scenario(world), dict(enumerate(TIERS))
+    """The join authority authorizes wallets that it knows, and everyone once an epoch has ended."""
+    run = Scenario(world)
+    honest = dict(enumerate(TIERS))
     run.create().ok()
     run.configure(init_min_clients=3, rounds_per_epoch=8).ok()
     run.owner("set_paused", False).ok()

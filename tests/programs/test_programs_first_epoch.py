@@ -12,7 +12,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT
 from aftermath.rules.state import RunState
 from programs.harness import World
-from programs.holding import end, established, one_round
+from programs.level_holders import end, established, one_round
 from programs.scenario import Scenario
 
 View = Callable[[int, int], Mapping[int, bytes]]
@@ -108,7 +108,8 @@ def test_late_witness_of_small_tier_shields_no_liar(world: World) -> None:
 
 @pytest.mark.parametrize("delivers", ["nothing", "another result to each peer"])
 def test_wallet_without_one_result_is_not_established(world: World, delivers: str) -> None:
-    honest, liars = dict.fromkeys(range(7), 0), dict.fromkeys((7, 8), 0)
+    honest = dict.fromkeys(range(7), 0)
+    liars = dict.fromkeys((7, 8), 0)
     run = Scenario(world).start(rounds_per_epoch=6)
     run.train_of(honest | liars)
     seats = {run.seat_of(index) for index in liars}
@@ -134,7 +135,8 @@ def test_finisher_that_showed_no_large_level_ends_no_wait(world: World) -> None:
     the rest.
     """
     run, honest = established(world, (0, 0, 1, 2, 2))
-    liar, fresh = 5, (6, 7)
+    liar = 5
+    fresh = (6, 7)
     run.train_of(honest | {liar: 0})
     holders = [index for index, tier in honest.items() if tier < 2]
     while run.run.state.training:

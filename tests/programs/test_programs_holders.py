@@ -1,6 +1,4 @@
-"""Who says what a level contains has shown that it holds it: a tier that is only declared proves
-nothing.
-"""
+"""Only members that have shown that they hold a level attest it. A declared tier proves nothing."""
 
 from __future__ import annotations
 
@@ -63,10 +61,8 @@ def _grown(
 
 @cache
 def _first_epoch(tiers: tuple[int, ...], rounds: int) -> Snapshot:
-    run, honest = (
-        Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds),
-        dict(enumerate(tiers)),
-    )
+    run = Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds)
+    honest = dict(enumerate(tiers))
     record = run.world.record("Model", "test")
     for level, digest in OLD.items():
         record["checkpoint_hashes"][0][level] = digest
@@ -78,9 +74,9 @@ def _first_epoch(tiers: tuple[int, ...], rounds: int) -> Snapshot:
     return run.world.snapshot()
 
 
-def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: World) -> None:
-    """They never give level 0 to its holder, vouch for each other, and are two of three that say
-    they hold it.
+def test_two_of_nine_that_declare_a_tier_do_not_attest_its_level(world: World) -> None:
+    """They withhold level 0 from its holder, vouch for each other, and are two of its three
+    declared holders.
     """
     run, honest = _grown(world)
     run.train_of(honest | dict.fromkeys(LIARS, 0))
@@ -110,15 +106,14 @@ def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -
     assert run.run.levels_attested & 1
 
 
-def test_half_of_the_rounds_in_which_a_level_was_judged_are_enough(world: World) -> None:
-    """One holder more than the first has given level 0 in two of four rounds, another one in one of
-    them.
-    """
+def test_holder_in_half_of_a_levels_judged_rounds_is_elected(world: World) -> None:
+    """One more holder gave level 0 in two of four rounds, and another one in one of them."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1), rounds=5)
     run.train_of(honest)
     short = iter((0, 0, 0b11, 0b10, 0b10, 0))
     while run.run.state.training:
-        judged, lost = run.run.round(run.run.current.height - 1), next(short)
+        judged = run.run.round(run.run.current.height - 1)
+        lost = next(short)
         roster = judged.roster if judged else 0
         for index in run.elected():
             run.witness(index, roster & ~lost if index < 2 else roster).ok()
@@ -134,7 +129,7 @@ def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(0, "leave_run").ok()
     run.finish_rounds()
     assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 7}
@@ -149,7 +144,7 @@ def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
 
 
 def test_a_level_that_nobody_delivered_stays_what_it_was(world: World) -> None:
-    """Its old holder is not there; two that say they have it give it to nobody."""
+    """The old holder is absent. Two members declare the level and give it to nobody."""
     run, honest = _grown(world)
     record = world.record("Model", "test")  # the last truth is in a checkpoint
     for level, digest in TRUE.items():
@@ -173,7 +168,7 @@ def test_a_sole_holder_speaks_for_its_level(world: World) -> None:
     assert run.run.level_hashes[0] == NEW[0]
 
 
-def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: World) -> None:
+def test_half_of_a_levels_agreeing_holders_attests_it(world: World) -> None:
     """Two hold level 0: one that is silent, or has left, does not cost the epoch."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
     for left in (False, True):
@@ -222,8 +217,8 @@ def test_rounds_end_at_once_when_all_founders_leave(
     newcomers = range(len(founders), len(founders) + 12)
     run.train_of(honest | dict.fromkeys(newcomers, 0))
     for _ in range(3):
-        run.everyone_witnesses()
-    run.everyone_witnesses(run.elected()[:attested])
+        run.witness_round()
+    run.witness_round(run.elected()[:attested])
     left_at = world.now
     for index in honest:
         run.by(index, "leave_run").ok()
@@ -254,7 +249,7 @@ def test_founders_that_leave_early_keep_the_model(world: World) -> None:
     newcomers = range(3, 15)
     run.train_of(honest | dict.fromkeys(newcomers, 0))
     for _ in range(2):
-        run.everyone_witnesses()
+        run.witness_round()
     for index in honest:
         run.by(index, "leave_run").ok()
     while run.run.state.training:
@@ -292,11 +287,11 @@ def test_one_staying_holder_is_enough(
     liars = range(len(founders), len(founders) + newcomers)
     run.train_of(honest | dict.fromkeys(liars, 0))
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     for index in range(1, len(founders)):
         run.by(index, "leave_run").ok()
     while run.run.state.training:
-        run.everyone_witnesses(run.elected())
+        run.witness_round(run.elected())
     for index in liars:
         run.attest(index, FALSE).refused("NotElected")
     _end(run, {0: 0}, NEW)
@@ -307,11 +302,11 @@ def test_one_staying_holder_is_enough(
 
 
 @pytest.mark.parametrize(("rounds", "shows"), [(1, 0), (2, 0), (5, 0), (5, 2), (9, 4)])
-def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
+def test_only_judges_of_a_tier_cannot_choose_its_judged_rounds(
     world: World, rounds: int, shows: int
 ) -> None:
-    """Of level 0 the two members that declare it are the only judges. They attest in one round at
-    most, show level 1 in that one, and hide it in all others from its only holder.
+    """The two members that declare level 0 are its only judges. They attest in one round at most,
+    show level 1 in that one, and hide it in all others from its only holder.
     """
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds)
     honest = {0: 1} | dict.fromkeys(range(1, 7), 2)
@@ -320,8 +315,10 @@ def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
     for _ in range(2):
         run.train_of(honest | dict.fromkeys(LIARS, 0))
         while run.run.state.training:
-            height, judged = run.run.current.height, run.run.round(run.run.current.height - 1)
-            roster, open_now = judged.roster if judged else 0, bool(shows) and height == shows
+            height = run.run.current.height
+            judged = run.run.round(run.run.current.height - 1)
+            roster = judged.roster if judged else 0
+            open_now = bool(shows) and height == shows
             for index in run.elected():
                 if index in LIARS and not open_now:
                     continue
@@ -342,9 +339,7 @@ def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
 def test_who_never_attests_hides_no_level_from_those_who_hold_it(
     world: World, founders: str
 ) -> None:
-    """Of level 0 there is no judge but one that attests no round, and hides level 1 from all its
-    holders.
-    """
+    """The only judge of level 0 attests no round, and hides level 1 from all its holders."""
     rest = dict(enumerate((1, 1, 1, 2, 2, 2, 2, 2), start=1))
     run = Scenario(world, tiers=3).start(init_min_clients=3, rounds_per_epoch=12)
     if founders != "nobody":
@@ -354,7 +349,8 @@ def test_who_never_attests_hides_no_level_from_those_who_hold_it(
     run.train_of(rest | {0: 0})
     hidden = bitmap.from_seats([run.seat_of(0)])
     while run.run.state.training:
-        height, judged = run.run.current.height, run.run.round(run.run.current.height - 1)
+        height = run.run.current.height
+        judged = run.run.round(run.run.current.height - 1)
         roster = judged.roster if judged else 0
         for index in set(run.elected()) - {0}:
             run.witness(index, roster & ~hidden if rest[index] == 1 else roster).ok()

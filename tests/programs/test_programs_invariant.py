@@ -11,7 +11,7 @@ from aftermath.rules import committee
 from aftermath.rules.state import Committee
 from programs.evidence import IX, p2p, pair
 from programs.harness import PROGRAM, Outcome, World, idl
-from programs.holding import begin, established, one_round
+from programs.level_holders import begin, established, one_round
 from programs.scenario import Scenario, member
 
 Break = Callable[[Any], None]
@@ -62,13 +62,12 @@ def test_a_broken_run_is_not_changed(run: Scenario, what: str) -> None:
 
 def test_a_backlog_of_what_was_not_handed_out_is_refused(run: Scenario) -> None:
     run.train([0, 1, 2])
-    state, witnesses = run.world.record("Run", "test"), run.world.record("Witnesses", "test")
+    state = run.world.record("Run", "test")
+    witnesses = run.world.record("Witnesses", "test")
     state["backlog"] = 7
     witnesses["backlog"]["count"] = 1
-    (
-        witnesses["backlog"]["intervals"][0, 0]["start"],
-        witnesses["backlog"]["intervals"][0, 0]["len"],
-    ) = 45, 7
+    witnesses["backlog"]["intervals"][0, 0]["start"] = 45
+    witnesses["backlog"]["intervals"][0, 0]["len"] = 7
     run.world.store("Run", "test", state)
     run.world.store("Witnesses", "test", witnesses)
     run.join(7).refused("InvariantBroken")
@@ -105,7 +104,7 @@ def test_no_epoch_has_the_number_of_another_one(run: Scenario) -> None:
 
 
 def _shown(value: int) -> Break:
-    """As if everybody had shown so much."""
+    """Return a break that sets the score of every seat to this value."""
 
     def broken(record: Any) -> None:
         for bit in range(7):
@@ -131,9 +130,9 @@ _BOTH = ("established", "judges")
 
 
 @pytest.mark.parametrize("what", OF_WORDS)
-def test_words_about_levels_that_contradict_each_other_are_refused(world: World, what: str) -> None:
-    """In an epoch of three who have shown their levels before, and a newcomer; three of its rounds
-    made a step.
+def test_contradictory_level_records_are_refused(world: World, what: str) -> None:
+    """Three established members and a newcomer are in an epoch, and three of its rounds made a
+    step.
     """
     run, tiers = established(world, (0, 1, 2))
     begin(run, tiers | {3: 0})
@@ -147,7 +146,7 @@ def test_words_about_levels_that_contradict_each_other_are_refused(world: World,
     run.join(9).refused("InvariantBroken")
 
 
-def test_what_is_shown_is_within_reach_of_the_rounds_that_there_were(world: World) -> None:
+def test_level_score_outside_the_rounds_bounds_is_refused(world: World) -> None:
     run, tiers = established(world, (0, 1, 2))
     begin(run, tiers | {3: 0})
     for _ in range(2):
@@ -161,7 +160,7 @@ def test_what_is_shown_is_within_reach_of_the_rounds_that_there_were(world: Worl
         _ = outcome.ok() if fits else outcome.refused("InvariantBroken")
 
 
-def test_nobody_has_a_word_in_cooldown_that_has_not_shown_its_levels(run: Scenario) -> None:
+def test_member_without_shown_levels_in_cooldown_is_refused(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.finish_rounds()
     run.join(7).ok()
@@ -171,7 +170,7 @@ def test_nobody_has_a_word_in_cooldown_that_has_not_shown_its_levels(run: Scenar
     run.join(8).refused("InvariantBroken")
 
 
-def test_nobody_has_delivered_in_a_warm_up_or_is_there_without_an_epoch(run: Scenario) -> None:
+def test_delivery_in_warmup_or_presence_while_waiting_is_refused(run: Scenario) -> None:
     run.join(7).ok()
     record = run.world.record("Members", "test")
     record["healthy"] = b"\x01" + bytes(31)
@@ -200,7 +199,8 @@ def test_instructions_that_see_no_witnesses_look_at_the_members(run: Scenario) -
     run.train([0, 1, 2])
     run.join(5).ok()
     run.by(5, "leave_run").ok()
-    state, members = run.world.record("Run", "test"), run.world.record("Members", "test")
+    state = run.world.record("Run", "test")
+    members = run.world.record("Members", "test")
     state["began"] = bytes(32)  # while three are in its epoch
     members["forfeited"] = b"\x02" + bytes(31)
     run.world.store("Run", "test", state)
@@ -239,8 +239,8 @@ def _ejected(run: Scenario) -> None:
 
 def _one_absent(run: Scenario) -> None:
     run.train(range(5))
-    run.everyone_witnesses()
-    run.everyone_witnesses(range(4), participation=0b01111)
+    run.witness_round()
+    run.witness_round(range(4), participation=0b01111)
     run.world.advance(6)
     run.tick().ok()
 
@@ -250,7 +250,7 @@ def _with_verifiers(run: Scenario) -> None:
     run.configure(verification_percent=50).ok()
     run.owner("set_paused", False).ok()
     run.train(range(6))
-    run.everyone_witnesses()
+    run.witness_round()
 
 
 def _verify(run: Scenario) -> Outcome:
@@ -332,8 +332,8 @@ def test_no_instruction_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_every_instruction_that_changes_a_run_ends_with_the_check(run: Scenario, name: str) -> None:
-    """It is taken, but for what is broken."""
+def test_each_changing_instruction_ends_with_the_invariant_check(run: Scenario, name: str) -> None:
+    """Refuse the instruction only while the run breaks the invariant."""
     prepare, send = CHANGING[name]
     prepare(run)
     for lost in (1, 0):

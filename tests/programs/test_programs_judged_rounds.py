@@ -17,11 +17,12 @@ from aftermath.rules import bitmap
 from aftermath.rules.run import Round
 from aftermath.rules.state import Alone
 from programs.harness import World
-from programs.laps import Lap, Seat, Vote
+from programs.oracle_records import OracleRound, Seat, Vote
 from programs.scenario import Scenario
 from programs.transitions import Transitions
 
-LEVELS, ROUNDS = 3, 5
+LEVELS = 3
+ROUNDS = 5
 # members, and the witnesses that the config asks for
 SIZES = ((10, 3), (10, 3), (24, 12), (40, 0), (96, 0))
 ACCOUNTS = ("run", "model", "members", "witnesses")
@@ -35,10 +36,10 @@ ACCOUNTS = ("run", "model", "members", "witnesses")
         pytest.param(2, 400, marks=pytest.mark.nightly),
     ],
 )
-def test_who_is_counted_as_having_delivered_is_whom_the_oracle_counts(
-    seed: int, states: int
-) -> None:
-    rng, runs, seen = random.Random(seed), _Runs(), Counter[str]()
+def test_counted_deliveries_equal_the_oracles(seed: int, states: int) -> None:
+    rng = random.Random(seed)
+    runs = _Runs()
+    seen = Counter[str]()
     for _ in range(states):
         _Rounds(runs.drawn(rng), rng, seen).play()
     assert min(seen[kind] for kind in ("up", "down", "thin")) > 0, seen
@@ -52,7 +53,8 @@ class _Runs:
         self.begun = cache(self._begun)
 
     def _begun(self, count: int, nodes: int) -> tuple[Scenario, dict[Pubkey, Account | None]]:
-        run, least = Scenario(self.world, f"run {count} {nodes}", tiers=LEVELS), max(nodes, 3)
+        run = Scenario(self.world, f"run {count} {nodes}", tiers=LEVELS)
+        least = max(nodes, 3)
         run.create().ok()
         run.configure(
             init_min_clients=count,
@@ -68,17 +70,18 @@ class _Runs:
         }
 
     def drawn(self, rng: random.Random) -> Scenario:
-        """A run whose members have any tiers, some of them rare, and have shown them before or not."""
+        """A run whose members have any tiers, some of them rare, and have shown
+        them before or not.
+        """
         size = rng.choice(SIZES)
         run, accounts = self.begun(*size)
         for key, account in accounts.items():
             assert account is not None
             self.world.set_account(key, account)
-        members, state = (
-            self.world.record("Members", run.run_id),
-            self.world.record("Run", run.run_id),
-        )
-        rare, seats = rng.choice([0.1, 0.3, 0.5]), range(size[0])
+        members = self.world.record("Members", run.run_id)
+        state = self.world.record("Run", run.run_id)
+        rare = rng.choice([0.1, 0.3, 0.5])
+        seats = range(size[0])
         tiers = [rng.randrange(LEVELS - 1) if rng.random() < rare else LEVELS - 1 for _ in seats]
         members["seats"][0]["tier"][: len(seats)] = tiers
         judges = [seat for seat in seats if rng.random() < 0.5] if rng.random() < 0.5 else []
@@ -93,19 +96,20 @@ class _Runs:
 
 
 class _Rounds:
-    """Those of one state: some members leave, some are silent, and some holders of a rare tier say
-    that others gave them nothing.
+    """Play the rounds of one state.
+
+    Some members leave, some are silent, and some holders of a rare tier deny the results of others.
     """
 
     def __init__(self, run: Scenario, rng: random.Random, seen: Counter[str]) -> None:
-        self.run, self.rng, self.seen = run, rng, seen
+        self.run = run
+        self.rng = rng
+        self.seen = seen
         self.count = run.run.current.clients
-        self.denied, self.deny = (
-            set(rng.sample(range(self.count), self.count // 3)),
-            rng.choice([0.2, 0.6, 1.0]),
-        )
+        self.denied = set(rng.sample(range(self.count), self.count // 3))
+        self.deny = rng.choice([0.2, 0.6, 1.0])
         self.votes: dict[int, list[Vote]] = {}
-        """By the height of the round in which they were given."""
+        """The votes by the height of their round."""
 
     def play(self) -> None:
         for height in range(ROUNDS):
@@ -122,11 +126,10 @@ class _Rounds:
 
     def _attest(self, height: int) -> None:
         """At the first vote of the running round the round before it is counted."""
-        elected, said = self.run.elected(), self.votes.setdefault(height, [])
-        owing, silent = (
-            set(bitmap.seats(self.run.owing())),
-            self.rng.choice([0, 0, len(elected) // 4]),
-        )
+        elected = self.run.elected()
+        said = self.votes.setdefault(height, [])
+        owing = set(bitmap.seats(self.run.owing()))
+        silent = self.rng.choice([0, 0, len(elected) // 4])
         for index in self.rng.sample(elected, len(elected) - silent):
             seat = self.run.seat_of(index)
             denies = (
@@ -153,31 +156,32 @@ class _Rounds:
         """What each member has shown, as the oracle says, once the round before the running one is
         counted.
         """
-        state, members = self.run.run, self.run.members
+        state = self.run.run
+        members = self.run.members
         oracle = Transitions(state.config, LEVELS, self.run.world.now)
         for number, one in enumerate(members.seats[: self.count]):
             shown = members.shown[number]
             oracle.members.append(
                 Seat(number, one.tier, state=one.state, exited=one.exited_height, shown=shown)
             )
-        oracle.judges, oracle.began, oracle.known_levels = (
-            members.judges,
-            state.current.began,
-            state.levels_established,
-        )
+        oracle.judges = members.judges
+        oracle.began = state.current.began
+        oracle.known_levels = state.levels_established
         stored = [state.round(height) for height in range(state.current.height + 1)]
-        oracle.laps = [self._lap(one) for one in stored if one is not None]
-        closed = oracle.laps[-2]
+        oracle.rounds = [self._oracle_round(one) for one in stored if one is not None]
+        closed = oracle.rounds[-2]
         self.seen["thin"] += bool(closed.counts and oracle._had_by_all(closed))
         oracle.judge()
         return [one.shown for one in oracle.members]
 
-    def _lap(self, round: Round) -> Lap:
+    def _oracle_round(self, round: Round) -> OracleRound:
         rounds = self.run.world.record("Run", self.run.run_id)["rounds"][0]
         made = bool(rounds[self.run.run.ring(round.height)]["made_step"])
-        lap = Lap(
+        entry = OracleRound(
             round.height, round.step, round.began, round.roster, round.elected, seed=round.seed
         )
-        lap.established = round.established is not Alone.NOTHING
-        lap.votes, lap.attested, lap.counts = self.votes.get(round.height, []), round.attested, made
-        return lap
+        entry.established = round.established is not Alone.NOTHING
+        entry.votes = self.votes.get(round.height, [])
+        entry.attested = round.attested
+        entry.counts = made
+        return entry

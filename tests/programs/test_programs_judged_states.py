@@ -30,7 +30,8 @@ def test_cooldown_committees_and_results_match_the_client(seed: int, states: int
 
 def walk(seed: object, states: int) -> Counter[str]:
     """Draw `states` random states. Return how many had which kind, and the most compute units."""
-    cooldowns, seen = Cooldowns(seed), Counter[str]()
+    cooldowns = Cooldowns(seed)
+    seen = Counter[str]()
     for number in range(states):
         drawn = cooldowns.draw()
         _one(cooldowns, drawn, f"state {number} of seed {seed}", seen)
@@ -67,7 +68,8 @@ def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> 
 
 def _speak(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
     """Some or all of those who may say something, and some others; most of them the truth."""
-    rng, speakers = cooldowns.rng, drawn.speakers()
+    rng = cooldowns.rng
+    speakers = drawn.speakers()
     asked = rng.sample(
         speakers, len(speakers) if rng.random() < 0.3 else min(len(speakers), rng.randint(0, 5))
     )
@@ -80,7 +82,8 @@ def _speak(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -
         told = {
             level: (b"t" if rng.random() < honest else b"f") * 31 + bytes([level]) for level in of
         }
-        outcome, expected = cooldowns.attest(drawn, seat, told), drawn.state(seat, told)
+        outcome = cooldowns.attest(drawn, seat, told)
+        expected = drawn.state(seat, told)
         assert outcome.error == expected, (
             f"{where}: seat {seat} is answered {outcome.error}, not {expected}"
         )

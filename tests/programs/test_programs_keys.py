@@ -43,7 +43,8 @@ def test_new_addresses_are_everywhere(checkout: Path) -> None:
     old = addresses(checkout)
     done = new_ids(checkout, "--sources-only", "--json")
     assert done.returncode == 0, done.stderr
-    told, new = json.loads(done.stdout), addresses(checkout)
+    told = json.loads(done.stdout)
+    new = addresses(checkout)
     assert {name: told[name] for name in PROGRAMS} == new
     assert not set(new.values()) & set(old.values())
     places = {

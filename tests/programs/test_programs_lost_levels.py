@@ -58,7 +58,7 @@ def _begin(run: Scenario, *indices: int, wait: int = 36) -> Any:
     return run.run
 
 
-def test_a_level_that_nobody_of_the_epoch_holds_goes_back_to_the_durable_copy(
+def test_level_without_holder_in_the_epoch_reverts_to_checkpoint(
     ended: Scenario,
 ) -> None:
     run = _begin(ended, 1, 2)
@@ -76,7 +76,7 @@ def test_two_lost_levels_go_back_together(ended: Scenario) -> None:
     assert (run.levels_lost, run.level_hashes) == (0b011, (OLD[0], OLD[1], NEW[2]))
 
 
-def test_a_level_without_known_durable_hash_is_vouched_for_by_nobody(ended: Scenario) -> None:
+def test_lost_level_without_durable_hash_is_unattested(ended: Scenario) -> None:
     record = ended.world.record("Model", "test")
     for level in range(3):
         record["checkpoint_hashes"][0][level] = bytes(32)
@@ -101,13 +101,13 @@ def test_a_holder_that_is_there_keeps_its_levels(ended: Scenario) -> None:
     assert (run.levels_lost, run.level_hashes) == (0, tuple(NEW.values()))
 
 
-def test_a_holder_that_was_restarted_holds_nothing_and_is_not_waited_for(ended: Scenario) -> None:
+def test_restarted_holder_without_state_is_not_waited_for(ended: Scenario) -> None:
     ended.join(0, tier=0, stateless=True).ok()
     run = _begin(ended, 1, 2, wait=6)
     assert (run.levels_lost, run.current.roster, run.level_hashes[0]) == (0b001, 0b111, OLD[0])
 
 
-def test_absent_holders_of_a_newer_level_get_the_time_of_a_warm_up(ended: Scenario) -> None:
+def test_absent_holders_of_a_newer_level_get_the_warmup_time(ended: Scenario) -> None:
     for index in (1, 2):
         ended.join(index, tier=index).ok()
     deadline = next_deadline(ended.run, ended.members, ended.model)
@@ -181,7 +181,7 @@ def _lose(run: Scenario) -> None:
         run.by(index, "leave_run").ok()
 
 
-def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: Scenario) -> None:
+def test_all_levels_lost_revert_to_the_durable_checkpoint(ended: Scenario) -> None:
     _lose(ended)
     run = _begin(ended, 3, 4, wait=HOLDERS_WAIT)
     assert (run.model_source, run.levels_lost, run.level_hashes) == (
@@ -192,7 +192,7 @@ def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: S
 
 
 @pytest.mark.parametrize("durable", [{}, OLD])
-def test_a_level_is_lost_also_if_its_last_holder_left_while_it_was_trained(
+def test_level_whose_last_holder_left_in_training_is_lost(
     world: World, durable: Mapping[int, bytes]
 ) -> None:
     run = Scenario(world).start(rounds_per_epoch=4, init_min_clients=2)
@@ -210,7 +210,7 @@ def test_a_level_is_lost_also_if_its_last_holder_left_while_it_was_trained(
     world.advance(31)
     run.tick().ok()
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(0, "leave_run").ok()
     run.finish_rounds()
     for index in (1, 2):
@@ -223,7 +223,7 @@ def test_a_level_is_lost_also_if_its_last_holder_left_while_it_was_trained(
     assert (state.levels_lost, state.level_hashes[0]) == (0b001, durable.get(0, bytes(32)))
 
 
-def test_a_level_stays_lost_if_its_unattested_holder_comes_back_without_a_replica(
+def test_level_stays_lost_if_its_holder_returns_without_replica(
     world: World,
 ) -> None:
     ended = _trained(world, {}, attesting=(1, 2))
@@ -231,7 +231,7 @@ def test_a_level_stays_lost_if_its_unattested_holder_comes_back_without_a_replic
     assert _begin(ended, 1, 2).levels_lost == 0b001
 
 
-def test_after_an_outage_holders_have_their_time_from_when_enough_are_back(ended: Scenario) -> None:
+def test_holders_wait_starts_when_enough_members_are_back(ended: Scenario) -> None:
     ended.world.advance(1000)
     ended.join(1, tier=1).ok()
     ended.join(2, tier=2).ok()

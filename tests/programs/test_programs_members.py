@@ -49,9 +49,9 @@ def test_the_gates_of_a_join(world: World, name: str, change: dict[str, Any]) ->
     scenario.join(0, client_version="v1").ok()
 
 
-def test_nobody_keeps_another_one_out_by_taking_its_peer_key_first(run: Scenario) -> None:
-    """A key is public before it is on chain. Who may speak for it, peers are shown by its owner's
-    signature.
+def test_taken_peer_key_does_not_keep_its_owner_out(run: Scenario) -> None:
+    """A peer key is public before it is on chain. Its owner proves to peers by a signature which
+    member speaks for it.
     """
     run.join(1, p2p=b"k" * 32).ok()
     run.join(0, p2p=b"k" * 32).ok()
@@ -101,10 +101,11 @@ def test_permission_comes_from_the_join_authority_only(world: World) -> None:
     run.by(1, "join_run", params, accounts={"authorization": forged}).refused("IllegalOwner")
 
 
-def test_an_authorization_for_one_run_admits_to_no_other_of_the_same_authority(
+def test_authorization_admits_to_one_run_of_the_authority_only(
     world: World,
 ) -> None:
-    one, two = Scenario(world, "one"), Scenario(world, "two")
+    one = Scenario(world, "one")
+    two = Scenario(world, "two")
     for run in (one, two):
         run.create().ok()
         run.configure().ok()
@@ -154,7 +155,9 @@ def _fill(run: Scenario, **fields: Any) -> Any:
     for index in range(256):
         seats[index]["signer"] = bytes(member(1000 + index).pubkey())
         seats[index]["p2p"] = bytes(member(1000 + index).pubkey())
-    seats["used"], seats["weight"], seats["declared"] = 1, 1, 1
+    seats["used"] = 1
+    seats["weight"] = 1
+    seats["declared"] = 1
     for name, value in fields.items():
         seats[name] = value
     run.world.store("Members", "test", record)
@@ -203,7 +206,7 @@ def test_the_seat_of_a_finisher_is_the_last_to_go(run: Scenario) -> None:
     assert run.seat_of(1) == 0
 
 
-def test_those_who_hold_the_model_keep_their_seats_while_they_are_awaited(run: Scenario) -> None:
+def test_model_holders_keep_their_seats_while_the_run_waits(run: Scenario) -> None:
     _fill(run, points=0, last_epoch=3)
     _finished(run, b"\xff" * 32, model_source=1, state_started_at=run.world.now)
     run.world.advance(34)
@@ -234,9 +237,9 @@ def test_leaving_needs_a_place(run: Scenario) -> None:
     run.by(0, "leave_run").refused("NotAMember")
 
 
-def test_leaving_in_training_withdraws_and_may_be_undone_for_the_next_epoch(run: Scenario) -> None:
+def test_leave_in_training_can_be_undone_for_the_next_epoch(run: Scenario) -> None:
     run.train([0, 1, 2], weight=10)
-    run.everyone_witnesses()
+    run.witness_round()
     run.join(0, weight=99).ok()  # healthy: only a wish for the next epoch
     assert (run.members.seats[0].weight, run.members.seats[0].pending) == (10, True)
     run.by(0, "leave_run").ok()
@@ -253,7 +256,7 @@ def test_leaving_in_training_withdraws_and_may_be_undone_for_the_next_epoch(run:
     )
 
 
-def test_a_stateless_member_leaves_the_running_epoch_and_the_finishers(run: Scenario) -> None:
+def test_stateless_rejoin_leaves_the_epoch_and_the_finishers(run: Scenario) -> None:
     run.train([0, 1, 2])
     state = run.world.record("Run", "test")
     state["finishers"][0] = b"\x07" + bytes(31)
@@ -275,7 +278,7 @@ def test_a_warm_up_that_loses_its_members_is_given_up_at_once(run: Scenario) -> 
     assert (run.members.pending, run.run.step, run.run.data_index) == (0b100, 1, 0)
 
 
-def test_permission_for_everyone_is_an_authorization_of_the_default_key(run: Scenario) -> None:
+def test_authorization_of_the_default_key_admits_everyone(run: Scenario) -> None:
     key = authorization_address(run.grantor.pubkey(), EVERYONE)
     keys = {"grantor": run.grantor.pubkey(), "authorization": key}
     run.join(0).ok()

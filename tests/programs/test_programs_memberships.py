@@ -123,7 +123,7 @@ def test_nobody_pays_more_than_it_agreed_to(bonded: Scenario) -> None:
     bonded.enroll(0, most=BOND).ok()
 
 
-def test_who_has_paid_less_than_the_run_asks_for_now_pays_the_rest(bonded: Scenario) -> None:
+def test_member_pays_the_rest_of_a_raised_bond(bonded: Scenario) -> None:
     bonded.join(0).ok()
     bonded.owner("set_paused", True).ok()
     bonded.configure(join_bond=2 * BOND).ok()
@@ -181,12 +181,11 @@ def test_the_bond_of_who_is_convicted_after_it_left_is_destroyed(bonded: Scenari
     bonded.by(LIAR, "leave_run").ok()
     convict(bonded)
     end_epoch(bonded)
-    before, burnt, owner = (
-        held(bonded, LIAR),
-        bonded.world.lamports(INCINERATOR),
-        bonded.authority.pubkey(),
-    )
-    owned, returned = bonded.world.lamports(owner), rent(bonded)
+    before = held(bonded, LIAR)
+    burnt = bonded.world.lamports(INCINERATOR)
+    owner = bonded.authority.pubkey()
+    owned = bonded.world.lamports(owner)
+    returned = rent(bonded)
     withdraw(bonded, LIAR).ok()
     assert held(bonded, LIAR) - before == returned
     assert bonded.world.lamports(INCINERATOR) - burnt == BOND
@@ -211,7 +210,7 @@ def test_anybody_has_a_forfeited_bond_destroyed_at_once(bonded: Scenario) -> Non
     bonded.settle(9).refused("AccountDataTooSmall")
 
 
-def test_who_was_ejected_loses_its_place_in_the_line_and_pays_again(bonded: Scenario) -> None:
+def test_ejected_member_loses_its_queue_place_and_pays_again(bonded: Scenario) -> None:
     begin(bonded)
     bonded.join(LIAR).ok()  # it waits for the next epoch
     convict(bonded)
@@ -239,7 +238,8 @@ def test_an_eviction_does_not_wash_a_forfeited_bond(bonded: Scenario) -> None:
     bonded.enroll(9).ok()
     bonded.by(9, "join_run", JOIN, accounts=loser).ok()
     assert bonded.members.forfeited == 0
-    before, returned = held(bonded, LIAR), rent(bonded)
+    before = held(bonded, LIAR)
+    returned = rent(bonded)
     withdraw(bonded, LIAR).ok()
     assert held(bonded, LIAR) - before == returned
 
@@ -251,7 +251,9 @@ def fill(run: Scenario, but: int | None = None) -> None:
     for index in range(256):
         if not seats["used"][index]:
             seats["signer"][index] = bytes(member(1000 + index).pubkey())
-    seats["used"], seats["declared"], seats["pending"] = 1, 1, 1
+    seats["used"] = 1
+    seats["declared"] = 1
+    seats["pending"] = 1
     if but is not None:
         seats["pending"][run.seat_of(but)] = 0
     run.world.store("Members", run.run_id, record)
@@ -262,7 +264,8 @@ def test_points_survive_the_loss_of_a_seat(bonded: Scenario) -> None:
     bonded.join(3).ok()
     bonded.by(3, "leave_run").ok()
     record = bonded.world.record("Members", "test")
-    record["seats"][0]["points"][0], record["seats"][0]["slashed"][0] = 70, 7
+    record["seats"][0]["points"][0] = 70
+    record["seats"][0]["slashed"][0] = 7
     bonded.world.store("Members", "test", record)
     fill(bonded, but=3)
     bonded.join(0).ok()
@@ -338,7 +341,8 @@ def test_what_was_delivered_of_what_was_due_is_written_down(world: World) -> Non
         for _ in range(2):  # counted once
             run.settle(0).ok()
             run.settle(2).ok()
-        one, two = run.membership(0), run.membership(2)
+        one = run.membership(0)
+        two = run.membership(2)
         assert one is not None
         assert two is not None
         assert (one.delivered, one.due, two.delivered, two.due) == (
@@ -366,7 +370,7 @@ def test_member_of_an_abandoned_attempt_owes_nothing(world: World) -> None:
 
 
 # ---- a run that ends
-def test_a_closed_run_owes_its_members_their_bonds_and_the_ejected_nothing(
+def test_closed_run_refunds_bonds_except_of_ejected_members(
     bonded: Scenario,
 ) -> None:
     begin(bonded)
@@ -385,12 +389,13 @@ def test_a_closed_run_owes_its_members_their_bonds_and_the_ejected_nothing(
         assert held(bonded, index) - before == cost + (0 if index == LIAR else BOND)
 
 
-def test_another_run_of_the_same_name_has_nothing_to_do_with_the_first_ones_members(
+def test_reused_run_name_ignores_memberships_of_the_closed_run(
     bonded: Scenario,
 ) -> None:
     bonded.join(0).ok()
     kick(bonded, 4, barred=True).ok()
-    old, created = key(bonded, 0), bonded.run.created
+    old = key(bonded, 0)
+    created = bonded.run.created
     bonded.owner("set_paused", True).ok()
     bonded.owner("close_run").ok()
     bonded.world.advance(1)
@@ -414,7 +419,9 @@ def test_another_run_of_the_same_name_has_nothing_to_do_with_the_first_ones_memb
 
 # ---- bars
 def test_a_bar_takes_no_seat_and_its_rent_comes_back(bonded: Scenario) -> None:
-    """The exploit: every bar of a wallet that never came took a seat that nobody else could have."""
+    """The exploit: every bar of a wallet that never came took a seat that
+    nobody else could have.
+    """
     owner = bonded.authority.pubkey()
     before = bonded.world.lamports(owner)
     kick(bonded, 9, barred=False).refused("NotAMember")
@@ -450,9 +457,10 @@ def test_a_bar_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) 
     bonded.join(0).ok()
 
 
-def test_the_rent_of_a_bar_that_a_closed_run_left_goes_to_who_paid_it(bonded: Scenario) -> None:
+def test_rent_of_a_closed_runs_bar_returns_to_its_payer(bonded: Scenario) -> None:
     kick(bonded, 9, barred=True).ok()
-    own, owner = key(bonded, 9), bonded.authority.pubkey()
+    own = key(bonded, 9)
+    owner = bonded.authority.pubkey()
     bonded.owner("set_paused", True).ok()
     bonded.owner("close_run").ok()
     keys = {"membership": own, "evicted": own, "sponsor": owner}
@@ -464,13 +472,14 @@ def test_the_rent_of_a_bar_that_a_closed_run_left_goes_to_who_paid_it(bonded: Sc
 
 
 # ---- forged accounts
-def test_only_the_owner_of_a_membership_withdraws_it_and_only_to_the_right_places(
+def test_membership_withdrawal_to_or_by_others_is_refused(
     bonded: Scenario,
 ) -> None:
     bonded.join(0).ok()
     bonded.by(0, "leave_run").ok()
     bonded.enroll(1).ok()
-    own, other = key(bonded, 0), Scenario(bonded.world, "other")
+    own = key(bonded, 0)
+    other = Scenario(bonded.world, "other")
     other.create().ok()
     forged = Keypair().pubkey()
     bonded.world.put(forged, bonded.world.data(own))
@@ -506,10 +515,12 @@ def test_only_the_owner_of_a_membership_withdraws_it_and_only_to_the_right_place
 def test_nobody_joins_with_anothers_membership(bonded: Scenario) -> None:
     for index in (0, 1):
         bonded.enroll(index).ok()
-    own, other = key(bonded, 0), Scenario(bonded.world, "other")
+    own = key(bonded, 0)
+    other = Scenario(bonded.world, "other")
     other.create().ok()
     other.enroll(0).ok()
-    forged, alien = Keypair().pubkey(), Keypair().pubkey()
+    forged = Keypair().pubkey()
+    alien = Keypair().pubkey()
     bonded.world.put(forged, bonded.world.data(own))
     bonded.world.put(alien, bonded.world.data(own), owner=Pubkey.from_string("E" * 44))
     for wrong, refusal in (
@@ -554,7 +565,9 @@ def test_settling_takes_the_membership_of_this_run(bonded: Scenario) -> None:
 
 
 def test_an_address_is_of_one_wallet_one_run_and_one_creation(bonded: Scenario) -> None:
-    wallet, run, created = member(0).pubkey(), bonded.accounts["run"], bonded.run.created
+    wallet = member(0).pubkey()
+    run = bonded.accounts["run"]
+    created = bonded.run.created
     bonded.enroll(0).ok()
     found = bonded.membership(0)
     assert found is not None
@@ -564,7 +577,7 @@ def test_an_address_is_of_one_wallet_one_run_and_one_creation(bonded: Scenario) 
     assert bonded.world.svm.get_account(key(bonded, 0)).owner == PROGRAM  # type: ignore[union-attr]
 
 
-def test_no_ejected_member_is_in_an_epoch_with_a_bond_that_it_lost(bonded: Scenario) -> None:
+def test_ejected_member_with_lost_bond_is_in_no_epoch(bonded: Scenario) -> None:
     begin(bonded)
     record = bonded.world.record("Members", "test")
     record["forfeited"][0] = b"\x01" + bytes(31)

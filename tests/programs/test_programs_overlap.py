@@ -31,7 +31,7 @@ def _time_up(run: Scenario) -> None:
 def test_a_round_is_attested_by_its_own_witnesses(run: Scenario) -> None:
     run.witness(0, participation=0b1000).refused("BadParticipation")
     run.witness(0, participation=ALL).ok()  # in round 0 already
-    run.everyone_witnesses([1, 2], participation=ALL)
+    run.witness_round([1, 2], participation=ALL)
     state = run.run
     assert (state.current.height, state.rounds[0].attested, state.current.redo) == (1, ALL, ())
     assert (state.step, state.data_index) == (2, 96)
@@ -39,10 +39,10 @@ def test_a_round_is_attested_by_its_own_witnesses(run: Scenario) -> None:
 
 def test_only_members_of_the_round_itself_can_be_attested(run: Scenario) -> None:
     run.by(2, "leave_run").ok()
-    run.everyone_witnesses([0, 1], participation=ALL)  # it had delivered before it left
+    run.witness_round([0, 1], participation=ALL)  # it had delivered before it left
     state = run.run
     assert (state.rounds[0].attested, state.current.roster) == (ALL, ALL)
-    run.everyone_witnesses([0, 1], participation=0b011)
+    run.witness_round([0, 1], participation=0b011)
     assert run.run.current.roster == 0b011
     run.witness(0, participation=ALL).refused("BadParticipation")
     run.witness(0, participation=0b011).ok()
@@ -50,7 +50,7 @@ def test_only_members_of_the_round_itself_can_be_attested(run: Scenario) -> None
 
 def test_what_no_quorum_holds_is_trained_again_in_the_next_round(run: Scenario) -> None:
     first = run.run.current
-    run.everyone_witnesses(participation=0b011)
+    run.witness_round(participation=0b011)
     state = run.run
     shares = assignment.assign(first, run.members, 0)
     redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
@@ -65,19 +65,19 @@ def test_what_no_quorum_holds_is_trained_again_in_the_next_round(run: Scenario) 
 
 def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None:
     run.by(0, "health_check", run.names([2])).refused("StaleHeight")
-    run.everyone_witnesses(participation=0b011)
+    run.witness_round(participation=0b011)
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
     run.by(0, "health_check", run.names([2])).ok()
     seat = run.members.seats[2]
     assert (seat.state, seat.exited_height) == (MemberState.DROPPED, 1)
-    run.everyone_witnesses([0, 1])
+    run.witness_round([0, 1])
     assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
 
 
 def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
-    run.everyone_witnesses([0])
-    run.everyone_witnesses([1], participation=0)
+    run.witness_round([0])
+    run.witness_round([1], participation=0)
     run.world.advance(6)
     run.tick().ok()
     assert (run.run.current.height, run.run.rounds[0].attested) == (1, 0)
@@ -96,9 +96,9 @@ def test_an_epoch_ends_without_a_drain_round(
     world: World, reason: ExitReason, config: dict[str, int]
 ) -> None:
     run = Scenario(world).start(overlap=0, **config).train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     world.advance(2)
-    run.everyone_witnesses()
+    run.witness_round()
     state = run.run
     assert (state.state, state.exit_reason, state.draining) == (RunState.COOLDOWN, reason, False)
     assert (state.current.height, state.current.attested, state.step, state.data_index) == (
@@ -113,7 +113,7 @@ def test_an_epoch_ends_without_a_drain_round(
 def test_a_pause_ends_the_epoch_with_the_running_round(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.owner("set_paused", True).ok()
-    run.everyone_witnesses()
+    run.witness_round()
     assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.PAUSE)
     hashes = {level: bytes([level + 1]) * 32 for level in range(3)}
     for index in (0, 1, 2):
@@ -126,7 +126,7 @@ def test_a_pause_ends_the_epoch_with_the_running_round(run: Scenario) -> None:
 
 
 def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> None:
-    run.everyone_witnesses()
+    run.witness_round()
     run.witness(0).ok()
     _time_up(run)
     state = run.run
@@ -141,11 +141,11 @@ def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> N
     )
 
 
-def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(
+def test_unwitnessed_round_ends_epoch_and_returns_its_data_once(
     run: Scenario,
 ) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
-    run.everyone_witnesses()
+    run.witness_round()
     _time_up(run)
     state = run.run
     assert (state.state, state.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
@@ -158,7 +158,7 @@ def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(
 
 
 def test_a_run_that_everybody_left_goes_to_cooldown(run: Scenario) -> None:
-    run.everyone_witnesses([0, 1])
+    run.witness_round([0, 1])
     for index in range(3):
         run.by(index, "leave_run").ok()
     state = run.run
@@ -178,11 +178,11 @@ def test_who_stays_to_the_last_round_is_paid(world: World) -> None:
 @pytest.mark.parametrize(
     ("overlap", "rounds", "changed"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)]
 )
-def test_a_level_may_have_changed_once_its_holder_has_applied_results(
+def test_level_is_unattested_once_its_holder_applied_results(
     world: World, overlap: int, rounds: int, changed: int
 ) -> None:
-    """The only holder of level 0 leaves after some rounds: results of round 0 are applied in round
-    1, or in round 2.
+    """The only holder of level 0 leaves after some rounds. It applies the results of round 0 in
+    round 1, or in round 2.
     """
     run = Scenario(world).start(overlap=overlap, rounds_per_epoch=4)
     for index in range(3):
@@ -192,7 +192,7 @@ def test_a_level_may_have_changed_once_its_holder_has_applied_results(
     world.advance(31)
     run.tick().ok()
     for _ in range(rounds):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(0, "leave_run").ok()
     run.finish_rounds()
     state = run.run
@@ -202,14 +202,14 @@ def test_a_level_may_have_changed_once_its_holder_has_applied_results(
 def test_verdicts_about_the_last_round_are_taken_in_cooldown(world: World) -> None:
     run = Scenario(world).start(overlap=0, verification_percent=50, rounds_per_epoch=2)
     run.train(range(6))
-    run.everyone_witnesses()
+    run.witness_round()
     last = run.run.current
     roles = committee.roles(last, 50)
     verifiers = [seat for seat, role in roles.items() if role is Committee.VERIFIER]
     target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
     # it is not due yet
     run.by(verifiers[0], "verify", verifiers[0], last.height, target, True).refused("StaleHeight")
-    run.everyone_witnesses()
+    run.witness_round()
     assert run.run.state is RunState.COOLDOWN
     for seat in verifiers:
         run.by(seat, "verify", seat, last.height, target, True).ok()
@@ -221,7 +221,7 @@ def test_with_overlap_the_current_round_is_never_judged(world: World) -> None:
     """In cooldown it is the drain round, or one whose results nobody attests."""
     run = Scenario(world).start(verification_percent=50)
     run.train(range(6))
-    run.everyone_witnesses()
+    run.witness_round()
     _time_up(run)
     last = run.run.current
     assert (run.run.state, last.batch) == (RunState.COOLDOWN, 48)
@@ -234,7 +234,7 @@ def test_with_overlap_the_current_round_is_never_judged(world: World) -> None:
 def test_the_overlap_may_change_between_epochs(run: Scenario) -> None:
     run.configure(overlap=1).refused("NotHalted")
     run.owner("set_paused", True).ok()
-    run.everyone_witnesses()
+    run.witness_round()
     run.world.advance(31)
     run.tick().ok()
     run.configure(overlap=1).ok()
@@ -242,5 +242,5 @@ def test_the_overlap_may_change_between_epochs(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.witness(0, participation=1).refused("BadParticipation")
     run.owner("set_paused", True).ok()
-    run.everyone_witnesses()
+    run.witness_round()
     assert (run.run.draining, run.run.current.height) == (True, 1)

@@ -17,7 +17,8 @@ from programs.scenario import CONFIG, SCHEMA, Scenario, model_params
 def test_a_run_is_created_in_one_transaction(world: World) -> None:
     scenario = Scenario(world)
     scenario.create("v1").ok()
-    run, model = scenario.run, scenario.model
+    run = scenario.run
+    model = scenario.model
     assert run.state is RunState.UNINITIALIZED
     assert (run.run_id, run.seq, run.version) == ("test", 1, VERSION)
     assert run.main_authority == bytes(scenario.authority.pubkey())
@@ -56,7 +57,7 @@ def test_a_run_cannot_be_created_twice(run: Scenario) -> None:
     assert run.world.data(run.accounts["run"]) == before
 
 
-def test_an_address_that_already_holds_money_is_created_all_the_same(world: World) -> None:
+def test_create_accepts_addresses_that_hold_lamports(world: World) -> None:
     scenario = Scenario(world)
     for name in ("run", "members"):
         world.airdrop(scenario.accounts[name], 1_000_000)
@@ -84,7 +85,8 @@ def test_update_stores_every_part(world: World) -> None:
     about = {"name": "N" * 64, "description": "D" * 280, "num_parameters": 7, "vocab_size": 9}
     progress = {"epoch": 3, "step": 5, "data_index": 77}
     scenario.update(metadata=about, progress=progress).ok()
-    run, model = scenario.run, scenario.model
+    run = scenario.run
+    model = scenario.model
     assert (run.config.epoch_time, run.config.verification_percent, run.config.max_seq_len) == (
         600,
         10,
@@ -160,9 +162,11 @@ def _other_checkpoint() -> dict[str, Any]:
 
 def test_a_new_checkpoint_or_schema_forgets_the_old_hashes(run: Scenario) -> None:
     run.owner("set_paused", True).ok()
-    model, state = run.world.record("Model", "test"), run.world.record("Run", "test")
+    model = run.world.record("Model", "test")
+    state = run.world.record("Run", "test")
     model["checkpoint_hashes"][0, :3] = [b"h" * 32] * 3
-    model["checkpoint_step"][0], state["step"][0] = 50, 60
+    model["checkpoint_step"][0] = 50
+    state["step"][0] = 60
     run.world.store("Model", "test", model)
     run.world.store("Run", "test", state)
     run.update(model=model_params(), use_durable=True).ok()  # the same checkpoint
@@ -266,7 +270,8 @@ def test_a_counter_at_its_end_is_an_error_and_no_panic(run: Scenario, counter: s
 
 
 def test_two_runs_do_not_meet(world: World) -> None:
-    first, second = Scenario(world, "one").start(), Scenario(world, "two")
+    first = Scenario(world, "one").start()
+    second = Scenario(world, "two")
     second.create().ok()
     second.configure().ok()
     first.owner("set_paused", True, accounts={"members": address("members", "two")}).refused(

@@ -46,8 +46,10 @@ class Walk:
 
     def act(self) -> None:
         """Send one transaction that a client might send. Refusals are fine."""
-        rng, run = self.rng, self.run
-        state, index = run.run, rng.randrange(9)
+        rng = self.rng
+        run = self.run
+        state = run.run
+        index = rng.randrange(9)
         choice = rng.random()
         if choice < 0.85 and state.state.training:
             judged = state.round(state.config.judged(state.current.height))

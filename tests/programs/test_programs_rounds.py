@@ -96,7 +96,7 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.witness(1).refused("SeatMismatch")
 
 
-def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenario) -> None:
+def test_quorum_opens_grace_and_all_witnesses_close_the_round(run: Scenario) -> None:
     run.train([0, 1, 2])
     first = run.run.current
     run.witness(0).ok()
@@ -146,16 +146,16 @@ def test_seeds_change_with_the_seat_hash_and_the_previous_seed(world: World) -> 
     run.train([0, 1, 2])
     seeds = [run.run.current.seed]
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
         seeds.append(run.run.current.seed)
     assert len(set(seeds)) == 4
     other = Scenario(World()).start()
     other.train([0, 1, 2])
     assert other.run.current.seed == seeds[0]  # same history, same seed
     other.world.advance(0)
-    other.everyone_witnesses()
+    other.witness_round()
     assert other.run.current.seed == seeds[1]  # its seat was fixed before
-    other.everyone_witnesses()
+    other.witness_round()
     assert other.run.current.seed != seeds[2]
 
 
@@ -164,15 +164,15 @@ def test_numpy_quotient_after_witness_transactions_is_exact(world: World) -> Non
     run = Scenario(world).start()
     run.train([0, 1, 2])
     for _ in range(3):
-        run.everyone_witnesses()
+        run.witness_round()
         assert np.float64(1.0) // np.float64(1.0) == 1.0
 
 
 def test_untrained_data_is_trained_again(run: Scenario) -> None:
     run.train([0, 1, 2])
     first = run.run.current
-    run.everyone_witnesses()
-    run.everyone_witnesses(participation=0b011)  # nobody holds the result of seat 2
+    run.witness_round()
+    run.witness_round(participation=0b011)  # nobody holds the result of seat 2
     state = run.run
     shares = assignment.assign(first, run.members, 0)
     redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
@@ -190,8 +190,8 @@ def test_untrained_data_is_trained_again(run: Scenario) -> None:
 def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.by(0, "health_check", run.names([2])).refused("StaleHeight")
-    run.everyone_witnesses()
-    run.everyone_witnesses(participation=0b011)
+    run.witness_round()
+    run.witness_round(participation=0b011)
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
     run.by(0, "health_check", run.names([1, 2])).refused("NotUnhealthy")
     run.by(0, "health_check", run.names([])).refused("NotUnhealthy")
@@ -203,15 +203,15 @@ def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
     run.by(0, "health_check", run.names([2])).refused("NotUnhealthy")
     run.by(2, "health_check", run.names([2])).refused("SeatMismatch")
     # nobody else is left to attest: the round closes without a grace
-    run.everyone_witnesses([0, 1])
+    run.witness_round([0, 1])
     assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
 
 
 def test_witnesses_that_are_too_few_are_no_evidence(run: Scenario) -> None:
     """Else one member could drop all others after an outage, and attest the model alone."""
     run.train([0, 1, 2])
-    run.everyone_witnesses()
-    run.everyone_witnesses([1], participation=0)
+    run.witness_round()
+    run.witness_round([1], participation=0)
     run.world.advance(21)
     run.tick().ok()
     run.world.advance(6)
@@ -226,9 +226,9 @@ def test_witnesses_that_are_too_few_are_no_evidence(run: Scenario) -> None:
 
 def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
     run.train([0, 1, 2])
-    run.everyone_witnesses()
-    run.everyone_witnesses([0])
-    run.everyone_witnesses([1], participation=0)
+    run.witness_round()
+    run.witness_round([0])
+    run.witness_round([1], participation=0)
     assert run.run.state is RunState.ROUND_WITNESS
     run.world.advance(6)
     run.tick().ok()
@@ -245,10 +245,10 @@ def test_a_health_check_belongs_to_training(run: Scenario) -> None:
     run.by(0, "health_check", run.names([0])).refused("WrongState")
 
 
-def test_a_round_without_a_witness_ends_the_epoch_and_loses_nothing(run: Scenario) -> None:
+def test_round_without_a_witness_ends_the_epoch_without_loss(run: Scenario) -> None:
     run.owner("set_future_epoch_rates", 300, 0).ok()
     run.train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     run.world.advance(20)
     run.tick().ok()
     assert run.run.state is RunState.ROUND_WITNESS
@@ -277,13 +277,13 @@ def test_an_epoch_ends_with_a_drain_round(
 ) -> None:
     run = Scenario(world).start(**config)
     run.train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     world.advance(2)
-    run.everyone_witnesses()
+    run.witness_round()
     state = run.run
     assert (state.exit_reason, state.draining, state.step) == (reason, True, 2)
     assert (state.current.batch, state.current.height, state.data_index) == (0, 2, 96)
-    run.everyone_witnesses()  # attests round 1, the last with data
+    run.witness_round()  # attests round 1, the last with data
     state = run.run
     assert (state.state, state.current.attested, state.backlog, state.step) == (
         RunState.COOLDOWN,
@@ -304,7 +304,7 @@ def test_an_epoch_ends_after_30_days_at_most(world: World) -> None:
         run.by(index, "withdraw").refused("StillBound")
     world.advance(30 * 24 * 60 * 60)
     for _ in range(2):  # the current round, and the drain round
-        run.everyone_witnesses()
+        run.witness_round()
     assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.EPOCH_TIME)
     world.advance(31)
     run.tick().ok()
@@ -313,7 +313,7 @@ def test_an_epoch_ends_after_30_days_at_most(world: World) -> None:
 
 def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
     run.train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     run.witness(0).ok()
     run.world.advance(21)
     run.tick().ok()
@@ -327,7 +327,7 @@ def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
 
 def test_too_few_members_end_the_epoch(run: Scenario) -> None:
     run.train([0, 1, 2])
-    run.everyone_witnesses([0, 1])
+    run.witness_round([0, 1])
     for index in (0, 1):
         run.by(index, "leave_run").ok()
     run.world.advance(6)
@@ -340,9 +340,9 @@ def test_too_few_members_end_the_epoch(run: Scenario) -> None:
     )
 
 
-def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenario) -> None:
+def test_run_that_all_members_left_drains_an_empty_round(run: Scenario) -> None:
     run.train([0, 1, 2])
-    run.everyone_witnesses([0, 1])
+    run.witness_round([0, 1])
     for index in range(3):
         run.by(index, "leave_run").ok()
     assert (run.run.current.elected, run.run.next_roster, run.run.draining) == (0, 0, True)

@@ -15,7 +15,8 @@ from aftermath.rules.state import RunState
 from programs.harness import World, slot_hash
 from programs.scenario import Scenario
 
-EVIL, ALL = range(10), range(30)
+EVIL = range(10)
+ALL = range(30)
 ACCOUNTS = ("run", "model", "members", "witnesses")
 
 
@@ -26,7 +27,8 @@ class LastVoter:
     """
 
     def __init__(self, run: Scenario) -> None:
-        self.run, self.world = run, run.world
+        self.run = run
+        self.world = run.world
         self.epochs = self.captured = self.tried = 0
         self.gained: list[int] = []
         """Seats that the best choice gave more than to vote at once, and to stay."""
@@ -50,7 +52,8 @@ class LastVoter:
     def attack(self, last: int) -> None:
         """Do what is best for the attackers."""
         before = {name: self.world.data(self.run.accounts[name]) for name in ACCOUNTS}
-        now, slot = self.world.now, self.world.slot
+        now = self.world.now
+        slot = self.world.slot
         worth = []
         for choice in self.choices(last):
             choice()
@@ -58,7 +61,8 @@ class LastVoter:
             worth.append((self.seats(), choice))
             for name, data in before.items():
                 self.world.put(self.run.accounts[name], data)
-            self.world.now, self.world.slot = now, slot
+            self.world.now = now
+            self.world.slot = slot
             self.world.advance(0, 0)
         self.tried = max(self.tried, len(worth))
         self.gained.append(max(seats for seats, _ in worth) - worth[0][0])
@@ -103,10 +107,11 @@ def test_the_last_voter_gains_nothing_by_what_it_chooses(epochs: int, most: int)
     assert attack.captured <= most, f"{attack.captured} of {attack.epochs}"
 
 
-def test_what_a_seed_decides_is_fixed_before_the_slot_that_it_is_drawn_from(world: World) -> None:
+def test_rosters_are_fixed_before_the_slot_of_their_seed(world: World) -> None:
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
-    state, slot = run.run, world.slot
+    state = run.run
+    slot = world.slot
     assert slot < state.seed_slot <= slot + 4
     assert state.seed_slot % 4 == 0  # the first slot of another validator's turn
     assert (state.next_roster, state.began, state.current.roster) == (0b11111, 0b11111, 0b11111)
@@ -120,7 +125,7 @@ def test_what_a_seed_decides_is_fixed_before_the_slot_that_it_is_drawn_from(worl
     after = run.run
     assert (after.current.height, after.current.seed) == (1, expected)
     assert (after.current.roster, after.next_roster, after.current.elected) == (0b11111, 0b01111, 4)
-    run.everyone_witnesses()
+    run.witness_round()
     assert run.run.current.roster == 0b01111
 
 
@@ -130,7 +135,7 @@ def _seed(old: int, slot: int) -> int:
 
 
 def test_every_drawer_gets_the_same_seed(world: World) -> None:
-    """By an attestation, a departure or a tick, at once or after minutes."""
+    """An attestation, a departure or a tick draws it, at once or after minutes."""
     seeds = set()
     for draw, seconds in (("witness", 1), ("leave", 1), ("tick", 1), ("tick", 15)):
         run = Scenario(World()).start(max_round_train_time=2_000)
@@ -168,13 +173,14 @@ def test_no_round_closes_before_the_next_ones_seed_can_be_drawn(world: World) ->
     assert run.run.current.height == 1
 
 
-def test_a_hash_that_is_forgotten_is_replaced_by_that_of_a_fixed_slot(world: World) -> None:
-    """Nobody said anything for 512 slots: the seed comes from the slot 512 later, for the next 512
-    slots.
+def test_forgotten_slot_hash_is_replaced_by_a_fixed_later_one(world: World) -> None:
+    """Nobody sent a transaction for 512 slots. The seed comes from the slot 512 later, during the
+    next 512 slots.
     """
     run = Scenario(world).start(max_round_train_time=100_000)
     run.train([0, 1, 2])
-    fixed, old = run.run.seed_slot, run.run.current.seed
+    fixed = run.run.seed_slot
+    old = run.run.current.seed
     world.advance(0, fixed + 513 - world.slot)
     before = {name: world.data(run.accounts[name]) for name in ACCOUNTS}
     run.tick().ok()
@@ -218,7 +224,7 @@ def test_who_leaves_moves_nobody_else(world: World) -> None:
     for gone in (4, 7):
         run.by(gone, "leave_run").ok()
     for _ in range(2):
-        run.everyone_witnesses()
+        run.witness_round()
     header = run.run.current
     assert (header.began, header.clients) == (0b111111111, 7)
     for purpose in (committee.WITNESS, committee.COMMITTEE, committee.DATA):
@@ -240,6 +246,6 @@ def test_who_left_before_a_round_has_no_part_in_it(world: World) -> None:
     run.by(3, "leave_run").ok()
     for _ in range(6):
         judged = run.run.round(run.run.current.height - 1)
-        run.everyone_witnesses(participation=judged.roster & 0b0101 if judged else 0)
+        run.witness_round(participation=judged.roster & 0b0101 if judged else 0)
         assert all(not round_.attested & ~round_.roster for round_ in run.run.rounds)
     assert run.members.delivered[:4] == (5, 0, 5, 0)

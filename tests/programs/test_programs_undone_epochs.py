@@ -13,7 +13,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.harness import World
-from programs.holding import one_round
+from programs.level_holders import one_round
 from programs.scenario import Scenario, member
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
@@ -160,7 +160,9 @@ def test_seat_of_founder_is_kept_for_the_day_of_others(unconfirmed: Scenario) ->
     record = run.world.record("Members", "test")
     seats = record["seats"][0]
     for index in range(6, 256):
-        seats["used"][index], seats["declared"][index], seats["pending"][index] = 1, 60, 1
+        seats["used"][index] = 1
+        seats["declared"][index] = 60
+        seats["pending"][index] = 1
         seats["signer"][index] = (5000 + index).to_bytes(32, "little")
     seats["pending"][1:6] = 1
     run.world.store("Members", "test", record)
@@ -199,7 +201,8 @@ def test_newcomers_that_drop_first_returner_replace_nothing(
     newcomers, which record its result once, have it dropped, and attest another model.
     """
     run = founded(world, FOUNDERS, saved=saved, rounds=6)
-    before, first = known(run), 3 if tier == 0 else 4
+    before = known(run)
+    first = 3 if tier == 0 else 4
     join(run, dict.fromkeys(NEWCOMERS, 0))
     world.advance(40)
     run.join(first, tier=tier).ok()
@@ -345,7 +348,8 @@ def test_judges_that_leave_a_warm_up_give_newcomers_no_model(world: World, how: 
 def test_established_member_without_results_voids_one_epoch(world: World) -> None:
     """The founders have left for good. One returns in every epoch, and is silent."""
     run = founded(world, FOUNDERS, saved=True)
-    before, silent = known(run), 4
+    before = known(run)
+    silent = 4
     seat = 1 << run.seat_of(silent)
     for epoch in range(2):
         join(run, dict.fromkeys(NEWCOMERS, 0) | {silent: 2})
@@ -443,11 +447,10 @@ def test_absent_members_keep_their_seats_while_an_epoch_runs(world: World, who: 
     record = world.record("Members", "test")
     seats = record["seats"][0]
     for index in range(5, 256):
-        seats["used"][index], seats["declared"][index] = 1, 60
-        seats["signer"][index], seats["last_epoch"][index] = (
-            (5000 + index).to_bytes(32, "little"),
-            1,
-        )
+        seats["used"][index] = 1
+        seats["declared"][index] = 60
+        seats["signer"][index] = (5000 + index).to_bytes(32, "little")
+        seats["last_epoch"][index] = 1
         seats["state"][index] = MemberState.HEALTHY
     if who == "finishers":
         record["established"][0] = bytes(32)
@@ -484,7 +487,9 @@ def test_epoch_without_a_step_makes_no_newcomer_a_finisher(world: World) -> None
 
 
 def test_finisher_barred_in_an_abandoned_warm_up_is_not_awaited(world: World) -> None:
-    """The owner bars the only finisher that holds level 0, while a warm-up runs that is given up."""
+    """The owner bars the only finisher that holds level 0, while a warm-up runs
+    that is given up.
+    """
     run = founded(world, {0: 0, 1: 1, 2: 2}, init_min_clients=2)
     join(run, {0: 0, 1: 1})
     world.advance(36)

@@ -23,7 +23,7 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     run.by(verifiers[0], "verify", verifiers[0], 1, target, True).refused("StaleHeight")
     # its result is not due yet
     run.by(verifiers[0], "verify", verifiers[0], 0, target, True).refused("StaleHeight")
-    run.everyone_witnesses()
+    run.witness_round()
     run.by(target, "verify", target, 0, trainers[1], True).refused("NotAVerifier")
     run.by(verifiers[0], "verify", verifiers[0], 0, verifiers[1], True).refused("NotATrainer")
     run.by(verifiers[0], "verify", verifiers[0], 0, 200, True).refused("NotATrainer")
@@ -33,17 +33,17 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     run.by(verifiers[1], "verify", verifiers[1], 0, trainers[2], False).ok()
     run.by(verifiers[1], "verify", verifiers[1], 0, target, True).ok()
     assert run.members.seats[target].state is MemberState.HEALTHY
-    run.everyone_witnesses()
+    run.witness_round()
     # two rounds back may still be judged
     run.by(verifiers[2], "verify", verifiers[2], 0, target, True).ok()
     assert run.members.seats[target].state is MemberState.EJECTED
     healthy = [index for index in run.elected() if index != target]
-    run.everyone_witnesses(healthy)
+    run.witness_round(healthy)
     while run.run.state is not RunState.COOLDOWN:
         run.world.advance(21)
         run.tick(healthy[0]).ok()
         if run.run.state is RunState.ROUND_TRAIN:
-            run.everyone_witnesses()
+            run.witness_round()
     run.world.advance(31)
     run.tick(healthy[0]).ok()
     seats = run.members.seats
@@ -67,7 +67,7 @@ def test_fewer_than_three_verifiers_convict_nobody(world: World) -> None:
         run.train(range(clients))
         judges, trainers = roles_of(run)
         assert len(judges) == verifiers
-        run.everyone_witnesses()
+        run.witness_round()
         for seat in judges:
             run.by(seat, "verify", seat, 0, trainers[0], True).ok()
         ejected = run.members.seats[trainers[0]].state is MemberState.EJECTED
@@ -80,7 +80,7 @@ def test_one_verifier_does_not_take_the_room_of_the_others(world: World) -> None
     run.train(range(40))
     judges, trainers = roles_of(run)
     assert len(judges) == 4
-    run.everyone_witnesses()
+    run.witness_round()
     for target in trainers[1:9]:
         run.by(judges[0], "verify", judges[0], 0, target, True).ok()
     run.by(judges[0], "verify", judges[0], 0, trainers[10], True).refused("VerdictsFull")
@@ -89,7 +89,7 @@ def test_one_verifier_does_not_take_the_room_of_the_others(world: World) -> None
     assert run.members.seats[trainers[0]].state is MemberState.EJECTED
 
 
-def test_who_leaves_before_it_is_found_out_is_ejected_all_the_same(world: World) -> None:
+def test_member_that_left_is_ejected_by_later_verdicts(world: World) -> None:
     run = Scenario(world).start(verification_percent=50, rounds_per_epoch=3)
     run.owner("set_future_epoch_rates", 100, 9).ok()
     run.train(range(6))
@@ -97,7 +97,7 @@ def test_who_leaves_before_it_is_found_out_is_ejected_all_the_same(world: World)
     record["seats"][0]["points"][:6] = 20
     world.store("Members", "test", record)
     judges, trainers = roles_of(run)
-    run.everyone_witnesses()
+    run.witness_round()
     target = trainers[0]
     run.by(target, "leave_run").ok()
     height = run.members.seats[target].exited_height
@@ -106,7 +106,7 @@ def test_who_leaves_before_it_is_found_out_is_ejected_all_the_same(world: World)
     found = run.members.seats[target]
     assert (found.state, found.exited_height) == (MemberState.EJECTED, height)
     while run.run.state is not RunState.COOLDOWN:
-        run.everyone_witnesses([index for index in run.elected() if index != target])
+        run.witness_round([index for index in run.elected() if index != target])
     world.advance(31)
     run.tick(judges[0]).ok()
     assert (run.members.seats[target].points, run.members.seats[target].slashed) == (11, 9)
@@ -123,22 +123,24 @@ def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
     record["rounds"][0][0]["verdicts"]["verifier"] = 255
     record["rounds"]["verdict_count"] = 32
     world.store("Witnesses", "test", record)
-    run.everyone_witnesses()
+    run.witness_round()
     run.by(verifier, "verify", verifier, 0, target, True).refused("VerdictsFull")
     for _ in range(2):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(verifier, "verify", verifier, 0, target, True).refused("StaleHeight")
 
 
 def test_no_more_verify_than_verdicts_are_stored(world: World) -> None:
-    """100 members of whom half should verify: 32 do, and their quorum of 22 finds room to convict."""
+    """100 members of whom half should verify: 32 do, and their quorum of 22
+    finds room to convict.
+    """
     run = Scenario(world).start(verification_percent=50, min_clients=100, init_min_clients=100)
     run.train(range(100))
     roles = committee.roles(run.run.current, 50)
     verifiers = [seat for seat, role in roles.items() if role is Committee.VERIFIER]
     target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
     assert len(verifiers) == 32
-    run.everyone_witnesses()
+    run.witness_round()
     for seat in verifiers[:22]:
         assert run.members.seats[target].state is MemberState.HEALTHY
         run.by(seat, "verify", seat, 0, target, True).ok()

@@ -28,7 +28,7 @@ def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
         for index, delivers in (silent or {}).items():
             if judged and judged.height >= delivers:
                 seen &= ~(1 << run.seat_of(index))
-        run.everyone_witnesses(participation=seen)
+        run.witness_round(participation=seen)
     run.world.advance(31)
     run.tick().ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
@@ -57,7 +57,7 @@ def test_member_without_share_next_to_a_large_weight_keeps_vote(world: World) ->
         while run.run.state.training:
             owing = run.owing()
             owed |= owing
-            run.everyone_witnesses(participation=owing)
+            run.witness_round(participation=owing)
         asked = [
             index
             for index in declared
@@ -88,19 +88,17 @@ def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
     while run.run.state.training:
         owing = run.owing()
         owed |= owing
-        run.everyone_witnesses(participation=owing)
+        run.witness_round(participation=owing)
     return owed
 
 
-def test_who_is_left_no_share_of_a_first_epoch_is_no_newcomer_in_the_next(world: World) -> None:
-    """The only holder of level 0 is slow, and two come that say they hold it too: it speaks for its
-    level, not they.
+def test_member_without_share_in_first_epoch_is_established(world: World) -> None:
+    """The only holder of level 0 is slow, and two newcomers declare the level too. It attests its
+    level, and they do not.
     """
-    known, newcomers, true = (
-        {0: 0} | dict.fromkeys(range(1, 6), 1),
-        {7: 0, 8: 0},
-        (b"t" * 32, b"u" * 32),
-    )
+    known = {0: 0} | dict.fromkeys(range(1, 6), 1)
+    newcomers = {7: 0, 8: 0}
+    true = (b"t" * 32, b"u" * 32)
     rules = {
         "init_min_clients": 3,
         "rounds_per_epoch": 2,
@@ -143,9 +141,9 @@ def test_newcomers_count_the_median_of_what_is_declared(run: Scenario) -> None:
     assert [seat.declared for seat in run.members.seats[:4]] == [10, 20, 30, 65_535]
 
 
-def test_a_wallet_that_declares_the_most_moves_no_more_than_it_delivers(world: World) -> None:
-    """65,535 against 60 would be 99 % of the data. It has a tenth while nobody knows it, and then
-    next to nothing.
+def test_excessive_declared_weight_is_capped_by_deliveries(world: World) -> None:
+    """A declared 65,535 against 60 would be 99 % of the data. The wallet has a tenth as a newcomer,
+    and almost nothing after that.
     """
     run = Scenario(world).start(global_batch_size_start=1000, global_batch_size_end=1000)
     declared = dict.fromkeys(range(10), 60) | {10: 65_535}
@@ -201,7 +199,7 @@ def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> 
     run = Scenario(world).start(rounds_per_epoch=8)
     again(run, dict.fromkeys(range(5), 64))
     while run.run.current.height < 3:
-        run.everyone_witnesses(
+        run.witness_round(
             participation=run.run.current.roster & ~1 if run.run.current.height else 0
         )
     run.by(1, "health_check", run.names([0])).ok()
@@ -223,9 +221,7 @@ def test_who_leaves_in_the_first_round_has_delivered_nothing(run: Scenario) -> N
 
 
 def test_who_leaves_in_the_warm_up_counts_for_half(run: Scenario) -> None:
-    """Its share of round 0 stays undone, and that is all: so often as it does that, so little is
-    planned for it.
-    """
+    """Only its share of round 0 stays undone. Each time it does so again, its weight halves."""
     for expected in (64, 32, 16):
         for index in range(5):
             run.join(index, weight=64).ok()
@@ -278,8 +274,8 @@ def test_member_that_showed_nothing_is_a_newcomer_again(run: Scenario) -> None:
 
 def test_rounds_without_a_quorum_are_held_against_nobody(run: Scenario) -> None:
     again(run, {0: 60, 1: 60, 2: 60})
-    run.everyone_witnesses()
-    run.everyone_witnesses()
+    run.witness_round()
+    run.witness_round()
     while run.run.state.training:
         run.world.advance(21)
         run.tick()
@@ -303,13 +299,14 @@ def test_counts_of_many_members_are_exact() -> None:
     counts = dict.fromkeys(range(200), 0)
     judged = 0
     while run.run.state.training:
-        height, step = run.run.current.height, run.run.step
+        height = run.run.current.height
+        step = run.run.step
         before = run.run.round(height - 1)
         missing = bitmap.from_seats(
             seat for seat in range(0, 200, 25) if (height + seat) % 8 >= seat // 25
         )
         seen = before.roster & ~missing if before else 0
-        run.everyone_witnesses(participation=seen)
+        run.witness_round(participation=seen)
         if before:
             judged += 1
             assert run.run.step == step + 1

@@ -1,10 +1,11 @@
-"""Who witnesses when members leave: the next in line steps in, votes keep their seat, nobody is
-waited for in vain.
+"""Witnesses when members leave: the next in order steps in, votes keep their seat, and no round
+waits in vain.
 """
 
 from __future__ import annotations
 
 import pytest
+from programs.holding import begin, end, one_round
 
 from aftermath.rules import bitmap
 from aftermath.rules.state import ExitReason, RunState
@@ -16,7 +17,7 @@ def _leave(run: Scenario, index: int) -> None:
     run.by(index, "leave_run").ok()
 
 
-def test_the_next_in_line_takes_the_place_of_a_witness_that_leaves(world: World) -> None:
+def test_next_member_in_order_replaces_a_witness_that_leaves(world: World) -> None:
     run = Scenario(world).start(witness_nodes=1)
     run.train([0, 1, 2, 3])
     (first,) = run.elected()
@@ -28,6 +29,21 @@ def test_the_next_in_line_takes_the_place_of_a_witness_that_leaves(world: World)
     assert (run.run.current.height, run.run.rounds[0].attestations) == (1, 1)
     # of a closed round: whose results of the round before count
     assert run.run.rounds[0].attested == 0
+
+
+def test_round_of_judges_with_one_witness_wanted_elects_two(world: World) -> None:
+    """One judge alone is no quorum, so electing one would end no round."""
+    run = Scenario(world).start(witness_nodes=1, init_min_clients=3, rounds_per_epoch=3)
+    members = dict.fromkeys(range(4), 0)
+    begin(run, members)
+    end(run)
+    assert run.members.established == bitmap.from_seats(members)
+    run.train_of(members)
+    for height in range(1, 4):
+        assert len(run.elected()) == 2
+        one_round(run, {})
+        assert run.run.current.height == height or not run.run.state.training
+    assert run.run.exit_reason is ExitReason.ROUNDS_PER_EPOCH
 
 
 def test_in_warm_up_the_next_in_line_reports_ready(world: World) -> None:
@@ -74,9 +90,9 @@ def test_a_round_closes_when_nobody_is_left_to_attest_it(world: World) -> None:
     )
 
 
-def test_a_minority_that_leaves_after_the_election_does_not_end_the_epoch(world: World) -> None:
-    """Two of five left once they were elected, and the three others could not be the quorum of four
-    any more.
+def test_minority_that_leaves_after_election_keeps_the_epoch(world: World) -> None:
+    """Two of five left after the election, and the three others could not be the quorum of four any
+    more.
     """
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
@@ -91,7 +107,7 @@ def test_a_minority_that_leaves_after_the_election_does_not_end_the_epoch(world:
     assert (state.current.clients, state.current.elected) == (5, 3)
 
 
-def test_a_silent_witness_stays_in_the_number_that_a_quorum_is_of(world: World) -> None:
+def test_silent_witness_counts_for_the_size_of_the_quorum(world: World) -> None:
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
     for index in range(3):
@@ -109,8 +125,8 @@ def test_only_a_quorum_that_remains_convicts(world: World) -> None:
     """
     run = Scenario(world).start(init_min_clients=5, min_clients=1)
     run.train(range(5))
-    run.everyone_witnesses()
-    run.everyone_witnesses(range(4), participation=0b01111)
+    run.witness_round()
+    run.witness_round(range(4), participation=0b01111)
     world.advance(6)
     run.tick().ok()
     assert run.run.current.height == 2
@@ -121,8 +137,8 @@ def test_only_a_quorum_that_remains_convicts(world: World) -> None:
 def test_who_is_dropped_by_a_quorum_leaves_the_number(world: World) -> None:
     run = Scenario(world).start(init_min_clients=5)
     run.train(range(5))
-    run.everyone_witnesses()
-    run.everyone_witnesses(range(4), participation=0b01111)
+    run.witness_round()
+    run.witness_round(range(4), participation=0b01111)
     world.advance(6)
     run.tick().ok()
     run.by(2, "health_check", run.names([4])).ok()
@@ -138,23 +154,23 @@ def test_the_few_witnesses_that_are_elected_drop_nobody(world: World, witnesses:
         init_min_clients=witnesses, min_clients=witnesses, witness_nodes=witnesses
     )
     run.train(range(3 * witnesses))
-    run.everyone_witnesses()
+    run.witness_round()
     elected = run.elected()
     assert len(elected) == witnesses
-    run.everyone_witnesses(elected, participation=bitmap.from_seats(elected))
+    run.witness_round(elected, participation=bitmap.from_seats(elected))
     others = sorted(set(range(3 * witnesses)) - set(elected))
     assert run.run.round(1).attested == bitmap.from_seats(elected)  # type: ignore[union-attr]
     run.by(elected[0], "health_check", run.names(others)).refused("NotUnhealthy")
 
 
 @pytest.mark.parametrize(("witnesses", "dropped"), [(5, False), (6, True), (9, True)])
-def test_a_quorum_of_those_who_could_be_elected_drops_whom_it_did_without(
+def test_drop_needs_a_quorum_of_all_electable_witnesses(
     world: World, witnesses: int, dropped: bool
 ) -> None:
     run = Scenario(world).start(init_min_clients=9, min_clients=9, witness_nodes=witnesses)
     run.train(range(9))
-    run.everyone_witnesses()
-    run.everyone_witnesses(participation=0b0_1111_1111)
+    run.witness_round()
+    run.witness_round(participation=0b0_1111_1111)
     assert run.by(0, "health_check", run.names([8])).error == (None if dropped else "NotUnhealthy")
 
 
@@ -169,7 +185,9 @@ def test_a_round_that_all_have_left_ends_the_epoch(world: World) -> None:
 
 
 def test_a_warm_up_waits_only_for_those_who_are_left(world: World) -> None:
-    """Of three elected two have left: the third is enough, since nobody else could report."""
+    """Two of three elected members have left. The third suffices, since no other member could
+    report.
+    """
     run = Scenario(world).start(min_clients=1)
     run.warm_up([0, 1, 2])
     _leave(run, 0)

@@ -18,9 +18,7 @@ def _attest_nothing(run: Scenario, index: int) -> str | None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_idle_wallets_close_no_rounds_in_no_time_and_make_no_step(
-    world: World, overlap: int
-) -> None:
+def test_idle_wallets_close_no_round_at_once_and_make_no_step(world: World, overlap: int) -> None:
     """They closed 1,001 rounds within one second, and a run of a thousand steps was finished."""
     run = Scenario(world).start(overlap=overlap, rounds_per_epoch=50)
     run.owner("set_future_epoch_rates", 1_000, 0).ok()
@@ -66,8 +64,8 @@ def test_rounds_without_a_least_time_wait_for_slots_all_the_same(world: World) -
     assert (run.run.state, run.run.step) == (RunState.COOLDOWN, 1)
 
 
-def test_a_round_without_a_least_time_ends_when_all_have_attested_it(world: World) -> None:
-    """In the second in which it began, once the slot of the next one's seed is over."""
+def test_round_without_minimum_time_ends_with_last_attestation(world: World) -> None:
+    """It ends in its first second, once the slot of the next round's seed has passed."""
     run = Scenario(world).start(min_round_time=0)
     run.train(IDLE)
     world.advance(0, run.run.seed_slot + 1 - world.slot)
@@ -150,13 +148,13 @@ def test_steps_are_counted_once_a_round_is_settled(world: World) -> None:
     run = Scenario(world).start(rounds_per_epoch=4)
     run.train(IDLE)
     assert (run.run.step, run.run.current.step) == (1, 1)
-    run.everyone_witnesses()
+    run.witness_round()
     assert (run.run.step, run.run.current.step) == (1, 2)
-    run.everyone_witnesses()
+    run.witness_round()
     assert (run.run.step, run.run.current.step) == (2, 3)
-    run.everyone_witnesses(participation=0)
+    run.witness_round(participation=0)
     assert (run.run.step, run.run.current.step) == (2, 3)
-    run.everyone_witnesses()
+    run.witness_round()
     assert (run.run.step, run.run.current.step, run.run.draining) == (3, 4, True)
-    run.everyone_witnesses()
+    run.witness_round()
     assert (run.run.state, run.run.step) == (RunState.COOLDOWN, 4)

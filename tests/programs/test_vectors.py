@@ -1,10 +1,5 @@
-"""The program's shares and committees through `inspect`. tests/rules/test_rules_on_chain.py
-compares them with ours.
-
-Upstream's generator constants are kept, its use of them is not: it takes the *low* bits of the
-state. The low k bits of such a generator have period 2^k, the lowest one just alternates, so for
-even moduli the parity of an index is known in advance and orders repeat. We take the high half, and
-draw the first places first, so that few of them cost little.
+"""Read the program's shares and committees through `inspect`. tests/rules/test_rules_on_chain.py
+compares them with the client's.
 """
 
 import random
@@ -38,7 +33,8 @@ def write_round(run: Scenario, rng: random.Random) -> None:
     """A random round in ring place 0 and random members."""
     clients = rng.choice([1, 2, 3, 5, 31, 32, 33, 64, 100, 255, 256, rng.randint(1, 256)])
     seats = rng.sample(range(256), clients)
-    state, members = run.world.record("Run", "test"), run.world.record("Members", "test")
+    state = run.world.record("Run", "test")
+    members = run.world.record("Members", "test")
     header = state["rounds"][0]
     header["seed"][0] = rng.getrandbits(64)
     header["roster"][0] = bitmap.to_bytes(bitmap.from_seats(seats))
@@ -82,7 +78,9 @@ def test_inspect_knows_four_views_and_four_places(run: Scenario) -> None:
 
 
 def test_the_low_bits_alternate_and_the_high_bits_do_not() -> None:
-    state, low, high = 42, [], []
+    state = 42
+    low = []
+    high = []
     for _ in range(64):
         state = (6364136223846793005 * state + 1442695040888963407) & _MASK
         low.append(state & 1)

@@ -1,11 +1,7 @@
-"""The coordinator's state machine, written a second time: what a run is, and how it changes
-(`oracle.py` has the rest).
+"""The coordinator's state machine, written a second time (`oracle.py` has the rest).
 
-Decided: it says the same as the program in other words (sequences are sets of numbers, votes are
-dicts, time is an int) and shares no code with it. The shuffle, the cut into shares and the quorum
-are the client's, which tests/rules/test_rules_on_chain.py compares with the program. It is told the
-seeds, and the slot that they wait for. It expects fewer members than there are seats, and no change
-of the run's model by the owner.
+It expresses the program's rules in other words and shares no code with it. Tests give it the seeds.
+It supports no run whose seats are all taken and no change of the model by the owner.
 """
 
 from __future__ import annotations
@@ -28,22 +24,22 @@ from aftermath.rules.run import (
     RoundId,
 )
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
-from programs.laps import (
+from programs.oracle_records import (
     NOBODY,
     REMOVED,
     ROOM,
     UNATTESTED,
     UNKNOWN,
     WAITS,
-    Held,
     Knowledge,
-    Lap,
     Named,
+    OracleMembership,
+    OracleRound,
     Seat,
     Vote,
     behind,
-    need,
     numbers,
+    require,
     runs_of,
 )
 from rules.program_rules import leading
@@ -59,9 +55,9 @@ DAY = 24 * 60 * 60
 MONTH = 30 * DAY
 
 
-def round_quorum(lap: Lap, elected: int) -> int:
+def round_quorum(round: OracleRound, elected: int) -> int:
     """Return a round's quorum: at least two witnesses where only established ones witness."""
-    return max(quorum(elected), 2 if lap.established else 1)
+    return max(quorum(elected), 2 if round.established else 1)
 
 
 class Transitions:
@@ -72,26 +68,32 @@ class Transitions:
     def __init__(
         self, config: Config, levels: int, now: int, rates: tuple[int, int] = (0, 0)
     ) -> None:
-        self.config, self.levels, self.now, self.rates = config, levels, now, rates
+        self.config = config
+        self.levels = levels
+        self.now = now
+        self.rates = rates
         self.every = (1 << levels) - 1
-        self.state, self.since = RunState.WAITING_FOR_MEMBERS, now
-        self.epoch, self.step, self.start_step, self.epoch_since = 0, 1, 0, 0
+        self.state = RunState.WAITING_FOR_MEMBERS
+        self.since = now
+        self.epoch = 0
+        self.step = 1
+        self.start_step = 0
+        self.epoch_since = 0
         self.data_index = 0
         self.backlog: set[int] = set()
         self.trained: set[int] = set()
         self.members: list[Seat] = []
-        self.memberships: dict[int, Held] = {}
+        self.memberships: dict[int, OracleMembership] = {}
         self.rostered = 0
         """The epoch of the last roster."""
-        self.laps: list[Lap] = []
+        self.rounds: list[OracleRound] = []
         self.judged = self.began = self.next_roster = self.proven = 0
         self.known_levels = 0
         """Levels of which established holders began the epoch."""
         self.judges = 0
-        """Those who began the epoch and had shown before what they hold, whatever has become of
-        them.
-        """
-        self.slot, self.seed_slot = 0, 0
+        """The members that began the epoch with levels shown before, in any state now."""
+        self.slot = 0
+        self.seed_slot = 0
         """The present slot; the one that the next seed waits for, 0 if none does."""
         self.pausing = self.draining = False
         self.cold = True
@@ -112,8 +114,8 @@ class Transitions:
     # --- questions
 
     @property
-    def lap(self) -> Lap:
-        return self.laps[-1]
+    def round(self) -> OracleRound:
+        return self.rounds[-1]
 
     @property
     def halted(self) -> bool:
@@ -139,19 +141,19 @@ class Transitions:
         """What waits, as intervals that do not touch."""
         return runs_of(self.backlog)
 
-    def judged_by(self, lap: Lap) -> Lap | None:
+    def judged_by(self, round: OracleRound) -> OracleRound | None:
         """The round whose results that round's witnesses attest."""
-        height = lap.height - self.config.overlap
-        return next((one for one in self.laps if one.height == height), None)
+        height = round.height - self.config.overlap
+        return next((one for one in self.rounds if one.height == height), None)
 
-    def _past(self, back: int) -> Lap | None:
+    def _past(self, back: int) -> OracleRound | None:
         """Return the round `back` before this one, as long as it is stored."""
-        return self.laps[-1 - back] if back < min(len(self.laps), STORED_ROUNDS) else None
+        return self.rounds[-1 - back] if back < min(len(self.rounds), STORED_ROUNDS) else None
 
     def named(self, at: RoundId, back: int) -> bool:
         found = self._past(back)
         if found is None:  # an empty place
-            return not self.laps and not back and at == RoundId(self.epoch, 0, 0)
+            return not self.rounds and not back and at == RoundId(self.epoch, 0, 0)
         return at == RoundId(self.epoch, found.height, found.seed or 0)
 
     def _passed(self, since: int, seconds: int) -> bool:
@@ -159,7 +161,7 @@ class Transitions:
 
     def _own(self, number: int, wallet: int) -> None:
         own = number < len(self.members) and self.members[number].wallet == wallet
-        need(own and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
+        require(own and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
 
     def _held(self, seats: int) -> int:
         """The levels that any of these members holds."""
@@ -175,12 +177,18 @@ class Transitions:
         return min([*self.backlog, self.data_index])
 
     def witnesses(self) -> set[int]:
-        """Who may witness the running round: the first in the order who have, or still can."""
-        lap, seated = self.lap, self.lap.roster & (self.lap.voters | self.healthy)
-        if lap.elected >= len(lap.members):
-            return set(lap.members)
-        ordered = lap.ordered(committee.WITNESS, self._electors())
-        return set([number for number in ordered if bitmap.contains(seated, number)][: lap.elected])
+        """Return the members that may witness the running round.
+
+        They are the first in the seeded order that have voted, or still can.
+        """
+        round = self.round
+        seated = self.round.roster & (self.round.voters | self.healthy)
+        if round.elected >= len(round.members):
+            return set(round.members)
+        ordered = round.ordered(committee.WITNESS, self._electors())
+        return set(
+            [number for number in ordered if bitmap.contains(seated, number)][: round.elected]
+        )
 
     def _enough(self) -> bool:
         """Return whether only established members witness: three begin the epoch and hold all
@@ -189,31 +197,32 @@ class Transitions:
         return self.judges.bit_count() >= 3 and self.known_levels == self.every
 
     def _electors(self) -> int:
-        return self.judges if self.lap.established else self.began
+        return self.judges if self.round.established else self.began
 
-    def verifiers(self, lap: Lap) -> list[int]:
-        count = committee.verifier_count(len(lap.members), self.config.verification_percent)
-        return lap.of_round(committee.COMMITTEE)[:count]
+    def verifiers(self, round: OracleRound) -> list[int]:
+        count = committee.verifier_count(len(round.members), self.config.verification_percent)
+        return round.of_round(committee.COMMITTEE)[:count]
 
-    def shares(self, lap: Lap) -> dict[int, range]:
+    def shares(self, round: OracleRound) -> dict[int, range]:
         """The positions of the batch that each member trains."""
-        idle, ordered = set(self.verifiers(lap)), lap.of_round(committee.DATA)
-        if lap.trained_alone:
+        idle = set(self.verifiers(round))
+        ordered = round.of_round(committee.DATA)
+        if round.trained_alone:
             idle |= {number for number in ordered if not bitmap.contains(self.judges, number)}
         weights = [0 if number in idle else self.members[number].weight for number in ordered]
-        cut = assignment.cut(lap.size, weights)
+        cut = assignment.cut(round.size, weights)
         return {
             number: range(share.start, share.stop)
             for number, share in zip(ordered, cut, strict=True)
         }
 
     def electees(self, level: int) -> list[int]:
-        """Who has a place in the committee of a level: holders that have shown it, now or before,
-        gone or not.
+        """Return the committee of a level: holders that have shown it, now or before, present or
+        not.
         """
 
         def stayed(seat: Seat) -> bool:
-            return seat.state is MemberState.HEALTHY or seat.exited > self.lap.height
+            return seat.state is MemberState.HEALTHY or seat.exited > self.round.height
 
         delivered = [self.members[one] for one in bitmap.seats(self.judges & self.proven)]
         spoken = any(seat.tier <= level and stayed(seat) for seat in delivered)
@@ -231,7 +240,7 @@ class Transitions:
                 and seat.tier <= level
             )
 
-        return [number for number in self.lap.ordered(committee.COOLDOWN) if counts(number)][
+        return [number for number in self.round.ordered(committee.COOLDOWN) if counts(number)][
             :MAX_WITNESSES
         ]
 
@@ -252,25 +261,23 @@ class Transitions:
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
 
     def judge(self) -> None:
-        """Counts who delivered all its levels in the last closed round, as those who hold them say."""
-        lap = self._past(1)
-        judged = self.judged_by(lap) if lap else None
-        if lap is None or judged is None or not lap.counts:
+        """Counts who delivered all its levels in the last closed round, as
+        those who hold them say.
+        """
+        round = self._past(1)
+        judged = self.judged_by(round) if round else None
+        if round is None or judged is None or not round.counts:
             return
-        agreed, by_all = (
-            self._agreed(lap) if lap.established else self._by_most(lap),
-            self._had_by_all(lap),
-        )
+        agreed = self._agreed(round) if round.established else self._by_most(round)
+        by_all = self._had_by_all(round)
         for number in judged.members:
-            seat, result = (
-                self.members[number],
-                leading(vote.held.get(number) for vote in lap.votes),
-            )
-            missing = number not in agreed and not bitmap.contains(lap.attested or 0, number)
+            seat = self.members[number]
+            result = leading(vote.held.get(number) for vote in round.votes)
+            missing = number not in agreed and not bitmap.contains(round.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
             own = [level for level in range(seat.tier, self.levels) if level not in by_all]
-            said = [self._said(lap, number, result, level) for level in own]
+            said = [self._said(round, number, result, level) for level in own]
             if (
                 self.known_levels
             ):  # where of a level that nobody has shown nobody speaks, the others say the rest
@@ -287,20 +294,20 @@ class Transitions:
             ):
                 seat.shown = min(63, seat.shown + 1)
             elif result is None:
-                seat.shown -= whole and (lap.established or self._left_out(lap, number))
-            elif not (lap.established or number in agreed):
+                seat.shown -= whole and (round.established or self._left_out(round, number))
+            elif not (round.established or number in agreed):
                 continue
             elif any(votes and votes.count(False) >= needed for votes, _, needed in said):
                 seat.shown -= 1
 
-    def _had_by_all(self, lap: Lap) -> set[int]:
+    def _had_by_all(self, round: OracleRound) -> set[int]:
         """The levels that nobody has shown before of which all witnesses have the bytes: some who
         declare one are not drawn, if nobody leaves, and fewer than sixteen are.
         """
         ordered = [
             seat
-            for seat in lap.ordered(committee.WITNESS, self.began)
-            if bitmap.contains(lap.roster, seat)
+            for seat in round.ordered(committee.WITNESS, self.began)
+            if bitmap.contains(round.roster, seat)
         ]
         drawn = ordered[: self.config.witness_nodes or MAX_WITNESSES]
         new = [level for level in range(self.levels - 1) if not self.known_levels >> level & 1]
@@ -309,44 +316,51 @@ class Transitions:
             return sum(self.members[seat].tier <= level for seat in seats)
 
         return {
-            level for level in new if holders(drawn, level) < min(16, holders(lap.members, level))
+            level for level in new if holders(drawn, level) < min(16, holders(round.members, level))
         }
 
     def _said(
-        self, lap: Lap, number: int, result: int | None, level: int
+        self, round: OracleRound, number: int, result: int | None, level: int
     ) -> tuple[list[bool], int, int]:
-        """Which judges of a level that attested recorded that result of a seat; how many must, or
-        deny it.
+        """Return which attesting judges of a level recorded that result of a seat.
+
+        The two numbers after it are how many must record it, and how many must deny it.
         """
         known = bool(self.known_levels >> level & 1)
-        asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
+        asked = [
+            vote for vote in round.votes if not known or bitmap.contains(self.judges, vote.seat)
+        ]
         asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
         votes = [vote.held.get(number) == result for vote in asked]
         may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
         others = len(votes) + (may and number not in [vote.seat for vote in asked])
-        needed = self._decides(lap, level, len(votes))
-        if known and not lap.established and level == self.levels - 1 and len(votes) == 2:
+        needed = self._decides(round, level, len(votes))
+        if known and not round.established and level == self.levels - 1 and len(votes) == 2:
             needed = 1  # a majority of all has what leads
-        return votes, needed, self._decides(lap, level, others)
+        return votes, needed, self._decides(round, level, others)
 
-    def _decides(self, lap: Lap, level: int, asked: int) -> int:
+    def _decides(self, round: OracleRound, level: int, asked: int) -> int:
         """Return how many decide. Where nobody has shown a level, absent witnesses count if they
         may hold it.
         """
         if self.known_levels >> level & 1:
             return quorum(asked)
-        heard = lap.voters
+        heard = round.voters
         unheard = sum(
             not bitmap.contains(heard, one) and self.members[one].tier <= level
-            for one in lap.members
+            for one in round.members
         )
-        return (asked + min(lap.elected - len(lap.votes), unheard)) // 2 + 1
+        return (asked + min(round.elected - len(round.votes), unheard)) // 2 + 1
 
-    def _remaining(self, lap: Lap) -> list[Vote]:
-        return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]
+    def _remaining(self, round: OracleRound) -> list[Vote]:
+        return [
+            vote for vote in round.votes if self.members[vote.seat].state is MemberState.HEALTHY
+        ]
 
-    def absent(self, judges: Lap, judged: Lap) -> int:
-        """Whose results a quorum of a round's witnesses did without, of those who owed some."""
+    def absent(self, judges: OracleRound, judged: OracleRound) -> int:
+        """Return the members that owed a result and that a quorum of the round's witnesses did
+        without.
+        """
         votes = self._remaining(judges)
         return bitmap.from_seats(
             one
@@ -355,7 +369,7 @@ class Transitions:
             >= round_quorum(judges, self._jury(judges))
         )
 
-    def _jury(self, judges: Lap) -> int:
+    def _jury(self, judges: OracleRound) -> int:
         """Return the number of witnesses whose quorum drops a member."""
         if not self.config.witness_nodes:
             return judges.elected
@@ -363,11 +377,13 @@ class Transitions:
         asked = established if judges.established and established & self.healthy else judges.roster
         return max(judges.elected, min(asked.bit_count(), MAX_WITNESSES))
 
-    def incomplete(self, judges: Lap, judged: Lap) -> int:
-        """Who often delivered no whole levels, and again did not, as those say who have shown that
-        they hold them.
+    def incomplete(self, judges: OracleRound, judged: OracleRound) -> int:
+        """Return the members that often, and now again, delivered incomplete levels.
+
+        Only members that have shown those levels decide this.
         """
-        votes, needed = self._remaining(judges), round_quorum(judges, judges.elected)
+        votes = self._remaining(judges)
+        needed = round_quorum(judges, judges.elected)
 
         def owed(number: int) -> bool:
             recorded = sum(number in vote.held for vote in judges.votes) >= needed
@@ -425,9 +441,10 @@ class Transitions:
             self.finishers &= ~(1 << number)
         return number
 
-    def _settle_seat(self, seat: Seat, held: Held) -> None:
-        """Its membership says what the seat does; a bond that was lost is counted as that."""
-        held.points, held.slashed = seat.points, seat.slashed
+    def _settle_seat(self, seat: Seat, held: OracleMembership) -> None:
+        """Copy what the seat says into its membership. Count a lost bond as forfeited."""
+        held.points = seat.points
+        held.slashed = seat.slashed
         began = bitmap.contains(self.began, self.members.index(seat))
         if began and seat.weight and seat.last_epoch == self.rostered:
             _, delivered, due = held.epoch if held.epoch[0] == self.rostered else (0, 0, 0)
@@ -454,7 +471,7 @@ class Transitions:
             seat.established &= state is not MemberState.EJECTED
             self.proven &= ~(0 if enough else 1 << self._claim(seat.wallet))
         seat.state = state
-        seat.exited = (self.lap.height if self.laps else 0) + (self.state is RunState.COOLDOWN)
+        seat.exited = (self.round.height if self.rounds else 0) + (self.state is RunState.COOLDOWN)
 
     def _eject(self, seat: Seat) -> None:
         if seat.state in (MemberState.IDLE, MemberState.EJECTED):
@@ -471,13 +488,14 @@ class Transitions:
 
     def _reelect(self) -> None:
         if self.state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
-            seated = self.lap.roster & (self.lap.voters | self.healthy)
-            self.lap.elected = min(self.lap.elected, (seated & self._electors()).bit_count())
+            seated = self.round.roster & (self.round.voters | self.healthy)
+            self.round.elected = min(self.round.elected, (seated & self._electors()).bit_count())
 
     # --- transitions
 
     def _enter(self, state: RunState) -> None:
-        self.state, self.since = state, self.now
+        self.state = state
+        self.since = self.now
 
     def _follow(self) -> None:
         if self.state is not RunState.COOLDOWN:
@@ -499,7 +517,7 @@ class Transitions:
             return False
         self.seed_slot = 0
         if self.state is RunState.WARMUP:
-            self.lap.seed = None  # till now it had a name only
+            self.round.seed = None  # till now it had a name only
         return True
 
     def _transition(self) -> bool:
@@ -515,10 +533,12 @@ class Transitions:
         return False
 
     def _tick_waiting(self) -> bool:
-        extra, waiting = self.config.waiting_for_members_extra_time, self.waiting
+        extra = self.config.waiting_for_members_extra_time
+        waiting = self.waiting
         if self.known.source is ModelSource.PEERS:
             finishers = self._trusted_finishers()
-            here, claimed = self._held(finishers & waiting), self._claimed(waiting)
+            here = self._held(finishers & waiting)
+            claimed = self._claimed(waiting)
             away = self._held(finishers) & ~here & self._unsaved()
             extra += self.config.warmup_time if away else 0
             if away & claimed or (away and not here):
@@ -544,9 +564,7 @@ class Transitions:
         return self._held(self.finishers & waiting) & ~here & self._unsaved()
 
     def _newcomers_alone(self, waiting: int) -> bool:
-        """None of those waits who have shown before what they hold, or one or two whose epoch was
-        undone.
-        """
+        """Return whether no established member waits, or only one or two whose epoch was undone."""
         known = self._established()
         may_come = any(self.members[number].wish < REMOVED for number in bitmap.seats(known))
         here = waiting & known
@@ -572,14 +590,13 @@ class Transitions:
             for number in bitmap.seats(known):
                 self.members[number].established = False
         for number, seat in enumerate(self.members):
-            seat.state, seat.delivered = MemberState.IDLE, 0
+            seat.state = MemberState.IDLE
+            seat.delivered = 0
             if bitmap.contains(waiting, number):
-                seat.state, seat.wish, seat.exited, seat.last_epoch = (
-                    MemberState.HEALTHY,
-                    0,
-                    0,
-                    self.epoch,
-                )
+                seat.state = MemberState.HEALTHY
+                seat.wish = 0
+                seat.exited = 0
+                seat.last_epoch = self.epoch
         self.judged = self.proven = 0
         self.rostered = self.epoch
         self.began = self.next_roster = waiting
@@ -599,19 +616,22 @@ class Transitions:
             marked = self.known.lost if held else 0
             self._go_back(lost, whole=not held)
             self.known = replace(self.known, lost=lost | marked)
-        self.epoch_since, self.start_step, self.reason, self.draining = (
-            self.now,
-            self.step,
-            ExitReason.NONE,
-            False,
-        )
-        self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting, established=False))]
+        self.epoch_since = self.now
+        self.start_step = self.step
+        self.reason = ExitReason.NONE
+        self.draining = False
+        self.rounds = [
+            OracleRound(0, self.step, waiting, waiting, self._elected(waiting, established=False))
+        ]
         self._enter(RunState.WARMUP)
 
     def _elected(self, roster: int, established: bool) -> int:
         seated = roster & self.healthy
         clients = (seated & self.judges if established else seated).bit_count()
-        return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
+        nodes = self.config.witness_nodes
+        if established and nodes == 1:
+            nodes = 2
+        return min(nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:
         known = sorted(min(seat.declared, seat.weight) for seat in seats if seat.weight)
@@ -631,7 +651,8 @@ class Transitions:
         durable = self.durable
         if whole:
             self._use_durable()
-        hashes, attested = list(self.known.hashes), self.known.attested
+        hashes = list(self.known.hashes)
+        attested = self.known.attested
         for level in bitmap.seats(0 if whole else lost):
             hashes[level] = durable.hashes[level]
             attested = attested & ~(1 << level) | (durable.hashes[level] != UNKNOWN) << level
@@ -660,10 +681,10 @@ class Transitions:
             return True
         if self.seed_slot:
             return False
-        ready = self.lap.ready.bit_count() >= quorum(self.lap.elected)
+        ready = self.round.ready.bit_count() >= quorum(self.round.elected)
         if not ready and not self._passed(self.since, self.config.warmup_time):
             return False
-        self.laps = []
+        self.rounds = []
         known = self.judges & self.healthy
         self.known_levels = self._held(known)
         for seat in self.members:
@@ -682,7 +703,7 @@ class Transitions:
             self.backlog -= set(range(waits.start, waits.start + taken))
         fresh = wanted - sum(piece.len for piece in batch)
         roster, self.next_roster = self.next_roster, self.healthy
-        established = self.laps[-1].established if height else self._enough()
+        established = self.rounds[-1].established if height else self._enough()
         alone = established and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
         alone = alone and not self.config.verification_percent
         if alone:
@@ -697,7 +718,7 @@ class Transitions:
             data_index = self.data_index - fresh
         else:
             data_index = self.data_index
-        lap = Lap(
+        round = OracleRound(
             height,
             self.step + unsettled,
             self.began,
@@ -709,58 +730,60 @@ class Transitions:
         )
         if not self.draining:
             self._fix()
-        lap.data_index = data_index
-        self.laps.append(lap)
+        round.data_index = data_index
+        self.rounds.append(round)
         self._enter(RunState.ROUND_TRAIN)
 
     def _has_room(self, more: int) -> bool:
         return len(self.intervals()) + more + ROOM <= BACKLOG
 
     def _tick_round(self) -> bool:
-        lap, config = self.lap, self.config
+        round = self.round
+        config = self.config
         if self.seed_slot:
             return False
         if self.state is RunState.ROUND_TRAIN:
             if config.min_round_time and not self._passed(self.since, config.min_round_time):
                 return False
-            if len(lap.votes) < lap.elected:
-                enough = len(lap.votes) >= round_quorum(lap, lap.elected)
+            if len(round.votes) < round.elected:
+                enough = len(round.votes) >= round_quorum(round, round.elected)
                 if not enough and not self._passed(self.since, config.max_round_train_time):
                     return False
                 self._enter(RunState.ROUND_WITNESS)
                 return True
-        elif len(lap.votes) < lap.elected and not self._passed(
+        elif len(round.votes) < round.elected and not self._passed(
             self.since, config.round_witness_time
         ):
             return False
-        self._close(lap)
+        self._close(round)
         return True
 
-    def _close(self, lap: Lap) -> None:
-        judged, lap.attested = self.judged_by(lap), 0
+    def _close(self, round: OracleRound) -> None:
+        judged = self.judged_by(round)
+        round.attested = 0
         if judged is not None:
-            lap.attested, delivered = self._settle(lap, judged)
+            round.attested, delivered = self._settle(round, judged)
             if delivered:
                 self.step += 1
                 self.judged += 1
-                lap.counts = True
-                counted, owed = self._counted(lap, judged, lap.attested, delivered)
+                round.counts = True
+                counted, owed = self._counted(round, judged, round.attested, delivered)
                 self.proven |= owed
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
         if self.draining:
             self._cool_down()
             return
-        unsettled = int(bool(self.config.overlap and lap.size))
-        self.reason = self._exit_reason(lap, unsettled)
+        unsettled = int(bool(self.config.overlap and round.size))
+        self.reason = self._exit_reason(round, unsettled)
         if self.reason is ExitReason.NO_ATTESTATION and self.config.overlap:
-            self._put_back(lap.batch)
+            self._put_back(round.batch)
         over = self.reason is not ExitReason.NONE
         if self.reason is ExitReason.NO_ATTESTATION or (over and not self.config.overlap):
             self._cool_down()
             return
         self.draining = over
-        self._start_round(lap.height + 1, unsettled)
+        self._start_round(round.height + 1, unsettled)
 
     def _stands(self) -> bool:
         """Return whether an established member delivered and stayed. If one delivered and all left
@@ -787,24 +810,26 @@ class Transitions:
         gone = (MemberState.DROPPED, MemberState.RESTARTED, MemberState.LEFT_EARLY)
         return self.judges & (self.healthy | reduce(or_, map(self._seats, gone)))
 
-    def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
-        config, votes = self.config, len(lap.votes)
+    def _exit_reason(self, round: OracleRound, unsettled: int) -> ExitReason:
+        config = self.config
+        votes = len(round.votes)
         reasons = [
             (ExitReason.NO_ATTESTATION, votes == 0),
-            (ExitReason.QUORUM_MISSING, votes < round_quorum(lap, lap.elected)),
+            (ExitReason.QUORUM_MISSING, votes < round_quorum(round, round.elected)),
             (ExitReason.TOO_FEW_CLIENTS, self.healthy.bit_count() < config.min_clients),
             (ExitReason.TOTAL_STEPS, self.step + unsettled > config.total_steps),
-            (ExitReason.ROUNDS_PER_EPOCH, 0 < config.rounds_per_epoch <= lap.height + 1),
+            (ExitReason.ROUNDS_PER_EPOCH, 0 < config.rounds_per_epoch <= round.height + 1),
             (ExitReason.EPOCH_TIME, self._passed(self.epoch_since, config.epoch_time or MONTH)),
             (ExitReason.PAUSE, self.pausing),
         ]
         return next((reason for reason, holds in reasons if holds), ExitReason.NONE)
 
-    def _settle(self, lap: Lap, judged: Lap) -> tuple[int, int]:
-        """Who delivered, and who of them owed anything: if anybody did, it is a step. What is
-        missing waits.
+    def _settle(self, round: OracleRound, judged: OracleRound) -> tuple[int, int]:
+        """Return the members that delivered, and those of them that owed a result.
+
+        The round is a step if any of them owed one. Missing sequences go to the backlog.
         """
-        agreed = bitmap.from_seats(self._agreed(lap)) & judged.roster
+        agreed = bitmap.from_seats(self._agreed(round)) & judged.roster
         shares = self.shares(judged)
         idle = bitmap.from_seats(number for number, share in shares.items() if not share)
         missing = {
@@ -815,7 +840,8 @@ class Transitions:
         }
         gaps = behind(judged.batch, missing)
         if gaps and not self._has_room(len(gaps)):
-            agreed, gaps = 0, list(judged.batch)
+            agreed = 0
+            gaps = list(judged.batch)
         self._put_back(gaps)
         again = numbers(gaps)
         done = numbers(judged.batch) - again
@@ -827,36 +853,40 @@ class Transitions:
             return agreed, agreed if judged.batch else 0
         return agreed | idle, agreed & ~idle
 
-    def _counted(self, lap: Lap, judged: Lap, attested: int, delivered: int) -> tuple[int, int]:
+    def _counted(
+        self, round: OracleRound, judged: OracleRound, attested: int, delivered: int
+    ) -> tuple[int, int]:
         """Return whom the round counts for. Where newcomers witness, a majority of the elected says
         it; while some are late, all that no majority left out.
         """
-        if lap.established:
+        if round.established:
             return attested, delivered
-        if len(lap.votes) == lap.elected:
-            named = bitmap.from_seats(self._by_most(lap)) & judged.roster
+        if len(round.votes) == round.elected:
+            named = bitmap.from_seats(self._by_most(round)) & judged.roster
         else:
-            named = bitmap.from_seats(one for one in judged.members if not self._left_out(lap, one))
+            named = bitmap.from_seats(
+                one for one in judged.members if not self._left_out(round, one)
+            )
         owed_nothing = attested & ~delivered
         return named | owed_nothing, named & ~owed_nothing
 
     @staticmethod
-    def _left_out(lap: Lap, number: int) -> bool:
+    def _left_out(round: OracleRound, number: int) -> bool:
         """Whether more than half of the elected witnesses attested without this member's result."""
-        return sum(number not in vote.held for vote in lap.votes) > lap.elected // 2
+        return sum(number not in vote.held for vote in round.votes) > round.elected // 2
 
-    def _agreed(self, lap: Lap) -> dict[int, int]:
+    def _agreed(self, round: OracleRound) -> dict[int, int]:
         """The results that a quorum of a round's witnesses recorded."""
-        return self._recorded(lap, round_quorum(lap, lap.elected))
+        return self._recorded(round, round_quorum(round, round.elected))
 
-    def _by_most(self, lap: Lap) -> dict[int, int]:
+    def _by_most(self, round: OracleRound) -> dict[int, int]:
         """The results that more than half of the elected witnesses recorded."""
-        return self._recorded(lap, lap.elected // 2 + 1)
+        return self._recorded(round, round.elected // 2 + 1)
 
-    def _recorded(self, lap: Lap, least: int) -> dict[int, int]:
+    def _recorded(self, round: OracleRound, least: int) -> dict[int, int]:
         """Return the results that at least `least` of a round's witnesses recorded."""
         found = Counter(
-            (number, result) for vote in lap.votes for number, result in vote.held.items()
+            (number, result) for vote in round.votes for number, result in vote.held.items()
         )
         return {number: result for (number, result), votes in found.items() if votes >= least}
 
@@ -923,7 +953,7 @@ class Transitions:
         )
 
     def _safe(self) -> bool:
-        held = self._held(self.healthy & self.lap.roster)
+        held = self._held(self.healthy & self.round.roster)
         saved = self.known.step == self.step == self.durable.step
         return bool(held) and not held & ~self.known.attested and saved
 
@@ -932,10 +962,8 @@ class Transitions:
             if not self._passed(self.since, self.config.cooldown_time):
                 return False
             for level in range(self.levels):
-                told, silent = (
-                    self.statements[level],
-                    set(self.electees(level)) - set(self.statements[level]),
-                )
+                told = self.statements[level]
+                silent = set(self.electees(level)) - set(self.statements[level])
                 gone = any(not bitmap.contains(self.healthy, number) for number in silent)
                 known = bool(self.known_levels >> level & 1)
                 new = known and not all(self.members[number].established for number in told)
@@ -960,7 +988,8 @@ class Transitions:
     def _end_epoch(self) -> None:
         unknown = self._unknown()
         undone = self._restore()
-        healthy, worked = self.healthy & self.lap.roster, self.step > self.start_step
+        healthy = self.healthy & self.round.roster
+        worked = self.step > self.start_step
         earned = self.rates[0] // healthy.bit_count() if healthy else 0
         for seat in self.members:
             if seat.state is MemberState.HEALTHY and worked:
@@ -1035,7 +1064,8 @@ class Transitions:
             return False
         (self.known, data_index), self.kept = self.kept, None
         if self.step != self.start_step:
-            self.step, self.data_index = self.start_step, data_index
+            self.step = self.start_step
+            self.data_index = data_index
             self.backlog = set()
             self.trained = {one for one in self.trained if one < data_index}
         return True
@@ -1052,7 +1082,8 @@ class Transitions:
         self._dismiss()
         for seat in self.members:
             seat.state = MemberState.IDLE
-        self.pausing, self.cold = False, True
+        self.pausing = False
+        self.cold = True
         self._enter(RunState.PAUSED)
 
     def _dismiss(self) -> None:

@@ -1,10 +1,8 @@
-"""What becomes of sequences that nobody trained: the program's backlog, as pure functions.
+"""The program's backlog as pure functions, to compare with the compiled program.
 
-The chain keeps intervals of sequences in ascending order, joined where they touch. A round takes
-the first few of them before anything fresh, so no data is skipped. A round whose gaps would not fit
-counts for nothing and comes back whole, and while the backlog is full rounds take nothing fresh.
-Members only read the result in `Run`: this says the program's rule a second time, for tests to hold
-against the compiled program.
+The chain keeps untrained intervals in ascending order, joined where they touch. A round takes the
+first few of them before any fresh sequence. A round whose gaps do not fit counts for nothing and
+comes back whole.
 """
 
 from __future__ import annotations

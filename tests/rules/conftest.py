@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aftermath.config.read import location_of, optimizer_of
-from aftermath.config.sources import DataLocation as ChosenLocation
-from aftermath.config.sources import LocalData
+from aftermath.config.sources import DataLocationChoice, LocalData
 from aftermath.config.training import DISTRO
 from aftermath.rules.model import Checkpoint, Metadata, Model
 from aftermath.rules.state import CheckpointKind, ScheduleKind
@@ -28,7 +27,7 @@ def configured_model() -> Model:
         checkpoint_hashes=(bytes(32),) * 3,
         checkpoint_data_index=0,
         earlier=(),
-        data_location=location_of(ChosenLocation(Local=LocalData(path="tokens"))),
+        data_location=location_of(DataLocationChoice(Local=LocalData(path="tokens"))),
         lr_schedule=schedule(ScheduleKind.CONSTANT),
         optimizer=optimizer_of(DISTRO),
         schema_hash=b"\x01" * 32,

@@ -48,7 +48,8 @@ class Onchain:
     def __init__(self) -> None:
         self.world = World()
         self.svm = self.world.svm
-        self.coordinator, self.authorizer = coordinator_program(), authorizer_program()
+        self.coordinator = coordinator_program()
+        self.authorizer = authorizer_program()
         self.addresses = run_addresses(self.coordinator.id, RUN_ID)
         self.owner = self.wallet(0)
 
@@ -135,7 +136,8 @@ class Onchain:
         """Let the member of a seat attest {seat: commitment} of the judged round; its wallet's
         number is seat + 1.
         """
-        run, wallet = self.run, self.wallet(seat + 1)
+        run = self.run
+        wallet = self.wallet(seat + 1)
         judged = run.round(run.config.judged(run.current.height))
         fingerprints = (
             pack_fingerprints(results, judged.roster, run.current.salt)
@@ -160,7 +162,8 @@ class Onchain:
         """Let a wallet ask for the next epoch."""
         wallet = self.wallet(number)
         authorization = authorization_address(self.authorizer.id, self.owner.pubkey(), EVERYONE)
-        created, first = self.run.created, []
+        created = self.run.created
+        first = []
         if not self.world.lamports(self.ix(wallet).membership(RUN_ID, created, wallet.pubkey())):
             first = [self.ix(wallet).enroll(RUN_ID, created, 0)]
         instruction = self.ix(wallet).join_run(

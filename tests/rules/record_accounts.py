@@ -78,7 +78,8 @@ def epoch(chain: Onchain) -> None:
     while chain.run.state is not RunState.COOLDOWN:
         witness_round(chain, missing=(chain.run.current.height + 1) % 5)
     for seat in healthy(chain):
-        wallet, tier = chain.wallet(seat + 1), chain.members.seats[seat].tier
+        wallet = chain.wallet(seat + 1)
+        tier = chain.members.seats[seat].tier
         hashes = {level: bytes([level + 1, chain.run.epoch]) * 16 for level in range(tier, 3)}
         chain.send(wallet, chain.ix(wallet).attest(RUN_ID, seat, chain.run.round_id, hashes))
 

@@ -264,7 +264,8 @@ def test_the_head_says_what_the_body_does() -> None:
 def test_another_key_cannot_speak_for_the_sender() -> None:
     with pytest.raises(BadAnnouncement, match="does not belong"):
         encode_announcement(READY, b"\x07" * 32)
-    head, body = b"\x02", encode_announcement(READY, SECRET)[97:]
+    head = b"\x02"
+    body = encode_announcement(READY, SECRET)[97:]
     other = Keypair.from_seed(b"\x07" * 32)
     forged = bytes(other.sign_message(commitment.statement(head, body))) + head + body
     with pytest.raises(BadAnnouncement, match="not signed by the key it names"):

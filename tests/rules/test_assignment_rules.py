@@ -128,5 +128,6 @@ def test_a_batch_never_shrinks_nor_leaves_its_range(
         global_batch_size_warmup_tokens=warmup,
         max_seq_len=seq_len,
     )
-    now, later = assignment.batch_size(rules, index), assignment.batch_size(rules, index + 1)
+    now = assignment.batch_size(rules, index)
+    later = assignment.batch_size(rules, index + 1)
     assert start <= now <= later <= start + more

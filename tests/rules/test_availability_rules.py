@@ -70,7 +70,8 @@ def test_only_holders_have_a_level_if_all_members_witness() -> None:
 def test_all_witnesses_have_a_level_with_few_drawn_holders(
     tiers: list[int], seed: int, data: st.DataObject
 ) -> None:
-    judges, known = data.draw(st.integers(0, 2 ** len(tiers) - 1)), data.draw(st.integers(0, 7))
+    judges = data.draw(st.integers(0, 2 ** len(tiers) - 1))
+    known = data.draw(st.integers(0, 7))
     round, run, members = _run(tiers, known=known, judges=judges, seed=seed)
     drawn = availability.drawn(round, run, members)
     found = _had_by_all(round, run, members)

@@ -27,7 +27,9 @@ def test_every_sequence_is_trained_once_or_waits(seed: int, rounds: list[tuple[i
     """Rounds of any size, in which any members fail: what was handed out is accounted for at the
     end.
     """
-    backlog, data_index, trained = Backlog(), 0, Counter[int]()
+    backlog = Backlog()
+    data_index = 0
+    trained = Counter[int]()
     for height, (wanted, delivered) in enumerate(rounds):
         batch = backlog.batch(wanted)
         redo, backlog = backlog.take(wanted)

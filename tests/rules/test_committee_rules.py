@@ -36,7 +36,10 @@ def test_positions_invert_the_order(seed: int, n: int) -> None:
 
 def test_the_shuffle_follows_the_written_recurrence() -> None:
     """Three swaps done by hand with the MMIX constants, from state 42."""
-    a, c, state, expected = 6364136223846793005, 1442695040888963407, 42, [0, 1, 2, 3]
+    a = 6364136223846793005
+    c = 1442695040888963407
+    state = 42
+    expected = [0, 1, 2, 3]
     for i in (0, 1, 2):
         state = (a * state + c) % 2**64
         j = i + (state // 2**32) % (4 - i)
@@ -91,7 +94,8 @@ def test_next_member_witnesses_for_a_leaver_unless_it_voted(
     """Members attest and leave in any order: there are never more votes than seats, and no seat is
     empty in vain.
     """
-    healthy, attested = roster, 0
+    healthy = roster
+    attested = 0
     round_ = header(
         roster, seed=seed, elected=program_rules.elected_count(witness_nodes, roster.bit_count())
     )
@@ -112,7 +116,8 @@ def test_leaver_does_not_change_the_order_of_others(
     seed: int, began: int, stayed: int, percent: int
 ) -> None:
     """Among those who stay, each order is the one of those who began."""
-    whole, left = header(began, seed=seed), header(began & stayed, began=began, seed=seed)
+    whole = header(began, seed=seed)
+    left = header(began & stayed, began=began, seed=seed)
     before = [seat for seat in committee.roles(whole, percent) if bitmap.contains(stayed, seat)]
     assert list(committee.roles(left, percent)) == before
     in_order = [

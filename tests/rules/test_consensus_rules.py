@@ -268,7 +268,8 @@ def test_level_is_applied_iff_a_quorum_of_its_judges_agrees(
     recorded = {
         w: data.draw(st.sets(st.sampled_from(sorted(everybody)))) for w in everybody - silent
     }
-    judges, known = data.draw(st.integers(0, 2 ** len(of) - 1)), data.draw(st.integers(0, 15))
+    judges = data.draw(st.integers(0, 2 ** len(of) - 1))
+    known = data.draw(st.integers(0, 15))
     found = vouched_by(recorded, of, 4, judges=judges, known=known)
     roster = (1 << len(of)) - 1
     attestations = [
@@ -280,10 +281,8 @@ def test_level_is_applied_iff_a_quorum_of_its_judges_agrees(
         holders = {w for w in everybody if of[w] <= level}
         asked = {w for w in holders if not known >> level & 1 or judges >> w & 1}
         for member in accepted:
-            having, quorum = (
-                [w for w in asked if member in recorded.get(w, ())],
-                -(-2 * len(asked) // 3),
-            )
+            having = [w for w in asked if member in recorded.get(w, ())]
+            quorum = -(-2 * len(asked) // 3)
             needed = (
                 max(quorum - 1, 2 if len(asked) == 3 else 0) if member in asked & silent else quorum
             )

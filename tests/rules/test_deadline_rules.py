@@ -105,10 +105,8 @@ def test_epoch_waits_for_absent_sole_holders(
     assert deadlines.next_deadline(waiting, table, durable) == expected  # type: ignore[arg-type]
     for known in (b"\1" * 32, bytes(32)):  # also of a checkpoint that was never attested
         hashes = tuple(b"\xff" * 32 if level in differing else known for level in range(3))
-        unattested, durable = (
-            replace(waiting, level_hashes=hashes),
-            SimpleNamespace(checkpoint_hashes=(known,) * 3),
-        )
+        unattested = replace(waiting, level_hashes=hashes)
+        durable = SimpleNamespace(checkpoint_hashes=(known,) * 3)
         assert deadlines.next_deadline(unattested, table, durable) == expected  # type: ignore[arg-type]
 
 

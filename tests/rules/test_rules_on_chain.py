@@ -69,7 +69,8 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, cases: 
     them.
     """
     rng = random.Random(cases)
-    run_layout, members_layout = views.run_account(), views.members_account()
+    run_layout = views.run_account()
+    members_layout = views.members_account()
     for _ in range(cases):
         clients = rng.choice([1, 2, 3, 31, 32, 33, 64, 255, 256, rng.randint(1, 256)])
         roster = bitmap.from_seats(rng.sample(range(256), clients))
@@ -123,7 +124,8 @@ def test_witnesses_match_the_program_when_members_leave(chain: Onchain, cases: i
     whom the program takes for a witness then.
     """
     rng = random.Random(cases)
-    run_layout, members_layout = views.run_account(), views.members_account()
+    run_layout = views.run_account()
+    members_layout = views.members_account()
     alone = set[bool]()
     for _ in range(cases):
         clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
@@ -193,7 +195,8 @@ def test_failed_epoch_leaves_the_predicted_backlog(chain: Onchain, seed: int, ov
     predicted = Backlog()
     while chain.run.state.training:
         run = chain.run
-        round_, judged = run.current, run.round(run.config.judged(run.current.height))
+        round_ = run.current
+        judged = run.round(run.config.judged(run.current.height))
         if round_.batch:
             wanted = assignment.batch_size(run.config, round_.data_index)
             assert round_.batch == predicted.batch(wanted)
@@ -215,7 +218,8 @@ def test_failed_epoch_leaves_the_predicted_backlog(chain: Onchain, seed: int, ov
             idle = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
             agreed = program_rules.attested_mask(round_, sent, judged, idle)
             settled = backlog.settle(predicted, judged, shares, agreed)
-            attested, predicted = settled.attested, settled.backlog
+            attested = settled.attested
+            predicted = settled.backlog
             assert closed.attested == attested
             assert chain.run.step == run.step + settled.worked
             applied = bitmap.from_seats(consensus.consensus(closed, sent, judged.roster))
@@ -269,7 +273,8 @@ def test_program_drops_members_that_left_out_names(chain: Onchain, seed: int, ov
         given = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
         _write_attestations(chain, given, attested=rng.getrandbits(members))
         _have_gone(chain, {seat for seat in range(1, members) if rng.random() < 0.1})
-        judges, judged = chain.run.round(1), chain.run.round(chain.run.config.judged(1))
+        judges = chain.run.round(1)
+        judged = chain.run.round(chain.run.config.judged(1))
         assert judges is not None
         assert judged is not None
         healthy = chain.members.mask(MemberState.HEALTHY)
@@ -289,7 +294,8 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
     that a quorum of all has a result of is taken by a `health_check` if and only if the client
     would name it.
     """
-    rng, size = random.Random(seed), 8
+    rng = random.Random(seed)
+    size = 8
     chain.configure(
         SEED, min_clients=2, init_min_clients=size, witness_nodes=2, rounds_per_epoch=60
     )
@@ -311,8 +317,10 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
             for bit in range(7)
         ]
         overwrite(chain, views.members_account(), chain.addresses.members, shown=planes)
-        members, last = chain.members, chain.run.current.height - 1
-        judges, ring = chain.run.round(last), chain.run.ring(last)
+        members = chain.members
+        last = chain.run.current.height - 1
+        judges = chain.run.round(last)
+        ring = chain.run.ring(last)
         assert judges is not None
         assert ring is not None
         attestations = chain.attestations(ring, len(given))
@@ -327,7 +335,8 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
 def _appoint(chain: Onchain, judges: int) -> None:
     """The epoch began with these as established holders."""
     smallest = min((chain.members.seats[seat].tier for seat in bitmap.seats(judges)), default=3)
-    held, who = 0b111 & ~((1 << smallest) - 1), bitmap.to_bytes(judges)
+    held = 0b111 & ~((1 << smallest) - 1)
+    who = bitmap.to_bytes(judges)
     overwrite(chain, views.run_account(), chain.addresses.run, levels_established=held)
     overwrite(chain, views.members_account(), chain.addresses.members, judges=who, established=who)
 
@@ -341,7 +350,8 @@ def test_level_judges_match_the_program(chain: Onchain, seed: int, overlap: int)
     established holders, more than half are enough for either. All are witnesses, so what no
     majority of them says counts for nothing.
     """
-    rng, size = random.Random(seed), 8
+    rng = random.Random(seed)
+    size = 8
     chain.configure(
         SEED,
         min_clients=2,
@@ -356,12 +366,11 @@ def test_level_judges_match_the_program(chain: Onchain, seed: int, overlap: int)
         chain.at(chain.now + 1)
         for seat in range(size):
             _attest(chain, rng, seat, 0)
-    seen, splits = set[int](), 0
+    seen = set[int]()
+    splits = 0
     for _ in range(25):
-        judges, closing = (
-            rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)]),
-            chain.run.current.height,
-        )
+        judges = rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)])
+        closing = chain.run.current.height
         if judges.bit_count() >= committee.ENOUGH:  # holders of all levels would attest alone
             judges &= ~bitmap.from_seats(
                 seat for seat in range(size) if not chain.members.seats[seat].tier
@@ -370,7 +379,8 @@ def test_level_judges_match_the_program(chain: Onchain, seed: int, overlap: int)
         known = chain.run.levels_established
         chain.at(chain.now + 1)
         attestations = [_attest(chain, rng, seat, everybody) for seat in range(size)]
-        closed, before = chain.run.round(closing), chain.members
+        closed = chain.run.round(closing)
+        before = chain.members
         assert closed is not None
         chain.at(chain.now + 1)
         _attest(chain, rng, 0, everybody)  # the first of the next round has the one before counted
@@ -507,7 +517,8 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
         if rng.random() < 0.3 and run.current.height and chain.run.state.training:
             wallet = chain.wallet(rng.choice(list(bitmap.seats(chain.members.healthy))) + 1)
             chain.send(wallet, chain.ix(wallet).leave_run(RUN_ID, chain.run.round_id))
-    run, members = chain.run, chain.members
+    run = chain.run
+    members = chain.members
     committees = [committee.cooldown_electees(run, members, level) for level in range(3)]
     assert 0 < len(committees[0]) < len(committees[2]) < 40
     expected: list[dict[int, bytes]] = [{} for _ in range(8)]
@@ -533,7 +544,8 @@ def test_level_committees_match_with_established_members(chain: Onchain, least: 
 
     The committees match, and each has its full size.
     """
-    rng, size = random.Random(least), 130
+    rng = random.Random(least)
+    size = 130
     chain.configure(SEED, min_clients=1, init_min_clients=size, witness_nodes=1, rounds_per_epoch=3)
     chain.begin({number: (number % 3, 1) for number in range(1, size + 1)})
     while chain.run.state is not RunState.COOLDOWN:
@@ -547,7 +559,8 @@ def test_level_committees_match_with_established_members(chain: Onchain, least: 
     _appoint(
         chain, bitmap.from_seats(seat for seat in range(size) if tiers[seat] >= least and seat % 7)
     )
-    run, members = chain.run, chain.members
+    run = chain.run
+    members = chain.members
     committees = [committee.cooldown_electees(run, members, level) for level in range(3)]
     for level, electees in enumerate(committees):
         alone = bitmap.from_seats(electees) & ~members.judges == 0

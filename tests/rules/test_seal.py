@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from aftermath.rules.seal import ResultPlace, key_of, masked, seal_of
 
 PLACE = ResultPlace("test", 2, 7, 2**64 - 1, 5)
-SECRET, WALLET = bytes(range(32)), b"w" * 32
+SECRET = bytes(range(32))
+WALLET = b"w" * 32
 OTHERS = [
     PLACE._replace(run_id="test2"),
     PLACE._replace(epoch=3),

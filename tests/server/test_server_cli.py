@@ -1,4 +1,4 @@
-"""The commands of `aftermath-centralized`: their help, their page, and what they say to mistakes."""
+"""The commands of `aftermath-centralized`: their help, their page and their errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aftermath.data.server import load_server_settings
 from aftermath.rules.state import DataKind
 from aftermath.server.docs import PREFACE
 from aftermath.server.index import CENTRALIZED
-from aftermath.server.state import load_state
+from aftermath.server.state_file import load_state_file
 from cli.cli_runs import invoke as run_command
 from config.config_cases import SEED
 
@@ -36,17 +36,18 @@ def invoke(*words: str | Path) -> Any:
 
 
 def refused(*words: str | Path) -> str:
-    found = invoke(*words)
-    assert found.exit_code in (1, 2), found.output
-    said: str = found.stderr
-    assert said.startswith("error: ")
-    assert "\nfix: " in said
-    return said
+    result = invoke(*words)
+    assert result.exit_code in (1, 2), result.output
+    error: str = result.stderr
+    assert error.startswith("error: ")
+    assert "\nfix: " in error
+    return error
 
 
 @NAMES
 def test_help_has_a_valid_example_and_the_indexs_summary(name: str) -> None:
-    command, words = CENTRALIZED.load(name), name.split()
+    command = CENTRALIZED.load(name)
+    words = name.split()
     shown = invoke(*words, "--help")
     assert shown.exit_code == 0
     assert CENTRALIZED.entries[name].summary in " ".join(shown.output.split())
@@ -55,7 +56,7 @@ def test_help_has_a_valid_example_and_the_indexs_summary(name: str) -> None:
     command.make_context(name, example[1 + len(words) :])
 
 
-def test_the_page_is_what_help_says() -> None:
+def test_commands_page_equals_the_help() -> None:
     page = (ROOT / "docs/commands-centralized.md").read_text()
     assert page == docs.page(CENTRALIZED, PREFACE), (
         "run: python -m aftermath.server.docs docs/commands-centralized.md"
@@ -71,27 +72,28 @@ def test_help_imports_no_command() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_mistakes_are_told_under_this_scripts_name() -> None:
+def test_usage_error_names_this_script() -> None:
     assert "aftermath-centralized --help lists the commands" in refused("server", "rum")
     assert "aftermath-centralized server run --help" in refused("server", "run", "-s", "99999")
 
 
-def test_a_member_has_the_options_of_train_but_for_a_cluster() -> None:
-    given = {name for option in CENTRALIZED.load("client train").params for name in option.opts}
-    assert {"--server-addr", "--matformer-tier", "--checkpoint-dir", "--tls-ca", "-i"} <= given
-    assert not given & {
+def test_client_train_has_the_options_of_train_without_a_cluster() -> None:
+    options = {name for option in CENTRALIZED.load("client train").params for name in option.opts}
+    assert {"--server-addr", "--matformer-tier", "--checkpoint-dir", "--tls-ca", "-i"} <= options
+    assert not options & {
         "--rpc",
         "--wallet-private-key-path",
         "--authorizer",
         "--iroh-discovery",
         "--max-bond",
     }
-    assert len(given) > len(settings_options()) / 2
+    assert len(options) > len(settings_options()) / 2
 
 
-def test_an_identity_is_32_bytes_or_hex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_is_32_bytes_or_hex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAW_IDENTITY_SECRET_KEY", raising=False)
-    secret, path = bytes(range(32)), tmp_path / "secret.key"
+    secret = bytes(range(32))
+    path = tmp_path / "secret.key"
     path.write_bytes(secret)
     path.chmod(0o600)
     expected = str(Keypair.from_seed(secret).pubkey())
@@ -105,12 +107,12 @@ def test_an_identity_is_32_bytes_or_hex(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", secret.hex())
     assert json.loads(invoke(*show).stdout)["identity"] == expected
     path.write_bytes(b"short")
-    said = refused("client", "show-identity", "-i", path)
-    assert "is not an identity key" in said
+    assert "is not an identity key" in refused("client", "show-identity", "-i", path)
 
 
 def test_show_identity_create_makes_private_key_once(tmp_path: Path) -> None:
-    path, words = tmp_path / "secret.key", ("client", "show-identity", "--create")
+    path = tmp_path / "secret.key"
+    words = ("client", "show-identity", "--create")
     identity = json.loads(invoke(*words, "-i", path, "--json").stdout)["identity"]
     assert path.stat().st_mode & 0o077 == 0
     assert "exists already" in refused(*words, "-i", path)
@@ -121,27 +123,27 @@ def test_show_identity_create_makes_private_key_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "address", ["", "host", "host:0", "host:70000", "http://host:1", "a b:1", "h:1/x", "u@h:1"]
 )
-def test_an_address_is_host_and_port(address: str) -> None:
+def test_invalid_server_address_is_refused(address: str) -> None:
     from aftermath.base.errors import UsageError
-    from aftermath.server.client_backend import reaching
+    from aftermath.server.client_backend import server_backend
 
-    with pytest.raises(UsageError, match="is no address"):
-        reaching(address, None, None)
+    with pytest.raises(UsageError, match="is not a valid address"):
+        server_backend(address, None, None)
 
 
-def test_a_state_file_is_a_config_with_the_runs_name(tmp_path: Path) -> None:
+def test_state_file_is_a_config_with_a_run_id(tmp_path: Path) -> None:
     path = tmp_path / "state.toml"
     path.write_text(SEED)
-    assert load_state(path, "mine")[0] == "mine"
-    assert "does not say the run's id" in refused("server", "validate-config", "--state", path)
+    assert load_state_file(path, "mine")[0] == "mine"
+    assert "has no run_id" in refused("server", "validate-config", "--state", path)
     path.write_text(
         'run_id = "demo"\nrun_state = "WaitingForMembers"\n'
         + SEED
         + "\n[progress]\nepoch = 0\nstep = 1\n"
     )
-    chosen, state = load_state(path, None, 77)
+    chosen, state = load_state_file(path, None, 77)
     assert (chosen, state.config.warmup_time) == ("demo", 77)
-    assert load_state(path, "demo")[0] == "demo"
+    assert load_state_file(path, "demo")[0] == "demo"
     assert "says 'demo'" in refused(
         "server", "validate-config", "--state", path, "--run-id", "other"
     )
@@ -153,7 +155,7 @@ def test_a_state_file_is_a_config_with_the_runs_name(tmp_path: Path) -> None:
 
 def test_example_state_and_data_files_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    run_id, state = load_state(ROOT / "config/centralized/state.toml", None)
+    run_id, state = load_state_file(ROOT / "config/centralized/state.toml", None)
     data = load_server_settings(ROOT / "config/centralized/data.toml")
     light = load_config(ROOT / "config/solana-test/light-config.toml")
     assert run_id == "demo"
@@ -163,7 +165,7 @@ def test_example_state_and_data_files_fit_together(monkeypatch: pytest.MonkeyPat
     assert checkpoint_of(state.llm.checkpoint) == checkpoint_of(light.llm.checkpoint)
 
 
-def test_a_state_file_that_is_right_is_told_tier_by_tier(tmp_path: Path) -> None:
+def test_validate_config_prints_the_size_of_each_tier(tmp_path: Path) -> None:
     shape = ("--hidden", 32, "--layers", 1, "--intermediate", 64, "--tiers", 3)
     assert run_command("model", "init", "--out", tmp_path / "model", *shape).code == 0
     state = tmp_path / "state.toml"
@@ -173,14 +175,14 @@ def test_a_state_file_that_is_right_is_told_tier_by_tier(tmp_path: Path) -> None
         .replace("runs/demo/model", str(tmp_path / "model"))
     )
     state.write_text('run_id = "demo"\n' + text)
-    said = invoke("server", "validate-config", "--state", state)
-    assert said.exit_code == 0, said.output
+    shown = invoke("server", "validate-config", "--state", state)
+    assert shown.exit_code == 0, shown.output
     data = json.loads(invoke("server", "validate-config", "--state", state, "--json").stdout)
     for tier, size in enumerate(data["bytes_per_round"]):
-        assert f"{size:,} by each member of tier {tier}" in said.stdout
+        assert f"{size:,} by each member of tier {tier}" in shown.stdout
 
 
-def _server(tmp_path: Path, *words: str | Path) -> str:
+def refused_server_run(tmp_path: Path, *words: str | Path) -> str:
     path = tmp_path / "state.toml"
     path.write_text('run_id = "demo"\n' + SEED)
     return refused(
@@ -189,53 +191,53 @@ def _server(tmp_path: Path, *words: str | Path) -> str:
 
 
 def garbage(path: Path) -> Path:
-    path.write_text("nothing of the kind\n")
+    path.write_text("neither a key nor TOML\n")
     return path
 
 
 MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
-    ("list", lambda place: ["--allow", garbage(place / "list")], "list:1 is not a public key"),
-    ("no list", lambda place: ["--allow", place / "none"], "No such file"),
-    ("half a pair", lambda place: ["--tls-key", place / "key"], "two parts of one thing"),
+    ("bad key", lambda folder: ["--allow", garbage(folder / "list")], "list:1 is not a public key"),
+    ("no file", lambda folder: ["--allow", folder / "none"], "No such file"),
+    ("key only", lambda folder: ["--tls-key", folder / "key"], "belong together"),
     (
-        "no pair",
-        lambda place: [
+        "bad certificate",
+        lambda folder: [
             "--tls-key",
-            garbage(place / "key"),
+            garbage(folder / "key"),
             "--tls-certificate",
-            garbage(place / "cert"),
+            garbage(folder / "cert"),
         ],
         "cannot use the certificate",
     ),
     (
         "data",
-        lambda place: ["--data-config", garbage(place / "data.toml")],
-        "does not have its data from a server",
+        lambda folder: ["--data-config", garbage(folder / "data.toml")],
+        "does not read its data from a server",
     ),
     (
         "place",
-        lambda place: ["--save-state-dir", garbage(place / "file") / "in"],
-        "cannot make the directory",
+        lambda folder: ["--save-state-dir", garbage(folder / "file") / "in"],
+        "cannot create the directory",
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(w, s) for _, w, s in MISTAKES], ids=[name for name, _, _ in MISTAKES]
+    ("words", "error"), [(w, e) for _, w, e in MISTAKES], ids=[name for name, _, _ in MISTAKES]
 )
-def test_what_a_server_cannot_use_is_told_before_it_serves(
-    tmp_path: Path, words: Callable[[Path], list[str | Path]], said: str
+def test_unusable_option_is_refused_before_the_server_starts(
+    tmp_path: Path, words: Callable[[Path], list[str | Path]], error: str
 ) -> None:
-    assert said in _server(tmp_path, *words(tmp_path))
+    assert error in refused_server_run(tmp_path, *words(tmp_path))
 
 
-async def test_a_port_in_use_is_told() -> None:
-    from aftermath.server.files import ServerError
-    from server.server_stage import serving
+async def test_port_in_use_is_refused() -> None:
+    from aftermath.server.option_files import ServerError
+    from server.in_process_server import serving
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ServerError, match="it is in use"):
+        with pytest.raises(ServerError, match="the port is in use"):
             async with serving(port=taken.getsockname()[1]):
                 pass

@@ -1,4 +1,4 @@
-"""What a member's connection to a server does where it breaks."""
+"""A member's connection to a server that breaks, or to a foreign server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aftermath.chain import rpc
 from aftermath.chain.endpoints import shown
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Unavailable
-from aftermath.server.client_backend import CentralPool
+from aftermath.server.client_backend import ServerRpcPool
 from aftermath.server.connection import ServerConnection
-from aftermath.server.trust import Trust
+from aftermath.server.tls_trust import TlsTrust
 
 _WALLET = Wallet(Keypair())
 
@@ -28,13 +28,13 @@ _WALLET = Wallet(Keypair())
 async def test_connection_broken_during_a_call_logs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     link = ServerConnection("127.0.0.1:1", None, "mine", Wallet(Keypair()), Keypair())
 
     class Broken:
         async def send(self, _: str) -> None:
-            for reply in link._waiting.values():
+            for reply in link._replies.values():
                 reply.set_exception(ConnectionError("the connection to the server broke"))
             raise ConnectionError("it broke")
 
@@ -46,16 +46,16 @@ async def test_connection_broken_during_a_call_logs_nothing(
         await link._call("anything", [])
     gc.collect()
     await asyncio.sleep(0)
-    assert not complaints
+    assert not errors
 
 
 @pytest.mark.parametrize("port", [20000, 65535])
 @pytest.mark.parametrize("tls", [False, True])
 async def test_messages_name_the_servers_address(port: int, tls: bool) -> None:
     link = ServerConnection(
-        f"train.example:{port}", Trust.by(None) if tls else None, "mine", _WALLET, Keypair()
+        f"train.example:{port}", TlsTrust.by(None) if tls else None, "mine", _WALLET, Keypair()
     )
-    async with CentralPool(link, patience=1.0, seed=0) as pool:
+    async with ServerRpcPool(link, patience=1.0, seed=0) as pool:
         (at,) = pool.endpoints
     assert at.shown == f"http{'s' if tls else ''}://train.example:{port}"
     assert shown(at.ws) == f"ws{'s' if tls else ''}://train.example:{port}"
@@ -63,9 +63,7 @@ async def test_messages_name_the_servers_address(port: int, tls: bool) -> None:
 
 @asynccontextmanager
 async def answering(says: str | None) -> AsyncIterator[str]:
-    """The address of what is no server of ours: a website, or a websocket whose first message is
-    what it `says`.
-    """
+    """Yield the address of a foreign server: a website (None), or a websocket that sends `says`."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if says is None:
@@ -89,9 +87,7 @@ async def answering(says: str | None) -> AsyncIterator[str]:
 
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a call up after its first failure: the pause after it would be longer than the call's
-    patience.
-    """
+    """Fail a call after its first try: the backoff is longer than the call's patience."""
     monkeypatch.setattr(rpc, "BACKOFF_FIRST", 60.0)
 
 
@@ -104,23 +100,20 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_foreign_server_is_told_apart_from_an_absent_one(says: str | None) -> None:
     async with answering(says) as address:
         link = ServerConnection(address, None, "mine", _WALLET, Keypair())
-        async with CentralPool(link, patience=1.5, seed=0) as pool:
+        async with ServerRpcPool(link, patience=1.5, seed=0) as pool:
             with pytest.raises(
                 Unavailable, match="it does not greet as an aftermath-centralized server does"
             ) as told:
                 await pool.genesis()
-    assert (
-        "No certificate was given: a server that has one is reached with --tls-ca FILE"
-        in told.value.fix
-    )
+    assert "If the server has a certificate, pass --tls-ca FILE or --tls" in told.value.fix
 
 
 @pytest.mark.usefixtures("one_try")
 async def test_server_without_tls_is_told_apart_with_certificate(tmp_path: Path) -> None:
     certificate = tmp_path / "cert.pem"
     async with answering(None) as address:
-        for trust in (Trust.by(None), Trust(ssl.create_default_context(), certificate)):
-            async with CentralPool(
+        for trust in (TlsTrust.by(None), TlsTrust(ssl.create_default_context(), certificate)):
+            async with ServerRpcPool(
                 ServerConnection(address, trust, "mine", _WALLET, Keypair()), patience=1.5, seed=0
             ) as pool:
                 with pytest.raises(
@@ -128,5 +121,5 @@ async def test_server_without_tls_is_told_apart_with_certificate(tmp_path: Path)
                 ) as told:
                     await pool.genesis()
             assert (
-                str(certificate) if trust.certificate else "that this machine trusts (--tls)"
+                str(certificate) if trust.certificate else "one that this machine trusts (--tls)"
             ) in told.value.fix

@@ -16,30 +16,30 @@ from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.remote import RemoteTokens
 from aftermath.localnet.free_ports import free_ports
 from aftermath.rules.state import RunState
-from aftermath.server.screen import connected, network, where
-from aftermath.server.served_data import data_for, serving
-from aftermath.server.server import CentralServer
+from aftermath.server.screen import connected_members, network_facts, run_status
+from aftermath.server.served_data import load_served_data, serve_data
+from aftermath.server.server import RunServer
 from config.config_cases import SEED
-from server import server_stage
-from server.server_stage import Visitor
+from server import in_process_server
+from server.in_process_server import Visitor
 
 
-async def test_the_screen_has_the_run_and_who_is_connected() -> None:
-    async with server_stage.serving(init_min_clients=2, min_clients=2) as server:
+async def test_screen_shows_the_run_and_connected_members() -> None:
+    async with in_process_server.serving(init_min_clients=2, min_clients=2) as server:
         async with Visitor(server) as one:
             await one.join(tier=1)
-            found = where(server)
-            here = connected(server, found)
-            rows = network(server)
-        assert (found.run_id, found.state, found.step, found.total_steps) == (
+            status = run_status(server)
+            connected = connected_members(server, status)
+            rows = network_facts(server)
+        assert (status.run_id, status.state, status.step, status.total_steps) == (
             "demo",
             RunState.WAITING_FOR_MEMBERS,
             0,
             100,
         )
-        (member,) = found.members
+        (member,) = status.members
         assert (member.signer, member.tier) == (one.wallet.public, 1)
-        assert here == {one.wallet.public}
+        assert connected == {one.wallet.public}
         assert rows == {
             "address": f"127.0.0.1:{server.port}",
             "connected": "1 identity",
@@ -47,19 +47,20 @@ async def test_the_screen_has_the_run_and_who_is_connected() -> None:
         }
         assert rows["kept"].startswith("nothing")
         await server_is_empty(server)
-        assert connected(server, where(server)) == frozenset()
+        assert connected_members(server, run_status(server)) == frozenset()
 
 
-async def server_is_empty(server: CentralServer) -> None:
-    async with asyncio.timeout(server_stage.PATIENCE):
+async def server_is_empty(server: RunServer) -> None:
+    async with asyncio.timeout(in_process_server.PATIENCE):
         while server.sessions.count:
             await asyncio.sleep(0.01)
 
 
 def config_with(address: str, seq_len: int = 32) -> str:
-    """A config that has its data from a server."""
+    """Return a config that reads its data from a server."""
     text = re.sub(r"(?m)^max_seq_len = .*$", f"max_seq_len = {seq_len}", SEED)
-    start, end = text.index("[model.LLM.data_location.Http]"), text.index("[model.LLM.lr_schedule")
+    start = text.index("[model.LLM.data_location.Http]")
+    end = text.index("[model.LLM.lr_schedule")
     return (
         f"{text[:start]}[model.LLM.data_location]\nServer = {json.dumps(address)}\n\n{text[end:]}"
     )
@@ -73,12 +74,12 @@ def data_config(tmp_path: Path) -> Path:
     return path
 
 
-async def test_tokens_are_served_where_the_state_file_says(data_config: Path) -> None:
+async def test_tokens_are_served_at_the_state_files_address(data_config: Path) -> None:
     port = free_ports("127.0.0.1", 1)
-    served = data_for(
+    served = load_served_data(
         data_config, parse_as(config_with(f"127.0.0.1:{port}"), "state.toml", RunConfig)
     )
-    async with serving(served, "127.0.0.1"):
+    async with serve_data(served, "127.0.0.1"):
         source = await ThreadWorker("test")(lambda: RemoteTokens(f"127.0.0.1:{port}", 32, 1 << 16))
         assert source.sequences == 9
 
@@ -91,10 +92,10 @@ async def test_tokens_are_served_where_the_state_file_says(data_config: Path) ->
         ("127.0.0.1:7", 64, "Set seq_len to the run's max_seq_len"),
     ],
 )
-def test_data_that_does_not_fit_the_state_file_is_told(
+def test_data_not_matching_the_state_file_is_refused(
     data_config: Path, address: str, seq_len: int, said: str
 ) -> None:
     config = parse_as(config_with(address, seq_len), "state.toml", RunConfig)
     with pytest.raises(UsageError) as caught:
-        data_for(data_config, config)
+        load_served_data(data_config, config)
     assert said in caught.value.fix

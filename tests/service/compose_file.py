@@ -1,4 +1,6 @@
-"""compose.yaml as Docker would read it: what each service starts, and by what its health is asked."""
+"""compose.yaml as Docker would read it: what each service starts, and by what its health
+is asked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _PROGRAM = ["aftermath-solana"]
 
 @dataclass(frozen=True)
 class Service:
-    """One of them."""
+    """A service of the compose file."""
 
     name: str
     command: list[str]

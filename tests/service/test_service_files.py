@@ -47,7 +47,6 @@ def copied() -> list[str]:
 
 
 # --- containers
-#  ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in services() if name != "owner"])
@@ -75,9 +74,7 @@ def test_so_is_every_line_that_the_owner_types() -> None:
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
 
 
-def test_members_are_told_apart_by_nothing_but_their_number_and_come_back_as_who_they_were() -> (
-    None
-):
+def test_compose_members_differ_by_number_and_keep_their_wallet() -> None:
     told = {int(str(parsed(services()[name].command[1:])["matformer_tier"])) for name in MEMBERS}
     assert told == {0, 1, 2}
     assert len({services()[name].environment["METRICS_PORT"] for name in MEMBERS}) == 3
@@ -121,7 +118,7 @@ def test_no_key_gets_into_an_image_or_a_command() -> None:
         assert not [text for text in said if secret in text]
 
 
-def test_the_health_of_the_image_asks_for_metrics_where_train_serves_them() -> None:
+def test_image_healthcheck_asks_the_metrics_port_of_train() -> None:
     (line,) = re.findall(r"^HEALTHCHECK .*?CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     assert "os.environ['METRICS_PORT']" in line
     (port,) = re.findall(r"METRICS_PORT=(\d+)", DOCKERFILE)
@@ -180,7 +177,6 @@ def test_compose_reads_it_as_we_do() -> None:
 
 
 # --- a service of systemd
-#  -----------------------------------------------------------------------------------------
 
 
 def test_every_stop_leaves_time_to_save_the_model() -> None:

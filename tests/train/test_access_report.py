@@ -13,7 +13,7 @@ from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import location_of, optimizer_of
-from aftermath.config.sources import DataLocation as Chosen
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.source import WrongTokens
 from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
@@ -29,7 +29,7 @@ EARLIER = Recorded(Checkpoint(CheckpointKind.HUB, "me/earlier", ""), (bytes(32),
 
 
 def data(written: object) -> DataLocation:
-    return location_of(Chosen.model_validate(written))
+    return location_of(DataLocationChoice.model_validate(written))
 
 
 def http(files: object) -> dict[str, object]:

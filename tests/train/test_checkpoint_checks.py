@@ -61,7 +61,7 @@ def test_a_repository_is_an_owner_and_a_name(name: str) -> None:
     assert "OWNER/NAME" in caught.value.fix
 
 
-def test_a_repository_without_a_token_is_refused_with_the_way_to_give_one() -> None:
+def test_hub_repo_without_token_is_refused_with_a_fix() -> None:
     with pytest.raises(AftermathError, match="needs a token") as caught:
         check_hub(settings(hub_repo="ada/model-1.b"))
     assert "HF_TOKEN" in caught.value.fix

@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.read import location_of
-from aftermath.config.sources import DataLocation
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.source import DataError
 from aftermath.train.locations import name_of, open_source
 
@@ -18,7 +18,7 @@ def test_missing_data_of_a_member_is_to_be_had_from_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: dict[str, str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = location_of(DataLocation.model_validate(location))
+    place = location_of(DataLocationChoice.model_validate(location))
     with pytest.raises(DataError, match="books-tokens") as owners:
         open_source(place, 16, 257, access=TRUSTING)
     with pytest.raises(DataError, match="books-tokens") as members:
@@ -43,6 +43,6 @@ def test_name_of_a_location_is_its_path_or_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: dict[str, object], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert name_of(location_of(DataLocation.model_validate(location)), TRUSTING) == name.format(
-        cwd=tmp_path
-    )
+    assert name_of(
+        location_of(DataLocationChoice.model_validate(location)), TRUSTING
+    ) == name.format(cwd=tmp_path)

@@ -57,10 +57,8 @@ def test_first_signal_saves_or_asks_by_what_is_at_stake(
     says: str | None,
 ) -> None:
     seen: list[Any] = []
-    departure, member = (
-        Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask),
-        AtStake(stake),
-    )
+    departure = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask)
+    member = AtStake(stake)
     departure.member = member  # type: ignore[assignment]
     assert [departure.on_signal(number) for _ in answers] == answers
     warned = [event.message for event in seen if isinstance(event, event_types.Warning)]
@@ -81,10 +79,8 @@ def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(
 ) -> None:
     seen: list[Any] = []
     stake = Stake(6, [0, 1], saves=True)
-    departure, member = (
-        Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask),
-        AtStake(stake),
-    )
+    departure = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask)
+    member = AtStake(stake)
     departure.member = member  # type: ignore[assignment]
     stayed = list[bool]()
     departure.stay = lambda: stayed.append(True)

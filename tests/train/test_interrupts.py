@@ -26,7 +26,8 @@ class Session:
         self.answers: list[float | None] = []
         """What the first signals are answered with, if not that the session may leave."""
         self.interrupts = Interrupts(self.tell)
-        self.working, self.leaving = asyncio.Event(), asyncio.Event()
+        self.working = asyncio.Event()
+        self.leaving = asyncio.Event()
         self.allowed = 0.0
         self.left = False
 
@@ -107,9 +108,12 @@ async def test_saving_has_time_of_its_own_before_leaving(monkeypatch: pytest.Mon
 
 
 async def test_work_that_stays_is_ended_by_the_next_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first signal the work finds that it must stay, which takes longer than leaving may."""
+    """After the first signal the work finds that it must stay, which takes longer than
+    leaving may.
+    """
     monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.3)
-    stays, ended = asyncio.Event(), asyncio.Event()
+    stays = asyncio.Event()
+    ended = asyncio.Event()
     told = list[signal.Signals]()
 
     def tell(number: signal.Signals) -> float:

@@ -43,7 +43,8 @@ def _known(directory: Path, **network: str) -> KnownRuns:
 def test_run_of_known_id_is_joined_only_if_it_is_the_same(
     tmp_path: Path, changed: dict[str, Any], owner: str | None, refusal: str | None
 ) -> None:
-    first, found = _run(), _run(**changed)
+    first = _run()
+    found = _run(**changed)
     _known(tmp_path).check(first, None)
     _known(tmp_path).remember(first)
     if refusal is not None:

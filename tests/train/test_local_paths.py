@@ -10,7 +10,8 @@ from aftermath.base.errors import Unsuitable
 from aftermath.base.outputs import write_mark
 from aftermath.base.run_access import TRUSTING, RunAccess
 
-MADE, OWN = "data tokenize", "train 0123456789abcdef"
+MADE = "data tokenize"
+OWN = "train 0123456789abcdef"
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_label_of_a_foreign_file_is_refused(home: Path, access: RunAccess, label
     assert opens(access, label.replace("~", str(home))) is None
 
 
-def test_label_of_a_made_directory_is_opened_on_a_local_network_only(home: Path) -> None:
+def test_label_of_made_directory_opens_on_local_network_only(home: Path) -> None:
     assert opens(ON_THIS_MACHINE, "~/tokens") == home / "tokens"
     assert (
         opens(ON_THIS_MACHINE, "~/tokens/tokens-00000.bin") == home / "tokens" / "tokens-00000.bin"

@@ -53,7 +53,7 @@ def test_another_place_is_free(tmp_path: Path, part: str) -> None:
         pass
 
 
-def test_the_directory_is_private_and_a_link_in_it_is_not_followed(tmp_path: Path) -> None:
+def test_lock_directory_is_private_and_its_links_are_refused(tmp_path: Path) -> None:
     locks = tmp_path / "locks"
     with only_process(locks, **PLACE):
         pass

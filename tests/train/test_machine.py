@@ -114,7 +114,7 @@ def driver(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_gpus_are_what_nvml_tells_and_what_it_does_not_is_left_out(driver: Path) -> None:
+def test_gpu_figures_are_nvmls_and_missing_ones_are_left_out(driver: Path) -> None:
     each = {
         "memory_used": 5 << 30,
         "memory_total": 8 << 30,

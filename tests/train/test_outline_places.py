@@ -1,5 +1,5 @@
-"""Which of a run's recorded places tells what its model is: the first that fits, and a bad one
-costs a warning.
+"""Tests of the recorded place that describes a run's model: the first that fits. A bad one costs a
+warning.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def recorded(*names: str) -> Model:
 @pytest.fixture
 def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """What reading a place raises whose name is `bad`."""
-    read, raised = requirements.read_outline, list[BaseException]()
+    read = requirements.read_outline
+    raised = list[BaseException]()
 
     def fragile(of: Checkpoint, access: RunAccess) -> Outline:
         if of.repo == "bad":
@@ -106,7 +107,8 @@ def test_member_without_the_model_gets_a_fix_for_members(tmp_path: Path) -> None
 
 def test_own_checkpoint_tells_the_model_after_false_names(tmp_path: Path) -> None:
     """The member opens no path that the run names, only what it wrote itself for this run."""
-    run, said = builders.run(RunState.WAITING_FOR_MEMBERS), list[str]()
+    run = builders.run(RunState.WAITING_FOR_MEMBERS)
+    said = list[str]()
     for step in (3, 12):
         (tmp_path / f"test-step{step}").mkdir()
         write_mark(tmp_path / f"test-step{step}", maker_name(run.identity))

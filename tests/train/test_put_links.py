@@ -1,4 +1,6 @@
-"""Copies of checkpoints by signed links, against a server that checks them as object storage does."""
+"""Copies of checkpoints by signed links, against a server that checks them as object
+storage does.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
+def test_event_file_begins_with_its_session_and_dates_each_event(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wallet = create_wallet(tmp_path / "wallet.json")
@@ -139,7 +139,6 @@ def test_virtual_members_know_no_date(tmp_path: Path) -> None:
 
 
 # --- going
-#  ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reachable", [True, False])

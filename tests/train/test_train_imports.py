@@ -24,7 +24,9 @@ for kind in ("adamw", "muon"):
 
 
 def imported(modules: str, absent: tuple[str, ...], program: str = "") -> str:
-    """The names among `absent` that a process has imported with these modules and by this program."""
+    """The names among `absent` that a process has imported with these modules and by this
+    program.
+    """
     program = f"import sys, {modules}\n{program}\nprint(*(name for name in {absent!r} if name in sys.modules))"
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -41,7 +43,9 @@ def test_session_imports_no_torch_before_it_says_so() -> None:
 
 @pytest.mark.slow
 def test_owner_commands_make_a_schema_without_torch() -> None:
-    """`update-config` and `config validate` check the model's shape, for which they need no tensor."""
+    """`update-config` and `config validate` check the model's shape, for which they need
+    no tensor.
+    """
     assert (
         imported(
             "aftermath.owner.schema, aftermath.owner.warnings, aftermath.owner.agreed_data",

@@ -16,11 +16,14 @@ from aftermath.parallel.mesh import Mesh
 from aftermath.replica.fit import needs
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.state import RunState
-from aftermath.train.tier import AUTO_TIER, Choice, check_alone, check_memory, chosen
+from aftermath.train.tier import AUTO_TIER, ChosenTier, check_alone, check_memory, chosen
 from member.desk import SCHEMA
 from rules import builders
 
-WALLET, PLENTY, FAST, SLOW = b"w" * 32, 1 << 40, 600, 2
+WALLET = b"w" * 32
+PLENTY = 1 << 40
+FAST = 600
+SLOW = 2
 RULES = builders.config(
     max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96
 )
@@ -39,7 +42,7 @@ def a_view(*tiers: int) -> View:
 
 def by(
     view: View, free: int, weights: dict[int, int | None], wallet: bytes = WALLET
-) -> tuple[Choice, list[int]]:
+) -> tuple[ChosenTier, list[int]]:
     measured: list[int] = []
 
     def measure(tier: int) -> int | None:
@@ -81,7 +84,7 @@ def test_one_that_memory_refuses_after_all_gives_way_too() -> None:
     assert by(a_view(), PLENTY, {0: None})[0].tier == 1
 
 
-def test_where_none_is_fast_enough_it_is_the_smallest_and_that_is_said() -> None:
+def test_tier_choice_without_fast_enough_tier_is_the_smallest() -> None:
     last = SCHEMA.state.tiers - 1
     choice, measured = by(a_view(), PLENTY, dict.fromkeys(range(last + 1), SLOW))
     assert (choice.tier, measured) == (last, list(range(last + 1)))
@@ -106,10 +109,11 @@ def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
 
 
-def test_named_tier_that_memory_does_not_hold_is_refused_with_one_that_fits(
+def test_named_tier_beyond_memory_is_refused_with_one_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sizes, here = needed(), torch.device("cpu")
+    sizes = needed()
+    here = torch.device("cpu")
     for free, fix in ((sizes[1], "--matformer-tier 1"), (sizes[-1] - 1, "--device")):
         leave_free(monkeypatch, free)
         with pytest.raises(OutOfMemory, match=r"tier 0 takes .* GB at least") as refused:

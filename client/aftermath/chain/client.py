@@ -6,13 +6,14 @@ transaction. The other methods do both for one instruction.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from aftermath.base.errors import AccountError, Unsuitable
+from aftermath.base.errors import AccountError
 from aftermath.chain.accounts import fetch_many, fetch_program
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.dry_run import DrySender
@@ -23,6 +24,7 @@ from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
+from aftermath.chain.spec_check import cross_check
 from aftermath.chain.views import (
     members_account,
     membership_account,
@@ -100,10 +102,9 @@ class CoordinatorClient:
         )
 
     async def model(self, run_id: str) -> Model:
-        """The run's model. Errors as `run`."""
-        return parse_model(
-            (await self._account(run_id, run_addresses(self.program_id, run_id).model)).data
-        )
+        """The run's model, also with a training spec that this client cannot read. Errors as `run`."""
+        account = await self._account(run_id, run_addresses(self.program_id, run_id).model)
+        return parse_model(account.data, any_spec=True)
 
     async def members(self, run_id: str) -> Members:
         """The run's members. Errors as `run`."""
@@ -116,9 +117,11 @@ class CoordinatorClient:
         found = run_addresses(self.program_id, run_id)
 
         async def ask(node: NodeClient) -> list[AccountData | None]:
-            _, accounts = await node.accounts([found.run, found.model, found.members])
+            slot, accounts = await node.accounts([found.run, found.model, found.members])
             if None in accounts:
                 await self._check_program(node)
+            if not any_spec:
+                await self._check_spec(found.model, accounts[1], slot)
             return accounts
 
         run, model, members = [
@@ -131,8 +134,7 @@ class CoordinatorClient:
         """Every run of this program on the cluster, by run id; without members if its creation was
         not finished.
 
-        Runs of another program version, and those whose training spec this client cannot read, are
-        left out.
+        Runs of another program version are left out.
         """
         layout = run_account()
         stored = await fetch_program(
@@ -156,11 +158,10 @@ class CoordinatorClient:
                 if model is None:
                     continue
                 try:
-                    listed.append((run, parse_model(model.data), _grown(members)))
-                except (
-                    AccountError,
-                    Unsuitable,
-                ):  # any owner can write an unreadable training spec
+                    # any owner can write a training spec that this client cannot read
+                    named = parse_model(model.data, any_spec=True)
+                    listed.append((run, named, _grown(members)))
+                except AccountError:
                     continue
         return listed
 
@@ -310,6 +311,14 @@ class CoordinatorClient:
             f"there is no program {self.program_id} on this cluster",
             "Check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
         )
+
+    async def _check_spec(self, address: Pubkey, account: AccountData | None, slot: int) -> None:
+        """Raise BadReply if only one node sends a training spec that this client cannot read."""
+        with suppress(AccountError):  # the caller parses the account, too
+            if account is not None:
+                model = parse_model(account.data, any_spec=True)
+                if model.spec_error:
+                    await cross_check(self.pool, address, model, slot)
 
     async def _is_program_missing(self, node: NodeClient) -> bool:
         _, program = await node.account(self.program_id, length=0)

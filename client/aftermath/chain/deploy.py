@@ -26,7 +26,7 @@ from aftermath.base.files import cache_directory
 from aftermath.chain import loader
 from aftermath.chain.accounts import fetch, rent
 from aftermath.chain.confirm import deliver_all
-from aftermath.chain.dry_run import Step
+from aftermath.chain.dry_run import PlannedTransaction
 from aftermath.chain.fees import transaction_fee
 from aftermath.chain.node_client import AccountData
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
@@ -106,7 +106,7 @@ async def deployment_cost(
 
 async def deployment_steps(
     sender: Sender, program: Path, key: Keypair
-) -> tuple[list[Step], dict[Pubkey, int]]:
+) -> tuple[list[PlannedTransaction], dict[Pubkey, int]]:
     """What `deploy_program` would send, in order, and the bytes of the accounts that it would make,
     by address.
     """
@@ -120,20 +120,22 @@ async def deployment_steps(
     held = await _held(sender, buffer, len(elf))
     steps, sizes = [], {}
     if held is None:
-        steps.append(Step(await _buffer_start(sender, buffer, len(elf))))
+        steps.append(PlannedTransaction(await _buffer_start(sender, buffer, len(elf))))
         sizes[buffer] = loader.BUFFER_HEADER + len(elf)
     if missing := _missing(_chunks(sender, buffer, elf), held or bytes(len(elf))):
         steps.append(
-            Step([loader.write(buffer, wallet, *missing[0])], times=len(missing), units=WRITE_UNITS)
+            PlannedTransaction(
+                [loader.write(buffer, wallet, *missing[0])], times=len(missing), units=WRITE_UNITS
+            )
         )
     if standing is None:
-        steps.append(Step(await _first(sender, address, buffer, len(elf))))
+        steps.append(PlannedTransaction(await _first(sender, address, buffer, len(elf))))
         sizes[address] = loader.PROGRAM_SIZE
         return steps, sizes
     if (more := len(elf) - len(standing.data)) > 0:
-        steps.append(Step([loader.extend(address, wallet, more)], retried=True))
+        steps.append(PlannedTransaction([loader.extend(address, wallet, more)], retried=True))
         sizes[loader.programdata_address(address)] = loader.PROGRAMDATA_HEADER + len(elf)
-    steps.append(Step([loader.upgrade(address, buffer, wallet, wallet)]))
+    steps.append(PlannedTransaction([loader.upgrade(address, buffer, wallet, wallet)]))
     return steps, sizes
 
 

@@ -37,7 +37,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedTransaction:
     """A transaction that would be sent `times` times, each with other data.
 
     `units` is its compute limit, if known. `retried`: the command tries again after a refusal.
@@ -55,7 +55,7 @@ class Simulated:
     nothing was measured.
     """
 
-    step: Step
+    step: PlannedTransaction
     outcome: Outcome
     fee: int
     units: int | None = None
@@ -131,7 +131,7 @@ class DrySender(Sender):
         headroom: int = 0,
     ) -> Signature:
         """Raise Rehearsed with this transaction."""
-        raise await self.rehearse([Step(instructions)], headroom)
+        raise await self.rehearse([PlannedTransaction(instructions)], headroom)
 
     async def send_each(
         self,
@@ -144,7 +144,7 @@ class DrySender(Sender):
         send.
         """
         if groups:
-            raise await self.rehearse([Step(group) for group in groups], headroom)
+            raise await self.rehearse([PlannedTransaction(group) for group in groups], headroom)
         return []
 
     async def afford(
@@ -172,7 +172,7 @@ class DrySender(Sender):
         ]
 
     async def rehearse(
-        self, steps: Sequence[Step], headroom: int = 0, *, bond: int = 0
+        self, steps: Sequence[PlannedTransaction], headroom: int = 0, *, bond: int = 0
     ) -> Rehearsed:
         """Return what sending these steps in order would do. One of them pays `bond` lamports."""
         held, own = await balance(self.pool, self.wallet.pubkey), await rent(self.pool, 0)
@@ -195,7 +195,9 @@ class DrySender(Sender):
         found.needed = max(self._asked, found.total) + own
         return found
 
-    async def _simulated(self, step: Step, headroom: int, held: int, *, sure: bool) -> Simulated:
+    async def _simulated(
+        self, step: PlannedTransaction, headroom: int, held: int, *, sure: bool
+    ) -> Simulated:
         price = await self.price(step.instructions)
 
         def fee(units: int) -> int:

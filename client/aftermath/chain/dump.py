@@ -16,7 +16,7 @@ from typing import Any
 from solders.pubkey import Pubkey
 
 from aftermath.config.read import source_of
-from aftermath.config.sources import DataLocation as DataLocationChoice
+from aftermath.config.sources import DataLocationChoice
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import DataLocation, Model, Optimizer

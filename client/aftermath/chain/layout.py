@@ -91,7 +91,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Arguments:
+class InstructionArguments:
     """An instruction whose arguments always have the same size: the 8 bytes it begins with, and
     their layout.
     """
@@ -128,12 +128,12 @@ def coordinator_account(name: str) -> Account:
 
 
 @cache
-def coordinator_instruction(name: str) -> Arguments:
+def coordinator_instruction(name: str) -> InstructionArguments:
     """The layout of an instruction of the packaged coordinator program."""
     idl = json.loads(COORDINATOR_IDL.read_text())
     types = {entry["name"]: entry["type"] for entry in idl["types"]}
     entry = next(entry for entry in idl["instructions"] if entry["name"] == name)
-    return Arguments(
+    return InstructionArguments(
         bytes(entry["discriminator"]), _struct({"kind": "struct", "fields": entry["args"]}, types)
     )
 

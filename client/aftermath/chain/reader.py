@@ -14,18 +14,21 @@ from solders.pubkey import Pubkey
 from aftermath.base.errors import AccountError
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.failures import BadReply
-from aftermath.chain.node_client import NodeClient
+from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
 from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
+from aftermath.chain.spec_check import cross_check, same_spec
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.views import (
     parse_members,
     parse_model,
     parse_witness_round,
+    require_readable,
     witness_round_range,
 )
 from aftermath.coordinator.errors import Refused
 from aftermath.coordinator.view import View
+from aftermath.rules.model import Model
 from aftermath.rules.run import Attestation, Round, Run
 
 # Tries to read attestations that no node sends whole.
@@ -48,11 +51,13 @@ class RunReader:
     async def view(self, patience: float | None = None) -> View:
         """Return the view of the newest known state; with `patience`, of a state that is read
         within these seconds.
+
+        Raises Unsuitable if this client cannot read the training spec of a run that is not halted.
         """
         run = self._watcher.latest if patience is None else await self._watcher.refresh(patience)
         known = self.last
         if known is None or known.run.seq < run.seq:
-            if known is not None and _versions(known.run) == _versions(run):
+            if known is not None and _is_still_of(known, run):
                 view = replace(known, run=run)
             else:
                 view = await self._read_together(
@@ -75,9 +80,25 @@ class RunReader:
             members, model = accounts
             if members is None or model is None:
                 raise BadReply("the RPC node does not know an account of the run")
-            return View(run, parse_members(members.data), parse_model(model.data))
+            return View(run, parse_members(members.data), await self._believed(model, run))
 
         return await self._pool.call(ask, patience=patience)
+
+    async def _believed(self, account: AccountData, run: Run) -> Model:
+        """Return the model in an account that a node sent.
+
+        A spec that is unreadable, or not the one that was read before, can end a member, so no
+        other node may contradict it. The owner of a halted run may still write another one, so an
+        unreadable spec ends a member only once the run is resumed with it. Raises Unsuitable.
+        """
+        model = parse_model(account.data, any_spec=True)
+        known = self.last
+        if model.spec_error or (known is not None and not same_spec(known.model, model)):
+            slot = self._watcher.newest.slot
+            await cross_check(self._pool, self._addresses.model, model, slot)
+        if not run.halted:
+            require_readable(model)
+        return model
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
         """Return what the witnesses of `round` have sent so far.
@@ -123,6 +144,13 @@ class RunReader:
         if ring is None or stored is None or stored.seed != round.seed:
             raise Refused("RoundNotStored", f"round {round.height} is no longer stored")
         return ring, stored
+
+
+def _is_still_of(view: View, run: Run) -> bool:
+    """Return whether the view's members and model are still those of a newer state of the run."""
+    # an unreadable spec is read again once the run is no longer halted
+    goes_on = run.halted or not view.model.spec_error
+    return goes_on and _versions(view.run) == _versions(run)
 
 
 def _versions(run: Run) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from solders.transaction_status import EncodedConfirmedTransactionWithStatusMeta
 
 from aftermath.base.bounded import U32_MAX
 from aftermath.chain.failures import BadReply
-from aftermath.chain.layout import Arguments, coordinator_instruction
+from aftermath.chain.layout import InstructionArguments, coordinator_instruction
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool
 
@@ -149,5 +149,5 @@ def _stated(said: np.void) -> Stated:
 
 
 @cache
-def _witness() -> Arguments:
+def _witness() -> InstructionArguments:
     return coordinator_instruction("witness")

@@ -17,7 +17,7 @@ import numpy as np
 from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain import layout
 from aftermath.config.read import NO_SPEC, trained_by
-from aftermath.config.spec import read_spec
+from aftermath.config.spec import UNREADABLE_FIX, read_spec
 from aftermath.rules import bitmap, state
 from aftermath.rules.limits import MAX_LEVELS, SPEC_BYTES
 from aftermath.rules.members import Members, Membership, Seat
@@ -97,37 +97,45 @@ def _redone(rounds: np.ndarray[Any, Any]) -> list[tuple[Interval, ...]]:
 def parse_model(data: bytes, *, any_spec: bool = False) -> Model:
     """Read a Model account (discriminator included).
 
-    Raises AccountError, and Unsuitable if this client cannot read the training spec. `any_spec`
-    reads such a model as one without a spec.
+    Raises AccountError, and Unsuitable if this client cannot read the training spec. With
+    `any_spec`, such a model has a `spec_error` instead.
     """
     record = model_account().read(data)
     _check_version(int(record["version"][0]))
     tiers = _at_most(int(record["tiers"][0]), MAX_LEVELS, "tiers")
-    return _one(
+    model = _one(
         Model,
         record,
-        **_trained(record, any_spec=any_spec),
+        **_trained(record),
         metadata=_one(Metadata, record["metadata"]),
         checkpoint=_one(Checkpoint, record["checkpoint"]),
         earlier=tuple(_recorded(record["earlier"][0], tiers)),
         checkpoint_hashes=tuple(record["checkpoint_hashes"][0, :tiers].tolist()),
         tier_widths=tuple(record["tier_widths"][0, :tiers].tolist()),
     )
+    if not any_spec:
+        require_readable(model)
+    return model
 
 
-def _trained(record: np.ndarray[Any, Any], *, any_spec: bool) -> Mapping[str, Any]:
-    """Return the Model fields from the training spec, and the spec's hash."""
+def require_readable(model: Model) -> None:
+    """Raise Unsuitable if this client cannot read the model's training spec."""
+    if model.spec_error:
+        raise Unsuitable(model.spec_error, UNREADABLE_FIX)
+
+
+def _trained(record: np.ndarray[Any, Any]) -> Mapping[str, Any]:
+    """Return the Model fields from the training spec, the spec's hash, and why it is unreadable."""
     length = _at_most(int(record["spec_len"][0]), SPEC_BYTES, "spec_len")
     if not length:
         return NO_SPEC
     stored = record["spec"][0].tobytes()[:length]
     named = record["spec_hash"][0].tobytes()
     try:
-        return trained_by(read_spec(stored, named)) | {"spec_hash": named}
-    except Unsuitable:
-        if not any_spec:
-            raise
-        return NO_SPEC
+        trained = trained_by(read_spec(stored, named))
+    except Unsuitable as error:
+        return {**NO_SPEC, "spec_hash": named, "spec_error": error.message}
+    return {**NO_SPEC, **trained, "spec_hash": named}
 
 
 @lru_cache(maxsize=8)

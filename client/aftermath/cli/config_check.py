@@ -16,7 +16,7 @@ from aftermath.cli.main import SOLANA, load
 from aftermath.cli.model_init import SIZES, byte_tokens, document, tokens_of
 from aftermath.cli.usage import ParserError, explained
 from aftermath.config.document import RunConfig, load_config
-from aftermath.config.errors import Found, Mistake, Mistaken
+from aftermath.config.errors import LocatedMistake, Mistake, Mistaken
 from aftermath.config.read import location_of, rules_of, schedule_of
 from aftermath.config.recipe import recipe_of
 from aftermath.data.fingerprint import records_hash
@@ -38,7 +38,7 @@ class Checked:
     not looked at.
     """
 
-    mistakes: tuple[Found, ...]
+    mistakes: tuple[LocatedMistake, ...]
     warnings: tuple[tuple[str, str], ...] = ()
     unseen: tuple[str, ...] = ()
 

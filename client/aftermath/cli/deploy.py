@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from solders.keypair import Keypair
     from solders.pubkey import Pubkey
 
-    from aftermath.chain.dry_run import DrySender, Rehearsed, Step
+    from aftermath.chain.dry_run import DrySender, PlannedTransaction, Rehearsed
 
 KEYS = Path("keys")
 
@@ -98,7 +98,7 @@ async def rehearsed(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehears
     """
     from aftermath.chain.deploy import deployment_steps
 
-    steps: list[Step] = []
+    steps: list[PlannedTransaction] = []
     sizes: dict[Pubkey, int] = {}
     for name, key in keys.items():
         more, made = await deployment_steps(sender, shared_object(name), key)

@@ -103,7 +103,7 @@ async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: i
     from aftermath.chain.addresses import membership_address, run_addresses
     from aftermath.chain.admission import FEES_IN_HAND
     from aftermath.chain.client import TRANSITION_UNITS
-    from aftermath.chain.dry_run import DrySender, Step
+    from aftermath.chain.dry_run import DrySender, PlannedTransaction
     from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
     from aftermath.chain.views import membership_account
     from aftermath.chain.wallet import identity_public
@@ -131,7 +131,7 @@ async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: i
     await sender.creating({place: membership_account().size})
     # train asks that the wallet hold this much in all, its own account's rent included
     await sender.ensure_funds(FEES_IN_HAND + bond - await rent(reach.pool, 0))
-    return await sender.rehearse([Step(steps)], TRANSITION_UNITS, bond=bond)
+    return await sender.rehearse([PlannedTransaction(steps)], TRANSITION_UNITS, bond=bond)
 
 
 def _ended(found: Rehearsed, tier: int, why: str) -> Ended:

@@ -31,7 +31,7 @@ class BackendName(StrEnum):
 
 
 @dataclass(frozen=True)
-class Deployment:
+class BackendOptions:
     """What keeps the run, and where it writes."""
 
     backend: Annotated[
@@ -261,7 +261,7 @@ def local_testnet_start(
         ),
     ],
     *,
-    deployment: Deployment,
+    deployment: BackendOptions,
     clients: ClientOptions,
     kills: KillOptions,
     show: ShowOptions,

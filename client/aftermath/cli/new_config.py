@@ -18,8 +18,8 @@ from aftermath.cli.model_init import document
 from aftermath.config.document import RunConfig, RunRules
 from aftermath.config.read import optimizer_of
 from aftermath.config.recipe import recipe_of
-from aftermath.config.sources import DataLocation, LocalData
-from aftermath.config.start_checkpoint import Checkpoint, LocalCheckpoint
+from aftermath.config.sources import DataLocationChoice, LocalData
+from aftermath.config.start_checkpoint import CheckpointChoice, LocalCheckpoint
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of
@@ -90,7 +90,7 @@ def changed(
         if llm.matformer.tiers > 1:
             files["model"]["tiers"] = llm.matformer.tiers
         llm = llm.model_copy(
-            update={"checkpoint": Checkpoint(Local=LocalCheckpoint(path=f"{home}/model"))}
+            update={"checkpoint": CheckpointChoice(Local=LocalCheckpoint(path=f"{home}/model"))}
         )
     if new_options.data_path is not None:
         files = {name: options for name, options in files.items() if name == "model"}
@@ -103,7 +103,9 @@ def changed(
     ) is not None:
         held = llm.data_location.Local
         local = LocalData(path=place) if held is None else held.model_copy(update={"path": place})
-        llm = llm.model_copy(update={"data_location": DataLocation(Local=local), "data_hash": ""})
+        llm = llm.model_copy(
+            update={"data_location": DataLocationChoice(Local=local), "data_hash": ""}
+        )
     rules = _with_members(
         rules,
         new_options.members,

@@ -13,7 +13,7 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.present import Result, reporting, show
 
 
-class Arguments(argparse.ArgumentParser):
+class ScriptParser(argparse.ArgumentParser):
     """The arguments of a script or a module, which is called so: its docstring is the help, and
     `--json` gives a result as JSON where there is one.
     """
@@ -82,7 +82,7 @@ def one_of(allowed: Collection[int]) -> Callable[[str], int]:
 
 
 def run(
-    parser: Arguments, body: Callable[[argparse.Namespace], Result], argv: Sequence[str] | None
+    parser: ScriptParser, body: Callable[[argparse.Namespace], Result], argv: Sequence[str] | None
 ) -> int:
     """Do what the arguments (those of the process if None) ask for, show it, and return the exit
     status.

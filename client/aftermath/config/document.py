@@ -18,11 +18,11 @@ from aftermath.base.errors import ConfigError
 from aftermath.config import errors as config_errors
 from aftermath.config import rules as config_rules
 from aftermath.config.meaning import Means, Seconds, SomeSeconds
-from aftermath.config.sources import DataHash, DataLocation
+from aftermath.config.sources import DataHash, DataLocationChoice
 from aftermath.config.spec import ArchitectureName, DataTypeName, Spec, spec_hash
-from aftermath.config.start_checkpoint import Checkpoint
+from aftermath.config.start_checkpoint import CheckpointChoice
 from aftermath.config.tables import U8, U16, U32, U64, Table
-from aftermath.config.training import LearningRate, Optimizer
+from aftermath.config.training import LearningRate, OptimizerChoice
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS, MAX_SEQ_LEN, MAX_WARMUP_TOKENS
 from aftermath.rules.run import MAX_WITNESSES
@@ -86,9 +86,10 @@ class RunRules(Table):
     witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
         default=0,
         description="Members elected as witnesses of a round. 0: all of them, up to 32; at most "
-        "`min_clients`. Few witnesses need fewer transactions, but an offline one stalls the round, and a "
-        "dishonest one may be the whole committee. Nobody is dropped by fewer votes than a quorum with 0. Use a small "
-        "value only among members that you know.",
+        "`min_clients`. Where only established members witness, 1 elects two. Few witnesses need "
+        "fewer transactions, but an offline one stalls the round, and a dishonest one may be the "
+        "whole committee. Nobody is dropped by fewer votes than a quorum with 0. Use a small value "
+        "only among members that you know.",
     )
     overlap: Annotated[U8, Means("rounds", most=1)] = Field(
         default=1,
@@ -159,15 +160,17 @@ class Llm(Table):
         default=0,
         description="Steps over which the learning rate rises again after a pause. They must fit into one epoch.",
     )
-    checkpoint: Checkpoint = Field(description="The checkpoint that the run begins with.")
-    data_location: DataLocation = Field(description="Where the tokens are.")
+    checkpoint: CheckpointChoice = Field(description="The checkpoint that the run begins with.")
+    data_location: DataLocationChoice = Field(description="Where the tokens are.")
     data_hash: DataHash = Field(
         default="",
         description="Hash of the data's files, by which members with others are refused. Empty: `update-config` fills "
         "it in where this machine has the data; `data inspect` shows it.",
     )
     lr_schedule: LearningRate = Field(description="The learning rate of every step.")
-    optimizer: Optimizer = Field(description="How members learn, and what they send each other.")
+    optimizer: OptimizerChoice = Field(
+        description="How members learn, and what they send each other."
+    )
     matformer: Matformer = Field(
         default=Matformer(), description="Into how many tiers the model is cut."
     )
@@ -302,7 +305,7 @@ def _refused(
 ) -> config_errors.Mistaken:
     lines = config_errors.line_numbers(text)
     found = [
-        config_errors.Found(
+        config_errors.LocatedMistake(
             config_errors.line_of(lines, one.path), ".".join(one.path), one.sentence, one.code
         )
         for one in mistakes

@@ -75,7 +75,7 @@ class Mistake(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class LocatedMistake:
     """A mistake as it is told of a file: `line` is from 1."""
 
     line: int
@@ -89,7 +89,7 @@ class Mistaken(ConfigError):
     message.
     """
 
-    def __init__(self, source: str, found: Sequence[Found], fix: str) -> None:
+    def __init__(self, source: str, found: Sequence[LocatedMistake], fix: str) -> None:
         self.found = tuple(sorted(found, key=lambda one: one.line))
         super().__init__(
             "\n".join(f"{source}:{one.line}: {one.sentence}" for one in self.found), fix
@@ -113,7 +113,7 @@ def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
             else f'a text needs quotes: {bare[1]} = "{bare[2]}"'
         )
         sentence = f"{bare[1]} is {bare[2]}: {needs}"
-    return Mistaken(source, [Found(line, "", sentence, "not-toml")], fix)
+    return Mistaken(source, [LocatedMistake(line, "", sentence, "not-toml")], fix)
 
 
 def line_numbers(text: str) -> dict[Path, int]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
-from aftermath.config.sources import DataLocation, DataSource, Shuffle
+from aftermath.config.sources import DataLocationChoice, DataSource, Shuffle
 from aftermath.data.http import HttpClient, redacted_url
 from aftermath.data.source import DataError, DataRequest, FileRecord, Source
 from aftermath.data.weighted import MOST_SOURCES, WeightedSources
@@ -91,7 +91,7 @@ def _parsed(document: Any) -> tuple[list[DataSource], list[float] | None, bytes 
     if any(pairs) and not all(pair and len(pair) == 2 for pair in pairs):
         raise ValueError("either every provider is a pair with its weight, or none")
     sources = [
-        DataLocation.model_validate(pair[0] if pair else one).source
+        DataLocationChoice.model_validate(pair[0] if pair else one).source
         for pair, one in zip(pairs, given, strict=True)
     ]
     weights = [float(pair[1]) for pair in pairs if pair] or None

@@ -10,10 +10,9 @@ from typing import Any
 
 from aftermath.config.document import RunConfig
 from aftermath.config.rules import real
-from aftermath.config.sources import DataLocation as LocationChoice
-from aftermath.config.sources import DataSource, DummyData
+from aftermath.config.sources import DataLocationChoice, DataSource, DummyData
 from aftermath.config.spec import Spec
-from aftermath.config.start_checkpoint import Checkpoint as CheckpointChoice
+from aftermath.config.start_checkpoint import CheckpointChoice
 from aftermath.config.tables import Choice, Variant
 from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
 from aftermath.rules.run import Config
@@ -21,7 +20,7 @@ from aftermath.rules.state import (
     CheckpointKind,
     DataKind,
     Divisor,
-    InnerOptimizer,
+    InnerOptimizerKind,
     OptimizerKind,
     ScheduleKind,
 )
@@ -49,7 +48,7 @@ def checkpoint_of(chosen: CheckpointChoice) -> Checkpoint:
     return Checkpoint(**_read(chosen.to_chain(), Checkpoint, CheckpointKind))
 
 
-def location_of(chosen: LocationChoice) -> DataLocation:
+def location_of(chosen: DataLocationChoice) -> DataLocation:
     """Where the run's tokens are."""
     return _location(chosen.to_chain(), chosen.source)
 
@@ -75,7 +74,7 @@ def optimizer_of(chosen: Choice | Variant) -> Optimizer:
     values = _read(chosen.to_chain(), Optimizer, OptimizerKind)
     named = {
         "quantize_1bit": bool(values["quantize_1bit"]),
-        "inner_optimizer": InnerOptimizer(values["inner_optimizer"]),
+        "inner_optimizer": InnerOptimizerKind(values["inner_optimizer"]),
         "divisor": Divisor(values["divisor"]),
     }
     return Optimizer(**values | named)
@@ -100,7 +99,7 @@ def _zeros(view: type) -> dict[str, Any]:
 _OF_NO_KIND = {
     "kind": OptimizerKind.NONE,
     "quantize_1bit": False,
-    "inner_optimizer": InnerOptimizer.ADAMW,
+    "inner_optimizer": InnerOptimizerKind.ADAMW,
     "divisor": Divisor.KEEPERS,
 }
 _NOWHERE = {
@@ -117,5 +116,6 @@ NO_SPEC: Mapping[str, Any] = {
     "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),
     "optimizer": Optimizer(**_zeros(Optimizer) | _OF_NO_KIND),
     "spec_hash": bytes(32),
+    "spec_error": "",
 }
-"""The same fields, and the hash, of a run that has no training spec."""
+"""The same fields, the hash and the error of a run that has no training spec."""

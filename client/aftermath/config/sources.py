@@ -446,7 +446,7 @@ class PreprocessedData(BareVariant, DataSource):
 
 
 @extensible("aftermath.data_sources", DataSource)  # type: ignore[type-abstract]
-class DataLocation(Choice):
+class DataLocationChoice(Choice):
     """Where the tokens are."""
 
     Dummy: DummyData | None = Field(default=None, description="Made-up tokens.")

@@ -18,9 +18,9 @@ from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.base.extensions import extension_names
 from aftermath.config import errors as config_errors
 from aftermath.config import rules
-from aftermath.config.sources import DataHash, DataLocation
+from aftermath.config.sources import DataHash, DataLocationChoice
 from aftermath.config.tables import Table
-from aftermath.config.training import LearningRate, Optimizer
+from aftermath.config.training import LearningRate, OptimizerChoice
 from aftermath.rules.limits import SPEC_BYTES
 from aftermath.rules.model import marked
 from aftermath.rules.state import Architecture, DataType
@@ -37,7 +37,7 @@ else:
     ArchitectureName = Literal[ARCHITECTURES]
 _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINETUNING}
 _SHOWN = 400
-_FIX = "Use the client version that wrote it. The owner can write another: aftermath-solana update-config"
+UNREADABLE_FIX = "Use the client version that wrote it. The owner can write another: aftermath-solana update-config"
 
 
 class Spec(Table):
@@ -45,10 +45,10 @@ class Spec(Table):
 
     architecture: ArchitectureName
     data_type: DataTypeName
-    data_location: DataLocation
+    data_location: DataLocationChoice
     data_hash: DataHash
     lr_schedule: LearningRate
-    optimizer: Optimizer
+    optimizer: OptimizerChoice
 
     def encode(self) -> bytes:
         """Return the canonical JSON: UTF-8, keys sorted, no spaces, every default written out.
@@ -63,14 +63,14 @@ class Spec(Table):
         try:
             document = json_value(data, SPEC_BYTES)
             if _canonical(document) != data:
-                raise Unsuitable("the run's training spec is not canonical JSON", _FIX)
+                raise Unsuitable("the run's training spec is not canonical JSON", UNREADABLE_FIX)
             spec = cls.model_validate(document)
         except ValidationError as error:
             sentences = [mistake.sentence for mistake in config_errors.sentences(error, cls)]
             raise _refused(sentences) from None
         except (Malformed, ValueError) as error:
             said = f"the run's training spec is not JSON: {error}"
-            raise Unsuitable(said[:_SHOWN], _FIX) from None
+            raise Unsuitable(said[:_SHOWN], UNREADABLE_FIX) from None
         if broken := rules.broken_spec(spec.values()):
             raise _refused([mistake.sentence for mistake in broken])
         return spec
@@ -98,7 +98,7 @@ def read_spec(data: bytes, expected_hash: bytes) -> Spec:
     """Return the spec that an account holds.
 
     Raises AccountError if the hash differs, and Unsuitable if this client does not know a kind or a
-    key.
+    key. An RPC node sends the hash too, so one node alone can cause either.
     """
     if spec_hash(data) != expected_hash:
         raise AccountError("the run's training spec does not have the hash that the run names")
@@ -116,4 +116,5 @@ def _refused(sentences: list[str]) -> Unsuitable:
     listed = "; ".join(sentences)
     if len(listed) > _SHOWN:
         listed = listed[:_SHOWN] + "..."
-    return Unsuitable(f"this client cannot train by the run's training spec: {listed}", _FIX)
+    said = f"this client cannot train by the run's training spec: {listed}"
+    return Unsuitable(said, UNREADABLE_FIX)

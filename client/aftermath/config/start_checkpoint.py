@@ -60,7 +60,7 @@ class DummyCheckpoint(Variant):
         return {"kind": int(CheckpointKind.DUMMY), "repo": self.repo_id, "revision": ""}
 
 
-class Checkpoint(Choice):
+class CheckpointChoice(Choice):
     """The durable checkpoint a run starts from."""
 
     NOT_HERE: ClassVar[Mapping[str, str]] = {

@@ -14,7 +14,7 @@ from aftermath.config.tables import U8, U16, U32, Choice, Table, Variant, bits
 from aftermath.rules import distro, sparseloco
 from aftermath.rules.limits import MAX_CHUNK, MAX_INNER_STEPS, MAX_OUTER_RATE
 from aftermath.rules.optimizers import OptimizerName
-from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+from aftermath.rules.state import Divisor, InnerOptimizerKind, OptimizerKind, ScheduleKind
 
 MOST_RATE = 1000.0
 """Upper limit for learning rates."""
@@ -264,13 +264,13 @@ class SparseLoCoSettings(Variant):
 
     def to_chain(self) -> dict[str, Any]:
         named = {
-            "inner_optimizer": InnerOptimizer[self.inner_optimizer.upper()],
+            "inner_optimizer": InnerOptimizerKind[self.inner_optimizer.upper()],
             "divisor": Divisor[self.divisor.upper()],
         }
         return _optimizer(OptimizerKind.SPARSELOCO, **self.model_dump() | named)
 
 
-class Optimizer(Choice):
+class OptimizerChoice(Choice):
     """The optimizer."""
 
     AdamW: AdamWSettings | None = Field(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from aftermath.base.errors import AftermathError
 from aftermath.cli.present import reporting
-from aftermath.cli.script import Arguments
+from aftermath.cli.script import ScriptParser
 from aftermath.demo.commands import (
     DEMO_NAMES,
     KILLED,
@@ -172,7 +172,7 @@ def main() -> int:
 
 def _chosen() -> argparse.Namespace:
     """Parse the command line. Raises UsageError."""
-    parser = Arguments("python -m aftermath.demo", __doc__, result=False)
+    parser = ScriptParser("python -m aftermath.demo", __doc__, result=False)
     parser.add_argument(
         "--engine", choices=("embedded", "validator"), default="embedded", help="which local chain"
     )

@@ -16,7 +16,7 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
-from aftermath.config.sources import DataLocation, LocalData
+from aftermath.config.sources import DataLocationChoice, LocalData
 from aftermath.config.training import MOST_RATE, UNSAID
 from aftermath.lab import rates
 from aftermath.lab.members import agreed_settings
@@ -172,10 +172,10 @@ def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     return {"data": str(place), "token_bytes": token_bytes, "shuffle_seed": seed}
 
 
-def _check_local(location: DataLocation) -> None:
+def _check_local(location: DataLocationChoice) -> None:
     """Raise Unsuitable for data of other machines, and for labels."""
     if location.source.is_remote or location.source.has_labels:
-        name = DataLocation.name_of(location.source)
+        name = DataLocationChoice.name_of(location.source)
         raise Unsuitable(
             f"the run's data is at a {name} location: train-local reads tokens of this machine",
             "Pass --data-path, a directory of token files",

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from aftermath.base.errors import UsageError
-from aftermath.config.sources import DataLocation
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataRequest, Source
 from aftermath.lab.held_out import spread
 from aftermath.lab.multi_replica import Together
 from aftermath.lab.recipe import Recipe
-from aftermath.lab.single_replica import Alone, optimizer_for
+from aftermath.lab.single_replica import SingleReplica, optimizer_for
 from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig
@@ -76,7 +76,7 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
 def _data(recipe: Recipe, vocab_size: int) -> Source:
     """Return the tokens. Raises DataError."""
     if recipe.source:
-        chosen = DataLocation.model_validate_json(recipe.source)
+        chosen = DataLocationChoice.model_validate_json(recipe.source)
         return chosen.source.open(DataRequest(recipe.seq_len, vocab_size))
     return open_tokens(
         recipe.data,
@@ -97,7 +97,7 @@ def _trainer(
     if recipe.agreed is None:
         (tier,) = recipe.tiers
         model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
-        return Alone(model, optimizer_for(model, recipe), recipe, arithmetic)
+        return SingleReplica(model, optimizer_for(model, recipe), recipe, arithmetic)
     schema = build_schema(config.to_hf(), recipe.levels, recipe.agreed)
     replicas = [
         Replica(

@@ -29,7 +29,7 @@ from aftermath.replica.replica import accumulate
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 
 
-class Alone:
+class SingleReplica:
     """A model and its optimizer. `rate` is the learning rate of a step."""
 
     def __init__(

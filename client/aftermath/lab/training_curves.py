@@ -16,7 +16,7 @@ from aftermath.lab.lab_events import EVENTS
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingCurves:
     """One training's losses in nats per token."""
 
     name: str
@@ -39,7 +39,7 @@ def trainings_in(places: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def read_trainings(paths: Sequence[Path]) -> list[Training]:
+def read_trainings(paths: Sequence[Path]) -> list[TrainingCurves]:
     """Read event files, each named for its directory, or for its whole path where two share that
     name.
     """
@@ -50,7 +50,7 @@ def read_trainings(paths: Sequence[Path]) -> list[Training]:
     ]
 
 
-def curves_of(trainings: Sequence[Training]) -> dict[str, Curve]:
+def curves_of(trainings: Sequence[TrainingCurves]) -> dict[str, Curve]:
     """Return all curves that have a point, by the name that the legend gives them."""
     curves: dict[str, Curve] = {}
     for one in trainings:
@@ -80,7 +80,7 @@ def _is_training(path: Path) -> bool:
     return isinstance(first, lab_events.Started)
 
 
-def _read(path: Path, name: str) -> Training:
+def _read(path: Path, name: str) -> TrainingCurves:
     """Read one file; lines that are no event, as the torn last one of a running training, are
     passed over.
     """
@@ -98,4 +98,4 @@ def _read(path: Path, name: str) -> Training:
                 loss.append((event.step, event.loss))
         elif isinstance(event, lab_events.HeldOut) and event.loss is not None:
             held_out[event.tier].append((event.step, event.loss))
-    return Training(name, steps, loss, dict(sorted(held_out.items())))
+    return TrainingCurves(name, steps, loss, dict(sorted(held_out.items())))

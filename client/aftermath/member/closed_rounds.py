@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from aftermath.base.concurrency import Pulse
 from aftermath.member.feed import RunFeed
 from aftermath.rules import bitmap
-from aftermath.rules.committee import quorum, witnesses
-from aftermath.rules.run import MAX_WITNESSES, RoundId
+from aftermath.rules.committee import round_quorum, wanted_witnesses, witnesses
+from aftermath.rules.run import RoundId
 from aftermath.rules.seal import Closed
 
 
@@ -55,7 +55,8 @@ class ClosedRounds:
             return frozenset()
         elected = witnesses(attesting, self._feed.members)
         missing = frozenset(elected) - self._heard.get(place, {}).keys()
-        return missing if len(elected) - len(missing) < quorum(attesting.elected) else frozenset()
+        closed = len(elected) - len(missing)
+        return missing if closed < round_quorum(attesting, attesting.elected) else frozenset()
 
     def by_quorum(self, height: int) -> bool:
         """Return whether a quorum of the witnesses of a round's results is closed."""
@@ -74,9 +75,10 @@ class ClosedRounds:
         seated = run.next_roster & self._feed.members.healthy
         if run.current.established:
             seated &= self._feed.members.judges
-        elected = min(run.config.witness_nodes or MAX_WITNESSES, seated.bit_count(), MAX_WITNESSES)
+        wanted = wanted_witnesses(run.current, run.config.witness_nodes)
+        elected = min(wanted, seated.bit_count())
         closed = sum(bitmap.contains(seated, seat) for seat in self._heard.get(place, {}))
-        return closed >= quorum(elected)
+        return closed >= round_quorum(run.current, elected)
 
     def is_judged(self, height: int) -> bool:
         """Return whether the witnesses of a round's results are known."""

@@ -30,7 +30,7 @@ from aftermath.member.results import Results
 from aftermath.member.reveal import Reveals
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
-from aftermath.member.rounds.epoch import Beginning, CarriedOver
+from aftermath.member.rounds.epoch import CarriedOver, EpochStart
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.stake import Stake, loss_found
@@ -286,7 +286,7 @@ class Member:
         elif not warm.kept:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
-        began = Beginning(run, model, replica, self.seat, self._weight)
+        began = EpochStart(run, model, replica, self.seat, self._weight)
         rounds = self._rounds = Rounds(
             self._ports, self._role, self._workers, self._wishes, self._kept, began
         )

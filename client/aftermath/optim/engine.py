@@ -24,14 +24,14 @@ from aftermath.optim.inner import InnerSteps
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
-from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateStep, Result
+from aftermath.optim.parts import Apply, Backward, BadState, Compressor, Measured, PrivateStep
 from aftermath.optim.private_blocks import BlockSpan, StateOutline, outline
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
 from aftermath.optim.votes import Votes
 
 T = TypeVar("T")
-MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Result]
+MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Compressor]
 """Builds the part that keeps the residual, for example `ErrorFeedback`."""
 _PRIVATE = "private."
 _RESULT = "result."
@@ -198,7 +198,7 @@ def outline_of(schema: Schema, tier: int) -> StateOutline:
 
 def _parts(
     schema: Schema, tier: int, params: Mapping[str, Tensor], result: MakeResult, inner: MakeInner
-) -> tuple[PrivateStep, Result, Apply]:
+) -> tuple[PrivateStep, Compressor, Apply]:
     """Return the three parts of the schema's optimizer."""
     settings = schema.optimizer
     results = schema.results

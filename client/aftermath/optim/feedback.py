@@ -70,7 +70,7 @@ class ErrorFeedback:
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._tables: tuple[tuple[int, ...], list[flat.Table]] | None = None
+        self._tables: tuple[tuple[int, ...], list[flat.LevelTensors]] | None = None
         """Tables of parameters and residuals, and the addresses for which they are valid. Building
         them is slow.
         """
@@ -100,7 +100,7 @@ class ErrorFeedback:
         places = tuple(tensor.data_ptr() for tensor in params.values())
         if self._tables is None or self._tables[0] != places:
             tables = [
-                flat.Table(layout, flat.tensors_of(layout, params), self._residuals[level])
+                flat.LevelTensors(layout, flat.tensors_of(layout, params), self._residuals[level])
                 for level, layout in self._layouts.items()
             ]
             self._tables = places, tables
@@ -157,7 +157,7 @@ class ErrorFeedback:
         """Do the work of `choose` with all blocks of a level in one launch."""
         self._take_back()
         for level, layout in self._layouts.items():
-            table = flat.Table(
+            table = flat.LevelTensors(
                 layout, flat.tensors_of(layout, made.tensors), self._residuals[level]
             )
             flat.add(table, self._decay_factor, made.factor)

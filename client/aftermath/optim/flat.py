@@ -27,7 +27,7 @@ LANES = 1024
 _SMALL = 0.7 * 2.0**-40  # a rate of means
 
 
-class Table:
+class LevelTensors:
     """The location of a level's numbers: for each part a tensor, and the rows of its blocks."""
 
     def __init__(
@@ -85,7 +85,7 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def add(table: Table, decay: float, factor: float) -> None:
+def add(table: LevelTensors, decay: float, factor: float) -> None:
     """blocks <- blocks * decay + factor * tensors, and 0 beyond the ends of tensors."""
     from aftermath.kernels import triton_levels
 
@@ -107,7 +107,7 @@ def take(rows: Tensor, indices: Tensor, values: Tensor) -> None:
         )
 
 
-def go_ahead(table: Table, rate: float) -> None:
+def go_ahead(table: LevelTensors, rate: float) -> None:
     """tensors <- tensors - rate * sign(blocks)."""
     from aftermath.kernels import triton_levels
 
@@ -117,7 +117,12 @@ def go_ahead(table: Table, rate: float) -> None:
 
 
 def subtract_means(
-    table: Table, sums: Tensor, counts: Tensor, members: int, divisors: Sequence[float], rate: float
+    table: LevelTensors,
+    sums: Tensor,
+    counts: Tensor,
+    members: int,
+    divisors: Sequence[float],
+    rate: float,
 ) -> None:
     """tensors <- tensors - sums / divisors * rate, with sums and counts by position
     (`tally.added_up`).
@@ -177,7 +182,7 @@ def _moves_alike(device: torch.device) -> bool:
         own.flatten(1).sub_(
             torch.zeros(len(own), UNUSED + 1).scatter_(1, indices, values)[:, : own[0].numel()]
         )
-    table = Table(layout, moved, there)
+    table = LevelTensors(layout, moved, there)
     add(table, decay, factor)
     go_ahead(table, rate)
     positions = [
@@ -197,7 +202,11 @@ def _moves_alike(device: torch.device) -> bool:
     sums, counts = added_up([Votes(0, *own) for own in cast], layout.numbers, most, cpu)
     divisors = [0.0, 1.0, 2.0**0.5, 3.0**0.5]
     subtract_means(
-        Table(layout, moved), *added_up(votes, layout.numbers, most, device), 3, divisors, _SMALL
+        LevelTensors(layout, moved),
+        *added_up(votes, layout.numbers, most, device),
+        3,
+        divisors,
+        _SMALL,
     )
     by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[counts.long()]
     steps = (sums.double() / by * _SMALL).float()

@@ -17,7 +17,7 @@ from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
 from aftermath.optim import flat, packed, whole
 from aftermath.optim.compiled import Counted, Task, usable
-from aftermath.optim.flat import Table, tensors_of
+from aftermath.optim.flat import LevelTensors, tensors_of
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
@@ -143,9 +143,9 @@ class MeanApply:
         ]
         return found if len(found) == len(votes) else []
 
-    def _table(self, layout: LevelLayout) -> Table:
+    def _table(self, layout: LevelLayout) -> LevelTensors:
         """Return the table of the tensors that packed votes of a level change."""
-        return Table(layout, tensors_of(layout, self._params))
+        return LevelTensors(layout, tensors_of(layout, self._params))
 
     def _on_gpu(self, results: Mapping[int, Sequence[Votes]]) -> bool:
         shifted = all(vote.shifts is not None for votes in results.values() for vote in votes)

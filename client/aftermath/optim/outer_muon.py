@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.flat import Table, tensors_of
+from aftermath.optim.flat import LevelTensors, tensors_of
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import LevelLayout, Part
 from aftermath.optim.mean import MeanApply
@@ -60,7 +60,7 @@ class OuterMuon(MeanApply):
         if self._waits_for() >= _AT_ONCE.get(tensor.device.type, _AT_ONCE["cpu"]):
             self._turn(lr)
 
-    def _table(self, layout: LevelLayout) -> Table:
+    def _table(self, layout: LevelLayout) -> LevelTensors:
         """Return a table that stores the means of hidden matrices and changes all other tensors."""
         tensors = tensors_of(layout, self._params)
         hidden = [part.segment.name in self._hidden for part in layout.parts]
@@ -68,7 +68,7 @@ class OuterMuon(MeanApply):
             mean = torch.empty(tensors[number].shape, device=self._device)
             self._wait(tensors[number], mean)
             tensors[number] = mean
-        return Table(layout, tensors, stores=hidden)
+        return LevelTensors(layout, tensors, stores=hidden)
 
     def _wait(self, tensor: Tensor, mean: Tensor) -> None:
         """Queue a segment and its mean until `_turn`."""

@@ -84,7 +84,7 @@ def checked(
 
 def count(
     votes: Sequence[PackedVotes],
-    table: flat.Table,
+    table: flat.LevelTensors,
     value_bits: int,
     most: int,
     divisors: Sequence[float],
@@ -271,7 +271,7 @@ def _numbers(value_bits: int) -> dict[str, int]:
 def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return a table's lines without tensors, enough for a check, and each block's part number."""
     empty = [torch.empty(part.segment.shape, device="meta") for part in layout.parts]
-    table = flat.Table(layout, empty, device=device)
+    table = flat.LevelTensors(layout, empty, device=device)
     return table.lines, table.part_of
 
 
@@ -336,7 +336,7 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
     there = [tensor.to(device, copy=True) for tensor in tensors]
     count(
         packed,
-        flat.Table(layout, there, stores=[False, True, False]),
+        flat.LevelTensors(layout, there, stores=[False, True, False]),
         value_bits,
         most,
         divisors,

@@ -99,7 +99,7 @@ class PrivateStep(Remembering, Protocol):
         """
 
 
-class Result(Remembering, Protocol):
+class Compressor(Remembering, Protocol):
     """Turns pseudo-gradients into payloads."""
 
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:

@@ -76,7 +76,7 @@ class SignApply:
         tensors = flat.tensors_of(layout, self._params)
         if flat.works(tensors[0].device):
             flat.go_ahead(
-                flat.Table(layout, tensors, [signs.float() for signs in directions]), rate
+                flat.LevelTensors(layout, tensors, [signs.float() for signs in directions]), rate
             )
             return
         for part, tensor in zip(layout.parts, tensors, strict=True):

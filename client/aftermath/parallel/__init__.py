@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 MOST_RANKS = 64
-"""Of one member."""
+"""Maximum number of ranks of one member."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class _Motion:
-    """One collective: an all-gather, or an all-to-all."""
+class _Collective:
+    """Describe one collective: an all-gather or an all-to-all."""
 
     gathers: bool
     given: int
@@ -27,65 +27,65 @@ class _Motion:
     group: Any
 
 
-class Motions:
-    """Those of one network's passes."""
+class Collectives:
+    """Record the collectives of a network's passes, and finish a pass without computing it."""
 
     def __init__(self) -> None:
-        self._known: list[_Motion] | None = None
-        self._now: list[_Motion] = []
+        self._known: list[_Collective] | None = None
+        self._now: list[_Collective] = []
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Start recording a pass."""
         self._now = []
 
     def end(self) -> None:
-        """It came to its end."""
+        """Keep the record of a complete pass."""
         self._known = self._now
 
     def gather(self, found: Tensor, given: Tensor, group: Any, async_op: bool = False) -> Any:
-        """All ranks' `given`, one after the other."""
+        """Write all ranks' `given` to `found`, in the order of ranks."""
         work = dist.all_gather_into_tensor(found, given, group=group, async_op=async_op)
-        self._took_part(True, found, given, group)
+        self._record(True, found, given, group)
         return work
 
     def exchange(self, found: Tensor, given: Tensor, group: Any) -> None:
-        """This rank's part of every rank's `given`."""
+        """Write this rank's part of every rank's `given` to `found`."""
         dist.all_to_all_single(found, given, group=group)
-        self._took_part(False, found, given, group)
+        self._record(False, found, given, group)
 
-    def _took_part(self, gathers: bool, found: Tensor, given: Tensor, group: Any) -> None:
+    def _record(self, gathers: bool, found: Tensor, given: Tensor, group: Any) -> None:
         self._now.append(
-            _Motion(gathers, given.numel(), found.numel(), found.dtype, found.device, group)
+            _Collective(gathers, given.numel(), found.numel(), found.dtype, found.device, group)
         )
 
     @property
-    def may_finish(self) -> bool:
-        """Whether it is known what is left of the pass."""
+    def can_finish(self) -> bool:
+        """Whether an earlier complete pass shows what is left of this one."""
         return self._known is not None and self._now == self._known[: len(self._now)]
 
     def finish(self) -> None:
-        """Take part in what is left of the pass."""
+        """Take part in the rest of the pass with buffers of zeros."""
         assert self._known is not None
-        for motion in self._known[len(self._now) :]:
+        for collective in self._known[len(self._now) :]:
             given, found = (
-                torch.zeros(count, dtype=motion.dtype, device=motion.device)
-                for count in (motion.given, motion.found)
+                torch.zeros(count, dtype=collective.dtype, device=collective.device)
+                for count in (collective.given, collective.found)
             )
-            (self.gather if motion.gathers else self.exchange)(found, given, motion.group)
+            (self.gather if collective.gathers else self.exchange)(found, given, collective.group)
 
 
-class Gathering:
-    """An all-gather as FSDP2 asks for it."""
+class AllGather:
+    """Implement the all-gather that FSDP2 calls."""
 
-    def __init__(self, motions: Motions) -> None:
-        self._motions = motions
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer."""
+        """Return an uninitialized buffer."""
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        """Put all ranks' `input_tensor` into `output_tensor`."""
-        return self._motions.gather(output_tensor, input_tensor, group, async_op)
+        """Write all ranks' `input_tensor` to `output_tensor`."""
+        return self._collectives.gather(output_tensor, input_tensor, group, async_op)

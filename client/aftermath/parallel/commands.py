@@ -8,7 +8,7 @@ import msgspec
 
 
 class Join(msgspec.Struct, frozen=True):
-    """What a rank is started with."""
+    """Arguments with which a rank is started."""
 
     rank: int
     data: int
@@ -16,34 +16,34 @@ class Join(msgspec.Struct, frozen=True):
     device: str
     threads: int
     store: str
-    """A file by which the ranks find each other."""
+    """Path of the file through which the ranks find each other."""
 
 
-class Make(msgspec.Struct, frozen=True, tag=True):
-    """Make the network of a tier."""
+class BuildNetwork(msgspec.Struct, frozen=True, tag=True):
+    """Build the network of a tier."""
 
     config: dict[str, Any]
-    """As in `config.json`."""
+    """The model config, with the keys of `config.json`."""
     tier: int
     bf16: bool
-    """Whether products are computed in bf16."""
+    """Whether matrix products are computed in bf16."""
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Take a share of this shape, and the weights at which it is to be trained; both follow."""
+class BeginShare(msgspec.Struct, frozen=True, tag=True):
+    """Receive a share of this shape and the weights at which to train it. Both follow."""
 
     shape: tuple[int, ...]
     micro_batch: int
     recompute: bool
-    """Whether layers are computed twice."""
+    """Whether layers are computed again in the backward pass."""
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Train on the share's first sequence, and tell what memory that takes and what there is."""
+    """Train on the share's first sequence. Report the memory that this took and the free memory."""
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
-    """Train on the micro-batches from this number on, one for each data-parallel rank."""
+class TrainMicroBatches(msgspec.Struct, frozen=True, tag=True):
+    """Train on one micro-batch per data-parallel rank, starting with number `first`."""
 
     first: int
 
@@ -56,88 +56,84 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
     steps: int
 
 
-class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Hold a part of the state of a tier's optimizer, of which nothing is learnt yet
-    (`parallel.feedback_shard`).
-    """
+class HoldState(msgspec.Struct, frozen=True, tag=True):
+    """Allocate this rank's part of a tier's optimizer state (`parallel.feedback_shard`)."""
 
     schema: bytes
     tier: int
 
 
 class Directions(msgspec.Struct, frozen=True, tag=True):
-    """Tell the signs of what was not sent."""
+    """Send the signs of the residual."""
 
 
-class Choose(msgspec.Struct, frozen=True, tag=True):
-    """Take a pseudo-gradient, which is `factor` times what follows, and tell what is to be sent."""
+class Compress(msgspec.Struct, frozen=True, tag=True):
+    """Add `factor` times the tensors that follow to the residual, and send the selected entries."""
 
     factor: float
 
 
-class Weigh(msgspec.Struct, frozen=True, tag=True):
-    """Tell the energies of what there was to be sent and of what was, level by level."""
+class MeasureEnergies(msgspec.Struct, frozen=True, tag=True):
+    """Send the energies before and after selection, by level."""
 
 
-class Digests(msgspec.Struct, frozen=True, tag=True):
-    """Tell the digests of the state's blocks."""
+class StateDigests(msgspec.Struct, frozen=True, tag=True):
+    """Send the digests of the state's blocks."""
 
     sent: bool
-    """Whether something was sent, so that it is remembered."""
+    """Whether the state includes the last result sent."""
 
 
-class Read(msgspec.Struct, frozen=True, tag=True):
-    """Tell the bytes of a tensor of the state."""
+class ReadState(msgspec.Struct, frozen=True, tag=True):
+    """Send bytes `start` to `stop` of a tensor of the state."""
 
     name: str
     start: int
     stop: int
 
 
-class Copy(msgspec.Struct, frozen=True, tag=True):
-    """Tell all of the state."""
+class CopyState(msgspec.Struct, frozen=True, tag=True):
+    """Send the whole state."""
 
     sent: bool
 
 
-class Restore(msgspec.Struct, frozen=True, tag=True):
-    """Take over a state, which follows."""
+class RestoreState(msgspec.Struct, frozen=True, tag=True):
+    """Replace the state by the tensors that follow."""
 
     sent: bool
 
 
-class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Forget all that was learnt."""
+class ForgetState(msgspec.Struct, frozen=True, tag=True):
+    """Reset the state."""
 
 
-class Mark(msgspec.Struct, frozen=True, tag=True):
-    """Copy the moments of the inner optimizer: a share begins."""
+class CopyForUndo(msgspec.Struct, frozen=True, tag=True):
+    """Copy the moments of the inner optimizer at the start of a share."""
 
 
-class Advance(msgspec.Struct, frozen=True, tag=True):
-    """Make a step of every own parameter at the weights and by the gradient of the last pass, and
-    give it back.
-    """
+class StepParameters(msgspec.Struct, frozen=True, tag=True):
+    """Step this rank's parameters with the gradients of the last pass, and send them back."""
 
     rate: float
     factors: tuple[float, ...]
-    """By which its gradient is to be scaled, one after the other."""
+    """Factors to multiply each gradient by, in this order."""
     without: tuple[str, ...]
-    """Parameters that have no gradient, and are not stepped."""
+    """Parameters without a gradient, which are not stepped."""
 
 
-class Settle(msgspec.Struct, frozen=True, tag=True):
-    """Drop the copies: the share is trained; or `undo` it, and have them for moments."""
+class EndShare(msgspec.Struct, frozen=True, tag=True):
+    """End a share: drop the copies of the moments, or restore them if `undo` is set."""
 
     undo: bool
 
 
 class MomentDigests(msgspec.Struct, frozen=True, tag=True):
-    """Tell the digests of the moments' blocks."""
+    """Send the digests of the moments' blocks."""
 
 
 class MomentBlock(msgspec.Struct, frozen=True, tag=True):
-    """Return the bytes of a moment, from the rank that has it."""
+    """Send bytes `start` to `stop` of a moment, from the rank that holds it."""
 
     name: str
     start: int
@@ -145,28 +141,46 @@ class MomentBlock(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyMoments(msgspec.Struct, frozen=True, tag=True):
-    """Tell all moments."""
+    """Send all moments."""
 
 
-class TakeMoments(msgspec.Struct, frozen=True, tag=True):
-    """Take over moments, which follow."""
+class RestoreMoments(msgspec.Struct, frozen=True, tag=True):
+    """Replace the moments by those that follow."""
 
 
 class ForgetMoments(msgspec.Struct, frozen=True, tag=True):
-    """Continue without moments."""
+    """Reset the moments."""
 
 
-OfState = Directions | Choose | Weigh | Digests | Read | Copy | Restore | Forget
-"""What is told of what was not sent."""
-OfMoments = (
-    Mark
-    | Advance
-    | Settle
+StateCommand = (
+    Directions
+    | Compress
+    | MeasureEnergies
+    | StateDigests
+    | ReadState
+    | CopyState
+    | RestoreState
+    | ForgetState
+)
+"""Commands about the error feedback."""
+MomentCommand = (
+    CopyForUndo
+    | StepParameters
+    | EndShare
     | MomentDigests
     | MomentBlock
     | CopyMoments
-    | TakeMoments
+    | RestoreMoments
     | ForgetMoments
 )
-"""What is told of the inner optimizer."""
-Order = Make | Begin | Measure | Step | Gather | Hold | OfState | OfMoments
+"""Commands about the inner optimizer."""
+Command = (
+    BuildNetwork
+    | BeginShare
+    | Measure
+    | TrainMicroBatches
+    | Gather
+    | HoldState
+    | StateCommand
+    | MomentCommand
+)

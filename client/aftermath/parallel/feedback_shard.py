@@ -1,8 +1,8 @@
 """One rank's part of the error feedback: it alone holds these blocks and selects from them.
 
 The part is on the rank's device and computed as on a single rank. Tensor names are those of
-`optim.remembered`; the rows are a subset. Both sides know the sizes of what they exchange (`Held`),
-and it passes through the CPU.
+`optim.remembered`; the rows are a subset. Both sides know the sizes of what they exchange
+(`RankBlocks`), and it passes through the CPU.
 """
 
 from __future__ import annotations
@@ -20,66 +20,66 @@ from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
 from aftermath.parallel.commands import (
-    Choose,
-    Copy,
-    Digests,
+    Compress,
+    CopyState,
     Directions,
-    Forget,
-    OfState,
-    Read,
-    Restore,
-    Weigh,
+    ForgetState,
+    MeasureEnergies,
+    ReadState,
+    RestoreState,
+    StateCommand,
+    StateDigests,
 )
-from aftermath.parallel.feedback_split import Rows, dealt
-from aftermath.parallel.group import Ranks, octets
+from aftermath.parallel.feedback_split import Rows, split_blocks
+from aftermath.parallel.group import Ranks, as_byte_tensor
 
 
-class Plan:
-    """What each rank holds of a tier's state, and what an order makes it take and tell."""
+class FeedbackPlan:
+    """The part of a tier's state that each rank holds, and what commands transfer."""
 
     def __init__(self, schema: Schema, tier: int, ranks: int) -> None:
         self._results = schema.results
         self.levels = range(tier, schema.results.levels)
-        self.held = dealt(schema.results, tier, ranks)
+        self.held = split_blocks(schema.results, tier, ranks)
 
-    def takes(self, order: OfState, rank: int) -> list[Kind]:
-        """What comes to a rank."""
-        match order:
-            case Choose():
+    def takes(self, command: StateCommand, rank: int) -> list[Kind]:
+        """Return the shapes and types of the tensors that a command sends to a rank."""
+        match command:
+            case Compress():
                 return [
                     (piece.blocks.segment.shape, torch.float32) for piece in self.held[rank].pieces
                 ]
-            case Restore(sent):
+            case RestoreState(sent):
                 return list(self.state(rank, sent).values())
         return []
 
-    def tells(self, order: OfState, rank: int) -> list[Kind]:
-        """What comes from a rank."""
+    def tells(self, command: StateCommand, rank: int) -> list[Kind]:
+        """Return the shapes and types of the tensors that a rank sends back."""
         held = self.held[rank]
-        match order:
+        match command:
             case Directions():
                 return [
                     ((p.blocks.count, *_edges(p.blocks.edges)), torch.int8) for p in held.pieces
                 ]
-            case Choose():
+            case Compress():
                 entries = [held.results.entries(level) for level in self.levels]
                 return [
                     ((count,), kind) for count in entries for kind in (torch.int16, torch.float32)
                 ]
-            case Weigh():
+            case MeasureEnergies():
                 return [((len(self.levels), 2), torch.float64)]
-            case Digests(sent):
+            case StateDigests(sent):
                 size = sum(told_size(*self.span(rank, name)) for name in self.state(rank, sent))
                 return [((size,), torch.uint8)]
-            case Read(name, start, stop):
+            case ReadState(name, start, stop):
                 first, last = self.overlap(rank, name, start, stop)
                 return [((last - first,), torch.uint8)]
-            case Copy(sent):
+            case CopyState(sent):
                 return list(self.state(rank, sent).values())
         return []
 
     def state(self, rank: int, sent: bool) -> dict[str, Kind]:
-        """The tensors of a rank's state, in the order of their names."""
+        """Return the shapes and types of a rank's state, ordered by name."""
         found: dict[str, Kind] = {}
         for (level, group), rows in self.held[rank].rows.items():
             of = level_layout(self._results, level).groups[group]
@@ -90,12 +90,12 @@ class Plan:
         return dict(sorted(found.items()))
 
     def rows(self, rank: int, name: str) -> Rows | None:
-        """Which blocks of a tensor are a rank's, if any."""
+        """Return which blocks of a tensor a rank holds, if any."""
         level, group = map(int, name.split(".")[1:])
         return self.held[rank].rows.get((level, group))
 
     def span(self, rank: int, name: str) -> tuple[int, int, int]:
-        """From where to where a rank holds a tensor's bytes, and how many it has."""
+        """Return the first and last byte of a tensor that a rank holds, and the tensor's size."""
         kind, level, group = name.split(".")
         of = level_layout(self._results, int(level)).groups[int(group)]
         row = {
@@ -107,19 +107,21 @@ class Plan:
         return rows.first * row, (rows.first + rows.count) * row, of.blocks * row
 
     def overlap(self, rank: int, name: str, start: int, stop: int) -> tuple[int, int]:
-        """Which of these bytes of a tensor a rank holds."""
+        """Return which of the bytes `start` to `stop` of a tensor a rank holds."""
         own, end, _ = self.span(rank, name)
         first = max(own, start)
         return first, max(first, min(end, stop))
 
 
-class Shard:
-    """What this rank holds, and what it does with it."""
+class FeedbackShard:
+    """Hold this rank's part of the error feedback and run commands on it."""
 
     def __init__(self, ranks: Ranks, schema: Schema, tier: int) -> None:
-        ranks.reserved = 0  # what another replica had is gone
-        self.plan = Plan(schema, tier, ranks.size)
-        self._rank, self._device, self._held = ranks.rank, ranks.device, self.plan.held[ranks.rank]
+        ranks.reserved = 0  # another replica's state is gone
+        self.plan = FeedbackPlan(schema, tier, ranks.size)
+        self._rank = ranks.rank
+        self._device = ranks.device
+        self._held = self.plan.held[ranks.rank]
         blank = {
             piece.blocks.segment.name: torch.empty(piece.blocks.segment.shape, device=ranks.device)
             for piece in self._held.pieces
@@ -128,18 +130,18 @@ class Shard:
         balanced = {p.blocks.segment.name for p in self._held.pieces if whole(p.part.segment.name)}
         decay = schema.optimizer.decay
         self._sent = False
-        """Whether something was sent, so that it is remembered."""
+        """Whether the state includes the last result sent."""
         self._feedback = ErrorFeedback(
             self._held.results, tier, blank, decay, balanced.__contains__
         )
 
-    def perform(self, order: OfState, given: Sequence[Tensor]) -> list[Tensor]:
-        """Do what is said with what came; what is told, of the shapes that the plan has."""
+    def perform(self, command: StateCommand, given: Sequence[Tensor]) -> list[Tensor]:
+        """Run a command with the tensors that came with it, and return those to send back."""
         feedback = self._feedback
-        match order:
+        match command:
             case Directions():
                 return [signs.to(torch.int8) for _, signs in feedback.directions()]
-            case Choose(factor):
+            case Compress(factor):
                 own = zip(self._held.pieces, given, strict=True)
                 tensors = {
                     piece.blocks.segment.name: tensor.to(self._device) for piece, tensor in own
@@ -147,57 +149,59 @@ class Shard:
                 feedback.choose(PseudoGradient(tensors, factor, 0.0))
                 self._sent = True
                 return [tensor for level in self.plan.levels for tensor in self._entries(level)]
-            case Weigh():
+            case MeasureEnergies():
                 found = [
                     feedback.energies(level) if self._held.results.of_level(level) else (0.0, 0.0)
                     for level in self.plan.levels
                 ]
                 return [torch.tensor(found, dtype=torch.float64)]
-            case Digests():
-                told = (
+            case StateDigests():
+                replies = (
                     told_of(tensor, *self._span(name))
                     for name, tensor in self._remembered().items()
                 )
-                return [octets(b"".join(told))]
-            case Read(name, start, stop):
+                return [as_byte_tensor(b"".join(replies))]
+            case ReadState(name, start, stop):
                 first, last = self.plan.overlap(self._rank, name, start, stop)
                 at = self.plan.span(self._rank, name)[0]
                 if first == last:
-                    return [octets(b"")]
+                    return [as_byte_tensor(b"")]
                 return [
-                    octets(block_of(self._remembered(), BlockSpan(name, first - at, last - at)))
+                    as_byte_tensor(
+                        block_of(self._remembered(), BlockSpan(name, first - at, last - at))
+                    )
                 ]
-            case Copy():
+            case CopyState():
                 return list(self._remembered().values())
-            case Restore(sent):
+            case RestoreState(sent):
                 names = self.plan.state(self._rank, sent)
                 feedback.restore(
                     {self._own(name): tensor for name, tensor in zip(names, given, strict=True)}
                 )
                 self._sent = sent
-            case Forget():
+            case ForgetState():
                 feedback.reset()
                 self._sent = False
         return []
 
     def remembers(self, name: str) -> bool:
-        """Whether all ranks together hold this tensor now."""
+        """Whether the ranks together hold this tensor now."""
         return self._sent or name.startswith("residual.")
 
     def _entries(self, level: int) -> tuple[Tensor, Tensor]:
-        """Index, as the int16 of the same bits, and value of every entry of a level."""
+        """Return the index (uint16 bits as int16) and the value of each entry of a level."""
         if not self._held.results.of_level(level):
             return torch.empty(0, dtype=torch.int16), torch.empty(0)
         indices, values = self._feedback.entries(level)
         return torch.from_numpy(indices.view(np.int16)), torch.from_numpy(values)
 
     def _remembered(self) -> dict[str, Tensor]:
-        """The state, in the order of the names where one rank holds all."""
+        """Return this rank's part of the state under the names of the whole state."""
         own = self._feedback.remembered()
         return {name: own[self._own(name)] for name in self.plan.state(self._rank, self._sent)}
 
     def _own(self, name: str) -> str:
-        """What a tensor is called by the part of the state that is this rank's."""
+        """Return the name of a tensor in this rank's own part of the state."""
         kind, level, _ = name.split(".")
         rows = self.plan.rows(self._rank, name)
         assert rows is not None

@@ -25,19 +25,19 @@ _NUMBERS_OF_AN_ENTRY = 3  # an int64 and an fp32, in fp32 numbers
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a segment."""
+    """A run of rows of a segment."""
 
     part: Part
-    """The whole segment's place in its level."""
+    """Position of the whole segment in its level."""
     first: int
-    """The segment's first block that is in the piece."""
+    """First of the segment's blocks that is in the piece."""
     start: int
-    """The segment's first row that is."""
+    """First of the segment's rows that is in the piece."""
     blocks: Blocks
-    """Those of the piece, as if it were a tensor of its own."""
+    """Blocks of the piece, seen as a tensor of its own."""
 
     def of(self, made: PseudoGradient) -> torch.Tensor:
-        """The piece of a pseudo-gradient's tensors."""
+        """Return this piece of a pseudo-gradient's tensors."""
         return view(made.tensors, self.part.segment).narrow(
             0, self.start, self.blocks.segment.shape[0]
         )
@@ -45,22 +45,22 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rows:
-    """A rank's blocks of a group of a level: [first, first + count), which are a group of its own."""
+    """A rank's blocks [first, first + count) of a group. They form the rank's group `own`."""
 
     own: int
     first: int
     count: int
 
 
-class Held:
-    """What one rank holds."""
+class RankBlocks:
+    """The blocks that one rank holds."""
 
     def __init__(self, results: ResultFormat, pieces: tuple[Piece, ...]) -> None:
         self.pieces = pieces
         cut = tuple(piece.blocks for piece in pieces)
         self.results = ResultFormat(cut, results.levels, results.transform, results.values)
         self.rows: dict[tuple[int, int], Rows] = {}
-        """By level and group."""
+        """Blocks by (level, group)."""
         for level, own in groupby(pieces, lambda piece: piece.blocks.segment.level):
             layout = self.layout(level)
             for piece, part in zip(own, layout.parts, strict=True):
@@ -70,12 +70,12 @@ class Held:
                 )
 
     def layout(self, level: int) -> LevelLayout:
-        """Of a level, of which the rank may hold nothing."""
+        """Return the layout of a level. It is empty if the rank holds nothing of the level."""
         return level_layout(self.results, level)
 
 
-def dealt(results: ResultFormat, tier: int, ranks: int) -> list[Held]:
-    """What each rank holds of a tier's blocks."""
+def split_blocks(results: ResultFormat, tier: int, ranks: int) -> list[RankBlocks]:
+    """Return the blocks of a tier that each rank holds."""
     parts = [
         part for level in range(tier, results.levels) for part in level_layout(results, level).parts
     ]
@@ -89,36 +89,34 @@ def dealt(results: ResultFormat, tier: int, ranks: int) -> list[Held]:
             first, *others = rows
             pieces[rank].append(_piece(part, first, 1 + len(others)))
         before += _weight(part) * part.blocks.grid[0]
-    return [Held(results, tuple(own)) for own in pieces]
+    return [RankBlocks(results, tuple(own)) for own in pieces]
 
 
 def parts_of(pieces: Iterator[tuple[Piece, torch.Tensor]]) -> Iterator[tuple[Part, torch.Tensor]]:
-    """Whole segments, of what all ranks say of their pieces [blocks, ...], one rank after the
-    other.
-    """
+    """Yield whole segments from all ranks' tensors [blocks, ...], in the order of ranks."""
     for part, own in groupby(pieces, lambda pair: pair[0].part):
         yield part, torch.cat([tensor for _, tensor in own])
 
 
 def _weight(part: Part) -> int:
-    """Of a row of blocks: the numbers that are remembered of it."""
+    """Return how many numbers of state a row of blocks has."""
     blocks = part.blocks
     return blocks.count // blocks.grid[0] * (blocks.size + _NUMBERS_OF_AN_ENTRY * blocks.topk)
 
 
 def _rank_of(before: int, weight: int, whole: int, ranks: int) -> Callable[[int], int]:
-    """Whose a row is: by where its middle lies in the whole."""
+    """Return a function that gives a row's rank, by the position of its middle in the whole."""
     return lambda row: (2 * before + (2 * row + 1) * weight) * ranks // (2 * whole)
 
 
 def _piece(part: Part, first: int, rows: int) -> Piece:
     """Return `rows` rows of a segment's blocks."""
-    segment, (edge, *_) = part.segment, part.blocks.edges
-    start, stop = first * edge, min((first + rows) * edge, segment.shape[0])
-    name, shape = (
-        f"{segment.name}, level {segment.level}, {start} to {stop}",
-        (stop - start, *segment.shape[1:]),
-    )
+    segment = part.segment
+    edge = part.blocks.edges[0]
+    start = first * edge
+    stop = min((first + rows) * edge, segment.shape[0])
+    name = f"{segment.name}, level {segment.level}, {start} to {stop}"
+    shape = (stop - start, *segment.shape[1:])
     own = Blocks(
         Segment(name, segment.level, None, 0, stop - start, shape),
         part.blocks.edges,

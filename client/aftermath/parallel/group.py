@@ -21,32 +21,33 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aftermath.base.concurrency import TurnLock
 from aftermath.optim.moments import Kind
-from aftermath.parallel.commands import Join, Order
+from aftermath.parallel.commands import Command, Join
 
 _PATIENCE = timedelta(days=365)
-Arrived = Callable[[], None]
-"""Waits until something that is under way arrived. Raises RuntimeError where a rank is not there
-any more.
-"""
+Wait = Callable[[], None]
+"""Wait until a transfer is complete. Raise RuntimeError if the other rank is gone."""
 
 
 class Ranks:
-    """This process's end of the group. Collective is what does not speak of one other rank, nor of
-    what it is told.
+    """This process's end of the group.
+
+    All ranks must call a method together, unless it names another rank or reads only local state.
     """
 
     def __init__(self, join: Join) -> None:
-        """Meet the others; returns when all are here."""
-        self.rank, self.tensor, self.size = join.rank, join.tensor, join.data * join.tensor
+        """Connect to the other ranks. Return when all are connected."""
+        self.rank = join.rank
+        self.tensor = join.tensor
+        self.size = join.data * join.tensor
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)
         self.turn = TurnLock()
-        """Of who gives orders."""
+        """Held by the thread that sends commands."""
         self.holder: object = None
-        """Whose optimizer's state the ranks hold."""
+        """The optimizer whose state the ranks hold."""
         self.reserved = 0
-        """Bytes of this rank's device for this state, in addition to what exists from the start."""
+        """Bytes that this state will need on this rank's device, beyond what is allocated."""
         self.device = device = torch.device(join.device)
         if device.type == "cuda":
             torch.cuda.init()
@@ -60,57 +61,58 @@ class Ranks:
             device.type, (join.data, join.tensor), mesh_dim_names=("data", "tensor")
         )
 
-    def tell(self, order: Order) -> None:
-        """The first rank says what is to be done."""
-        said = torch.frombuffer(bytearray(msgspec.msgpack.encode(order)), dtype=torch.uint8)
+    def send_command(self, command: Command) -> None:
+        """Send a command from the first rank to all others."""
+        said = torch.frombuffer(bytearray(msgspec.msgpack.encode(command)), dtype=torch.uint8)
         dist.broadcast(torch.tensor([len(said)]), 0)
         dist.broadcast(said, 0)
 
-    def hear(self) -> Order:
-        """What the first rank says."""
-        dist.broadcast(length := torch.zeros(1, dtype=torch.int64), 0)
-        dist.broadcast(said := torch.empty(int(length), dtype=torch.uint8), 0)
-        order: Order = msgspec.msgpack.decode(said.numpy().tobytes(), type=Order)
-        return order
+    def receive_command(self) -> Command:
+        """Return the next command of the first rank."""
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(length, 0)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, 0)
+        command: Command = msgspec.msgpack.decode(data.numpy().tobytes(), type=Command)
+        return command
 
-    def sequences(self, given: Tensor) -> Tensor:
-        """The first rank's sequences, int64 on the CPU; of the others only the shape counts."""
+    def broadcast_sequences(self, given: Tensor) -> Tensor:
+        """Return the first rank's sequences, int64 on the CPU. Other ranks give only the shape."""
         dist.broadcast(shared := given.to("cpu").contiguous(), 0)
         return shared
 
-    def figures(self, own: Tensor) -> Tensor:
-        """What every rank says, float64 [n] on the CPU: [n, ranks]."""
+    def gather_figures(self, own: Tensor) -> Tensor:
+        """Gather float64 [n] of every rank on the CPU. Return [n, ranks]."""
         said = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(said, own)
         return torch.stack(said, 1)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        """To one other, who receives it."""
+        """Send a tensor to a rank, which must receive it."""
         if tensor.numel():
             dist.send(tensor.to("cpu").contiguous(), rank)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
-        """What one other sends, of this shape and on the CPU."""
+        """Return a tensor of this shape from a rank, on the CPU."""
         found = torch.empty(shape, dtype=dtype)
         if found.numel():
             dist.recv(found, rank)
         return found
 
-    def post(self, tensor: Tensor, rank: int) -> Arrived:
-        """Begin to send to one other, who receives it; until it arrived, the tensor must stay as it
-        is.
-        """
+    def isend(self, tensor: Tensor, rank: int) -> Wait:
+        """Begin to send a tensor to a rank. It must not change until the transfer is complete."""
         return _arrival(dist.isend(tensor.to("cpu").contiguous(), rank) if tensor.numel() else None)
 
-    def expect(self, into: Tensor, rank: int) -> Arrived:
-        """Begin to receive what one other sends, in its order, into a contiguous tensor on the CPU."""
+    def irecv(self, into: Tensor, rank: int) -> Wait:
+        """Begin to receive a tensor from a rank into a contiguous tensor on the CPU."""
         return _arrival(dist.irecv(into, rank) if into.numel() else None)
 
-    def told(
+    def gather_replies(
         self, own: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]
     ) -> list[list[Tensor]]:
-        """What every rank tells the first one, on the CPU: its `own`, and what the others send, of
-        these kinds.
+        """Return the tensors of every rank on the CPU: `own`, then those that the others send.
+
+        `kinds(rank)` gives the shapes and types that a rank sends.
         """
         others = (
             [self.receive(*kind, rank) for kind in kinds(rank)] for rank in range(1, self.size)
@@ -118,12 +120,12 @@ class Ranks:
         return [[tensor.to("cpu") for tensor in own], *others]
 
     def require_holder(self, one: object) -> None:
-        """Raises RuntimeError if the ranks hold another one's state."""
+        """Raise RuntimeError if the ranks hold another optimizer's state."""
         if self.holder is not one:
             raise RuntimeError("the ranks hold another replica's state by now")
 
 
-def _arrival(work: dist.Work | None) -> Arrived:
+def _arrival(work: dist.Work | None) -> Wait:
     def wait() -> None:
         if work is not None:
             work.wait()
@@ -131,8 +133,8 @@ def _arrival(work: dist.Work | None) -> Arrived:
     return wait
 
 
-def octets(data: bytes) -> Tensor:
-    """Bytes as ranks send them to each other."""
+def as_byte_tensor(data: bytes) -> Tensor:
+    """Return bytes as a uint8 tensor."""
     return (
         torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if data

@@ -20,38 +20,38 @@ from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.commands import (
-    Advance,
+    CopyForUndo,
     CopyMoments,
-    Mark,
+    EndShare,
     MomentBlock,
+    MomentCommand,
     MomentDigests,
-    OfMoments,
-    Settle,
-    TakeMoments,
+    RestoreMoments,
+    StepParameters,
 )
-from aftermath.parallel.group import Ranks, octets
-from aftermath.parallel.moment_split import deal, moments_of
+from aftermath.parallel.group import Ranks, as_byte_tensor
+from aftermath.parallel.moment_split import moments_of, split_moments
 
 
-class InnerPlan:
-    """Which parameters are whose."""
+class MomentPlan:
+    """Assign the parameters and their moments to ranks."""
 
     def __init__(self, schema: Schema, tier: int, ranks: int) -> None:
         assert isinstance(schema.optimizer, SparseLoCo)
         self.settings = schema.optimizer
         self.shapes, orthogonal = moments_of(schema, tier)
-        self.dealt = deal(self.shapes, orthogonal, ranks)
+        self.owned = split_moments(self.shapes, orthogonal, ranks)
         blank = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
         self.kinds = moment_kinds(inner_optimizer(blank, self.settings), blank)
-        """Of all moments, as `optim.moments` names them."""
-        self._owner = {name: rank for rank, own in enumerate(self.dealt) for name in own}
+        """Shape and type of every moment, by the names of `optim.moments`."""
+        self._owner = {name: rank for rank, own in enumerate(self.owned) for name in own}
 
     def owner(self, path: str) -> int:
-        """Whose a moment is."""
+        """Return the rank that holds a moment."""
         return self._owner[parameter_of(path)]
 
     def of(self, rank: int, stepped: frozenset[str]) -> dict[str, Kind]:
-        """A rank's moments once these parameters were stepped, in the order of their names."""
+        """Return a rank's moments after these parameters were stepped, ordered by name."""
         return {
             path: kind
             for path, kind in sorted(self.kinds.items())
@@ -60,59 +60,62 @@ class InnerPlan:
 
 
 class InnerShard:
-    """What this rank remembers, and what it does with it."""
+    """Hold this rank's moments and step its parameters."""
 
     def __init__(self, ranks: Ranks, schema: Schema, tier: int) -> None:
-        self.plan = InnerPlan(schema, tier, ranks.size)
-        self._ranks, self._own = ranks, self.plan.dealt[ranks.rank]
+        self.plan = MomentPlan(schema, tier, ranks.size)
+        self._ranks = ranks
+        self._own = self.plan.owned[ranks.rank]
         self._states: States = {}
         self._before: States = {}
         self._weights: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
-        """Of the last pass, and not stepped yet; none on the first rank, which has all."""
+        """Gradients of the last pass, not applied yet. None on the first rank, which has them all.
+        """
         held = self.plan.of(ranks.rank, frozenset(self._own))
         kept = [(self.plan.shapes[name], torch.float32) for name in self._own if ranks.rank]
         ranks.reserved = 2 * sum(map(bytes_of, held.values())) + sum(map(bytes_of, kept))
 
     def begin(self) -> None:
-        """Begin with new weights. Gradients left from the last pass are not stepped any more."""
-        self._weights, self._gradients = {}, {}
+        """Drop the weights and gradients of the last pass."""
+        self._weights = {}
+        self._gradients = {}
 
     def keep_weight(self, name: str, whole: Tensor) -> None:
-        """A parameter that was handed out, which is nobody else's."""
+        """Keep a weight if its parameter is this rank's."""
         if name in self._own:
             self._weights[name] = whole
 
     def keep_gradient(self, name: str, whole: Tensor) -> None:
-        """Its gradient, in the same way."""
+        """Keep a gradient if its parameter is this rank's."""
         if name in self._own:
             self._gradients[name] = whole
 
-    def follow(self, order: OfMoments) -> None:
-        """Do what the first rank says, and tell it what it asks for."""
-        if isinstance(order, Advance):
+    def follow(self, command: MomentCommand) -> None:
+        """Run a command of the first rank and send it the result."""
+        if isinstance(command, StepParameters):
             stepped = (
-                self._stepped(name, order) for name in self._own if name not in order.without
+                self._stepped(name, command) for name in self._own if name not in command.without
             )
-            for arrived in [self._ranks.post(tensor, 0) for tensor in stepped]:
+            for arrived in [self._ranks.isend(tensor, 0) for tensor in stepped]:
                 arrived()
             return
         taken: dict[str, Tensor] = {}
-        if isinstance(order, TakeMoments):
+        if isinstance(command, RestoreMoments):
             kinds = self.plan.of(self._ranks.rank, frozenset(self._own))
             taken = {path: self._ranks.receive(*kind, 0) for path, kind in kinds.items()}
-        for told in self.perform(order, taken):
-            self._ranks.send(told, 0)
+        for replies in self.perform(command, taken):
+            self._ranks.send(replies, 0)
 
-    def _stepped(self, name: str, order: Advance) -> Tensor:
-        """A parameter after a step of what was kept of it."""
+    def _stepped(self, name: str, command: StepParameters) -> Tensor:
+        """Return a parameter after a step with the weight and gradient that were kept."""
         gradient = self._gradients.pop(name)
-        scale([gradient], order.factors)
-        return self.step(name, gradient, self._weights.pop(name), order.rate)
+        scale([gradient], command.factors)
+        return self.step(name, gradient, self._weights.pop(name), command.rate)
 
     @torch.no_grad()
     def step(self, name: str, gradient: Tensor, weight: Tensor, rate: float) -> Tensor:
-        """The parameter after a step; in place where it is on this rank's device."""
+        """Return the parameter after a step. It changes in place if it is on this rank's device."""
         here = weight.detach().to(self._ranks.device)
         here.grad = gradient.to(self._ranks.device)
         optimizer = inner_optimizer({name: here}, self.plan.settings)
@@ -120,33 +123,34 @@ class InnerShard:
         step_at(optimizer, rate)
         return here
 
-    def perform(self, order: OfMoments, taken: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Do what is said of moments; what is told."""
-        match order:
-            case Mark():
+    def perform(self, command: MomentCommand, taken: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """Run a command on the moments, and return the tensors to send back."""
+        match command:
+            case CopyForUndo():
                 self._before = _copied(self._states)
-            case Settle(undo):
+            case EndShare(undo):
                 if undo:
                     self._states = self._before
                 self._before = {}
-            case TakeMoments():
+            case RestoreMoments():
                 self._states = states_of(taken, dict.fromkeys(self._own, self._ranks.device))
             case MomentDigests():
-                return [octets(b"".join(digests_of(self.moments())))]
+                return [as_byte_tensor(b"".join(digests_of(self.moments())))]
             case MomentBlock(name, start, stop):
                 return (
-                    [octets(block_of(self.moments(), BlockSpan(name, start, stop)))]
+                    [as_byte_tensor(block_of(self.moments(), BlockSpan(name, start, stop)))]
                     if self._is_own(name)
                     else []
                 )
             case CopyMoments():
                 return [tensor for _, tensor in sorted(self.moments().items())]
             case _:
-                self._states, self._before = {}, {}
+                self._states = {}
+                self._before = {}
         return []
 
     def moments(self) -> dict[str, Tensor]:
-        """Those that are here."""
+        """Return the moments that this rank holds."""
         return moments_in(self._states)
 
     def _is_own(self, path: str) -> bool:
@@ -154,7 +158,7 @@ class InnerShard:
 
 
 def parameter_of(path: str) -> str:
-    """Of which parameter a moment is."""
+    """Return the parameter that a moment belongs to."""
     return path.partition("/")[2]
 
 

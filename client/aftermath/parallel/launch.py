@@ -29,21 +29,21 @@ from aftermath.parallel.group import Ranks
 from aftermath.parallel.mesh import Mesh
 
 T = TypeVar("T")
-_LOOK = 0.2  # seconds
-_BLAME = 3.0  # seconds for a rank that broke a connection to be seen to have ended
+_LOOK = 0.2  # seconds between looks at the processes
+_BLAME = 3.0  # seconds to wait for the end of the rank that broke a connection
 
 
 class RankLost(AftermathError):
-    """A rank of this member has ended, and with it the member's training."""
+    """A rank of this member has ended, so the member cannot train."""
 
     code = "rank-lost"
 
 
 class Launched:
-    """The other ranks' processes."""
+    """The processes of the other ranks."""
 
     def __init__(self, mesh: Mesh, threads: int, store: Path) -> None:
-        """Start them."""
+        """Start the processes."""
         self._mesh = mesh
         self._joins = [
             Join(rank, mesh.data, mesh.tensor, str(device), threads, str(store))
@@ -52,32 +52,31 @@ class Launched:
         self._processes = [_started(join) for join in self._joins[1:]]
 
     def join(self) -> Ranks:
-        """Take part as the first rank; returns when all are here."""
+        """Connect as the first rank. Return when all ranks are connected."""
         return Ranks(self._joins[0])
 
     @property
     def processes(self) -> list[int]:
-        """The ids of the other ranks' processes, in the order of ranks."""
+        """Process ids of the other ranks, in the order of ranks."""
         return [process.pid for process in self._processes]
 
     def lost(self) -> RankLost | None:
-        """What to say if a rank has ended."""
+        """Return an error that names the first rank found ended, if one has."""
         for join, process in zip(self._joins[1:], self._processes, strict=True):
             if (status := process.poll()) is not None:
                 return RankLost(
-                    f"rank {join.rank} of this member, on {join.device}, has ended {_how(status)}; a member cannot go "
-                    "on without one of its ranks",
+                    f"rank {join.rank} of this member, on {join.device}, has ended {_how(status)}; a member cannot "
+                    "train without one of its ranks",
                     "Start the member again: it takes the model from the others and joins the next epoch",
                 )
         return None
 
     async def while_all_run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work returns or raises. Raises RankLost once a rank has ended."""
+        """Return the result of `work`. Raises RankLost as soon as a rank has ended."""
         try:
             return await first_of(work, self._watch())
-        except (
-            RuntimeError
-        ) as error:  # a connection to another rank broke, perhaps before its end was seen
+        except RuntimeError as error:
+            # a connection to another rank broke, perhaps before its end was seen
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_BLAME):
                     await self._watch(error)
@@ -89,7 +88,7 @@ class Launched:
         raise lost from cause
 
     def close(self) -> None:
-        """End them."""
+        """Kill the processes."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -99,7 +98,7 @@ class Launched:
 
 @contextmanager
 def launched(mesh: Mesh, threads: int) -> Iterator[Launched]:
-    """Yield the ranks of this process, until the end of the block."""
+    """Start the other ranks, and kill them at the end of the block."""
     meeting = Path(tempfile.mkdtemp(prefix="aftermath-ranks-"))
     ranks = Launched(mesh, threads, meeting / "store")
     try:
@@ -110,7 +109,7 @@ def launched(mesh: Mesh, threads: int) -> Iterator[Launched]:
 
 
 def threads_of(mesh: Mesh, wanted: int) -> int:
-    """CPU threads of each rank; ranks that share a CPU share its cores. 0: as torch thinks."""
+    """Return the CPU threads of each rank, 0 for PyTorch's default. CPU ranks share the cores."""
     if wanted or mesh.alone or mesh.devices[0].type != "cpu":
         return wanted
     return max(1, (os.cpu_count() or 1) // len(mesh.devices))

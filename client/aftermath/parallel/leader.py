@@ -17,9 +17,9 @@ from torch import Tensor
 from aftermath.base.text import counted
 from aftermath.model.config import ModelConfig
 from aftermath.optim.parts import Loss
-from aftermath.parallel.commands import Begin, Gather, Make, Measure, Step
+from aftermath.parallel.commands import BeginShare, BuildNetwork, Gather, Measure, TrainMicroBatches
 from aftermath.parallel.group import Ranks
-from aftermath.parallel.sharded import ShardedModel, is_short
+from aftermath.parallel.sharded import ShardedModel, any_out_of_memory
 from aftermath.parallel.sharded_feedback import ShardedFeedback
 from aftermath.parallel.sharded_inner import ShardedInner
 from aftermath.replica.memory import is_out_of_memory
@@ -29,8 +29,8 @@ from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Cancelled, Replica
 
 
-class Lead:
-    """Has shares trained by all ranks, this process's own among them."""
+class Leader:
+    """Train shares on all ranks, this process included."""
 
     def __init__(
         self,
@@ -40,31 +40,31 @@ class Lead:
         pass_size: PassSize,
         arithmetic: Arithmetic = PLAIN,
     ) -> None:
-        """Collective, as everything here: the others follow (`parallel.worker`)."""
-        self.ranks, self._pass_size = ranks, pass_size
-        ranks.tell(Make(config.to_hf(), tier, arithmetic.bf16))
+        """Build the network on all ranks. The others run `parallel.worker`."""
+        self.ranks = ranks
+        self._pass_size = pass_size
+        ranks.send_command(BuildNetwork(config.to_hf(), tier, arithmetic.bf16))
         self._model = ShardedModel(config, tier, ranks.mesh, bf16=arithmetic.bf16)
         self._width = ranks.size // ranks.tensor
 
     @property
     def at_once(self) -> int:
-        """Sequences that are trained at the same time."""
+        """Number of sequences that are trained at the same time."""
         return self._pass_size.size * self._width
 
     @property
     def held(self) -> int:
-        """Parameters that are on this rank's device."""
+        """Number of parameters on this rank's device."""
         return self._model.held
 
     def accumulate(
         self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event
     ) -> float:
-        """Add the gradient of the mean loss over `sequences` at these weights to their `grad`;
-        returns the loss.
+        """Add the gradient of the mean loss over `sequences` to `grad` of the weights. Return the
+        loss.
 
-        Where a rank runs out of memory, all take smaller passes from then on, and begin the share
-        again. Raises Cancelled between micro-batches, and OutOfMemory where there are no smaller
-        ones.
+        If a rank runs out of memory, all ranks begin the share again with smaller passes. Raises
+        Cancelled between micro-batches, and OutOfMemory if passes cannot be smaller.
         """
         while self._pass_size.unknown:
             self._fit(params, sequences[:1])
@@ -80,44 +80,43 @@ class Lead:
     def _share(
         self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event
     ) -> float | None:
-        """The same in passes of the size that there is; None, with nothing added, if a rank ran out
+        """Train a share with the current pass size. Return None, and add nothing, if a rank ran out
         of memory.
         """
-        ranks, micro = self.ranks, self._pass_size.size
+        ranks = self.ranks
+        micro = self._pass_size.size
         share = self._begin(params, sequences)
         steps = range(0, -(-len(share) // micro), self._width)
         for first in steps:
             if cancelled.is_set():
                 raise Cancelled
             with ranks.turn:
-                ranks.tell(Step(first))
+                ranks.send_command(TrainMicroBatches(first))
                 self._model.step(share, micro, first)
         with ranks.turn:
-            ranks.tell(Gather(len(steps)))
-            losses = ranks.figures(self._model.losses(len(steps)))
-            if is_short(losses):
+            ranks.send_command(Gather(len(steps)))
+            losses = ranks.gather_figures(self._model.losses(len(steps)))
+            if any_out_of_memory(losses):
                 return None
             self._add(params)
         # in the order of the share
         return float(sum(losses[:-1, :: ranks.tensor].flatten().tolist()))
 
     def _begin(self, params: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
-        """Hand out weights and share; the share."""
+        """Send the weights and the share to all ranks. Return the share."""
         size = self._pass_size
         with self.ranks.turn:
-            self.ranks.tell(Begin(tuple(sequences.shape), size.size, size.recompute))
-            share = self.ranks.sequences(sequences)
+            self.ranks.send_command(BeginShare(tuple(sequences.shape), size.size, size.recompute))
+            share = self.ranks.broadcast_sequences(sequences)
             self._model.begin(params, recompute=size.recompute)
         return share
 
     def _fit(self, params: Mapping[str, Tensor], sequence: Tensor) -> None:
-        """Find how many sequences fit into a pass, by the rank with the least room for what one
-        takes.
-        """
+        """Set the pass size to what fits on the rank with the least memory per sequence."""
         share = self._begin(params, sequence)
         with self.ranks.turn:
-            self.ranks.tell(Measure())
-            peaks, free = self.ranks.figures(
+            self.ranks.send_command(Measure())
+            peaks, free = self.ranks.gather_figures(
                 self._model.measure(share, self.ranks.reserved)
             ).tolist()
         self._pass_size.settle(
@@ -131,16 +130,16 @@ class Lead:
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
-def led_by(lead: Lead) -> Callable[..., Replica]:
-    """Makes replicas that these ranks train, from the arguments of `Replica`."""
-    return functools.partial(LedReplica, lead)
+def multi_device_replicas(lead: Leader) -> Callable[..., Replica]:
+    """Return a factory with the arguments of `Replica`, for replicas that these ranks train."""
+    return functools.partial(MultiDeviceReplica, lead)
 
 
-class LedReplica(Replica):
-    """A replica whose gradients all ranks take."""
+class MultiDeviceReplica(Replica):
+    """A replica whose gradients all ranks compute."""
 
-    def __init__(self, lead: Lead, *given: Any, **named: Any) -> None:
-        """The rest is what a replica takes, the schema first."""
+    def __init__(self, lead: Leader, *given: Any, **named: Any) -> None:
+        """Take the arguments of `Replica`, the schema first, after the leader."""
         schema, _, tier = given[:3]
         result = functools.partial(ShardedFeedback, lead.ranks, schema)
         inner = functools.partial(ShardedInner, lead.ranks, schema, tier)
@@ -149,7 +148,7 @@ class LedReplica(Replica):
 
     @property
     def at_once(self) -> int:
-        """Sequences that are trained at the same time, by all ranks."""
+        """Number of sequences that all ranks train at the same time."""
         return self._lead.at_once
 
     def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:

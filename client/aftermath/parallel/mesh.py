@@ -19,7 +19,7 @@ from aftermath.replica.replica import pick_device
 
 @dataclass(frozen=True)
 class Mesh:
-    """The devices of one member, a rank on each: `data` groups of `tensor` ranks."""
+    """The devices of one member, one rank each, in `data` groups of `tensor` ranks."""
 
     devices: tuple[torch.device, ...]
     data: int
@@ -27,15 +27,15 @@ class Mesh:
 
     @property
     def alone(self) -> bool:
-        """Whether the member's own process does all the work."""
+        """Whether there is only one rank."""
         return len(self.devices) == 1
 
 
 def mesh_of(name: str, data: int, tensor: int) -> Mesh:
-    """What `--device`, `--data-parallelism` (0: what the devices give) and `--tensor-parallelism`
-    say together.
+    """Return the mesh for `--device`, `--data-parallelism` and `--tensor-parallelism`.
 
-    Raises UsageError for what cannot be meant, Unsuitable if there are no such devices here.
+    `data` = 0 means as many as the named devices allow. Raises UsageError if the numbers do not fit
+    together, and Unsuitable if this machine lacks the devices.
     """
     first = pick_device(name)
     indices = indices_named(name)

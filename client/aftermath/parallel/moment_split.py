@@ -1,7 +1,7 @@
 """Assign the moments of whole parameters to the ranks of a member.
 
 One rank computes the step of a tensor, because a matrix is orthogonalized as a whole. Matrices of
-Muon are dealt by their cost (numbers times shorter edge), all other tensors by size. The largest go
+Muon are assigned by cost (numbers times shorter edge), all other tensors by size. The largest go
 first, each to the rank with the least, so all ranks find the same split.
 """
 
@@ -17,10 +17,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:
-    """The shapes of the parameters that an inner optimizer steps, and whether it is Muon; none
-    where there is none.
+    """Return the shapes of the parameters that the inner optimizer steps, and whether it is Muon.
+
+    Return no shapes if there is no inner optimizer.
     """
-    settings, config = schema.optimizer, schema.state.config
+    settings = schema.optimizer
+    config = schema.state.config
     if settings.inner_optimizer is None:
         return {}, False
     shapes = {
@@ -31,22 +33,23 @@ def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], b
     return shapes, settings.inner_optimizer == "muon"
 
 
-def deal(shapes: Shapes, orthogonal: bool, ranks: int) -> list[list[str]]:
-    """Whose each tensor is, in the order in which a rank steps them. `orthogonal`: hidden matrices
-    are made so.
+def split_moments(shapes: Shapes, orthogonal: bool, ranks: int) -> list[list[str]]:
+    """Return the tensors of each rank, in the order in which it steps them.
+
+    `orthogonal`: whether the optimizer orthogonalizes hidden matrices.
     """
     hidden = {
         name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)
     }
-    dealt: list[list[str]] = [[] for _ in range(ranks)]
+    owned: list[list[str]] = [[] for _ in range(ranks)]
 
     def hand_out(names: Collection[str], weight: Callable[[str], int]) -> None:
-        held = [sum(map(weight, own)) for own in dealt]
+        held = [sum(map(weight, own)) for own in owned]
         for name in sorted(names, key=lambda name: (-weight(name), name)):
             least = held.index(min(held))
-            dealt[least].append(name)
+            owned[least].append(name)
             held[least] += weight(name)
 
     hand_out(hidden, lambda name: prod(shapes[name]) * min(shapes[name][-2:]))
     hand_out(shapes.keys() - hidden, lambda name: prod(shapes[name]))
-    return dealt
+    return owned

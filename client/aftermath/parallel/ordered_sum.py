@@ -12,25 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.parallel.collectives import Motions
+from aftermath.parallel.collectives import Collectives
 
 
 class OrderedSum:
-    """Adds up the gradients of one group of parameters; `active` ranks, the first ones, have a
-    micro-batch.
-    """
+    """Sum the gradients of one group of parameters. The first `active` ranks have a micro-batch."""
 
-    def __init__(self, motions: Motions) -> None:
-        self._motions = motions
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
         self.active = 1
         self._sum: Tensor | None = None
 
     def forget(self) -> None:
-        """A share begins, or what there is of its sum was taken."""
+        """Drop the sum."""
         self._sum = None
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A buffer, as FSDP2 asks for it."""
+        """Return an uninitialized buffer. FSDP2 calls this."""
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
@@ -41,12 +39,12 @@ class OrderedSum:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Put the sum so far and the ranks' parts of `input_tensor` [ranks x part] into
+        """Write the sum so far plus the ranks' parts of `input_tensor` [ranks x part] to
         `output_tensor` [part].
         """
         del op, async_op
         parts = torch.empty_like(input_tensor)
-        self._motions.exchange(parts, input_tensor, group)
+        self._collectives.exchange(parts, input_tensor, group)
         first, *others = parts.view(group.size(), -1)[: self.active]
         total = output_tensor.view(-1)
         total.copy_(first) if self._sum is None else torch.add(self._sum, first, out=total)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aftermath.model.config import ModelConfig, TensorPlan
-from aftermath.parallel.collectives import Gathering, Motions
+from aftermath.parallel.collectives import AllGather, Collectives
 from aftermath.parallel.ordered_sum import OrderedSum
 from aftermath.parallel.tensor_parallel import cut, is_partial
 from aftermath.replica.memory import LiveBytes, free_bytes, give_back, is_out_of_memory
@@ -28,7 +28,7 @@ from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
 
 Keep = Callable[[str, Tensor], None]
-"""Takes a parameter's name, and a whole tensor that is of it."""
+"""Callback with a parameter's name and its whole weight or gradient."""
 
 
 def _keep_nothing(name: str, whole: Tensor) -> None:
@@ -41,24 +41,28 @@ class ShardedModel:
     def __init__(
         self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, bf16: bool = False
     ) -> None:
-        self._config, self._tier, self._bf16 = config, tier, bf16
-        self._mesh, self._data, self._tensor = mesh, mesh["data"], mesh["tensor"]
-        self._motions = Motions()
+        self._config = config
+        self._tier = tier
+        self._bf16 = bf16
+        self._mesh = mesh
+        self._data = mesh["data"]
+        self._tensor = mesh["tensor"]
+        self._collectives = Collectives()
         self._plan: TensorPlan | None = None
         self._losses: list[Tensor] = []
-        self.short = False
-        """Whether this rank ran out of memory in the share."""
+        self.out_of_memory = False
+        """Whether this rank ran out of memory in this share."""
         self._build()
 
     def _build(self) -> None:
-        """Make the network, with no weights yet."""
+        """Build the network with zero weights."""
         blank = {
             name: torch.zeros(shape)
             for name, shape in self._config.parameter_shapes(self._tier).items()
         }
         self._model = self._config.build(self._tier, blank)
         del blank
-        self._folds: list[OrderedSum] = []
+        self._sums: list[OrderedSum] = []
         layers = _layers(self._model)
         if self._tensor.size() > 1:
             self._plan = cut(self._model, self._tensor)
@@ -66,7 +70,7 @@ class ShardedModel:
         if self._data.size() > 1:
             for module in [*layers, self._model]:
                 self._shard(module)
-            register_fsdp_forward_method(self._model, "loss")  # which passes by `forward`
+            register_fsdp_forward_method(self._model, "loss")  # `loss` does not call `forward`
         self._passes = Passes(self._model, Arithmetic(bf16=self._bf16))
 
     def _shard(self, module: nn.Module) -> None:
@@ -74,32 +78,32 @@ class ShardedModel:
         assert isinstance(sharded, FSDPModule)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-        fold: Any = OrderedSum(self._motions)
-        gathering: Any = Gathering(self._motions)
-        sharded.set_custom_reduce_scatter(fold)
+        ordered_sum: Any = OrderedSum(self._collectives)
+        gathering: Any = AllGather(self._collectives)
+        sharded.set_custom_reduce_scatter(ordered_sum)
         sharded.set_custom_all_gather(gathering)
-        self._folds.append(fold)
+        self._sums.append(ordered_sum)
 
     @property
     def held(self) -> int:
-        """Parameters that are on this rank."""
+        """Number of parameters on this rank."""
         return sum(_local(parameter).numel() for parameter in self._model.parameters())
 
     @torch.no_grad()
     def begin(
         self, weights: Mapping[str, Tensor] | None, *, recompute: bool, keep: Keep = _keep_nothing
     ) -> None:
-        """Take the first rank's weights, fp32 and whole, and forget all gradients and losses.
+        """Receive the first rank's weights (fp32, whole), and drop all gradients and losses.
 
-        `recompute`: layers are computed twice. A caller may `keep` a weight that arrived.
+        `recompute`: compute layers again in the backward pass. `keep` is called with each weight.
         """
-        if self.short:
+        if self.out_of_memory:
             self._build()
-            self.short = False
+            self.out_of_memory = False
         self._model.recompute = recompute
         self._losses.clear()
-        for fold in self._folds:
-            fold.forget()
+        for ordered_sum in self._sums:
+            ordered_sum.forget()
         for name, parameter in self._model.named_parameters():
             parameter.grad = None
             whole = torch.empty(parameter.shape, device=self._mesh.device_type)
@@ -110,90 +114,87 @@ class ShardedModel:
             keep(name, whole)
 
     def step(self, sequences: Tensor, micro_batch: int, first: int) -> None:
-        """Train on the micro-batches of a share from number `first` on, one for each data-parallel
-        rank.
+        """Train on one micro-batch per data-parallel rank, starting with number `first` of a share.
 
-        `sequences` is the share, as `Replica.train` takes it. Where this rank has no memory for it,
-        it is `short` from now on.
+        `sequences` is the share, as `Replica.train` takes it. Sets `out_of_memory` if the pass does
+        not fit on this rank.
         """
-        if self.short:
-            self._motions.begin()
-            self._motions.finish()
+        if self.out_of_memory:
+            self._collectives.begin()
+            self._collectives.finish()
             return
         batches = sequences.split(micro_batch)
         active = min(self._data.size(), len(batches) - first)
         number = self._data.get_local_rank()
-        for fold in self._folds:
-            fold.active = active
-        if self._folds:  # the folds hold the sum: FSDP2 would add to it once more
+        for ordered_sum in self._sums:
+            ordered_sum.active = active
+        if self._sums:  # they hold the sum: FSDP2 would add it a second time
             for parameter in self._model.parameters():
                 parameter.grad = None
         mine = number < active
         batch = batches[first + number if mine else first]
-        self._motions.begin()
+        self._collectives.begin()
         try:
             loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
             loss.backward()
         except Exception as error:
-            if not is_out_of_memory(error) or not self._may_stand_aside():
+            if not is_out_of_memory(error) or not self._can_drop_pass():
                 raise
         else:
-            self._motions.end()
+            self._collectives.end()
             self._losses.append(loss.detach() if mine else torch.zeros_like(loss))
             return
-        self._stand_aside()  # here, where the error is gone, and with it what the pass held
+        self._drop_pass()  # not in the handler: the error keeps the pass's tensors alive
 
-    def _may_stand_aside(self) -> bool:
-        return self._tensor.size() == 1 and self._motions.may_finish
+    def _can_drop_pass(self) -> bool:
+        return self._tensor.size() == 1 and self._collectives.can_finish
 
-    def _stand_aside(self) -> None:
-        """Throw the network away, and take part in what the others wait for."""
-        self.short = True
+    def _drop_pass(self) -> None:
+        """Delete the network, and take part in the rest of the pass without it."""
+        self.out_of_memory = True
         self._losses.clear()
-        self._folds.clear()
+        self._sums.clear()
         del self._model, self._passes
         gc.collect()  # FSDP2's modules and their hooks hold each other
         give_back(torch.device(self._mesh.device_type))
-        self._motions.finish()
+        self._collectives.finish()
 
     def measure(self, sequences: Tensor, reserved: int) -> Tensor:
-        """Return the bytes of this rank's memory for a pass of one sequence, and those besides
-        gradients.
+        """Return the bytes that a pass of one sequence takes, and the bytes free for passes.
 
-        `reserved` bytes belong to others. What is kept of a pass is to be forgotten before the next
-        (`begin`).
+        `reserved` bytes are not free. Call `begin` before the next pass.
         """
         device = torch.device(self._mesh.device_type)
-        sharers = self._mesh.size() if device.type == "cpu" else 1  # of one memory
+        sharers = self._mesh.size() if device.type == "cpu" else 1  # ranks that share one memory
         free = free_bytes(device) // sharers
         with LiveBytes() as live:
             self.step(sequences[:1], 1, 0)
-        if self.short:
+        if self.out_of_memory:
             return torch.tensor([1, 0], dtype=torch.float64)  # nothing fits
-        # the gradient, and the sum that is gone on with
+        # the gradient and its running sum
         kept = 2 * self.held * torch.float32.itemsize
         return torch.tensor([live.peak, free - kept - reserved], dtype=torch.float64)
 
     def losses(self, steps: int) -> Tensor:
-        """What this rank's micro-batch of every step added to the share's mean loss; 0 where it had
-        none. On the CPU.
+        """Return what this rank's micro-batch of every step added to the share's mean loss.
 
-        Read once for each share: each reading waits for the device. One number more says whether it
-        is `short`.
+        Float64 [steps + 1] on the CPU. A step without a micro-batch adds 0. The last number is 1 if
+        the rank is out of memory. Reading waits for the device, so call it once per share.
         """
         found = torch.zeros(steps + 1, dtype=torch.float64)
-        if self.short:
+        if self.out_of_memory:
             found[-1] = 1
         else:
             found[:-1] = torch.stack(self._losses)
         return found
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and sum of every parameter's gradient, whole, and on every rank, whose own from then
-        on it is.
+        """Yield the name and the whole summed gradient of every parameter, on every rank.
+
+        The caller owns the tensor. The model drops its own gradients.
         """
-        for fold in self._folds:
-            fold.forget()  # which makes room for those that a rank keeps
+        for ordered_sum in self._sums:
+            ordered_sum.forget()  # makes room for the gradients that a rank keeps
         for name, parameter in self._model.named_parameters():
             if parameter.grad is None:
                 continue
@@ -205,17 +206,13 @@ class ShardedModel:
             parameter.grad = None
 
 
-def is_short(losses: Tensor) -> bool:
-    """Whether one of the ranks, which say these `losses` [n, ranks], ran out of memory in the
-    share.
-    """
+def any_out_of_memory(losses: Tensor) -> bool:
+    """Return whether a rank ran out of memory, from the `losses` [n, ranks] of all ranks."""
     return bool(losses[-1].any())
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The model's layers: the longest list of modules in it that is in no other, and is none of
-    tables.
-    """
+    """Return the model's layers: the longest outermost module list that holds no embeddings."""
     lists = [
         module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)
     ]
@@ -237,7 +234,7 @@ def _local(parameter: Tensor) -> Tensor:
 
 
 def _part(whole: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of a whole tensor that all ranks have."""
+    """Return this rank's part of a tensor that all ranks have whole."""
     if not isinstance(parameter, DTensor):
         return whole
     return distribute_tensor(

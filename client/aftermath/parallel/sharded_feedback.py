@@ -24,24 +24,24 @@ from aftermath.optim.private_blocks import BlockSpan, digests_told, told_size
 from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.schema import Schema
 from aftermath.parallel.commands import (
-    Choose,
-    Copy,
-    Digests,
+    Compress,
+    CopyState,
     Directions,
-    Forget,
-    Hold,
-    OfState,
-    Read,
-    Restore,
-    Weigh,
+    ForgetState,
+    HoldState,
+    MeasureEnergies,
+    ReadState,
+    RestoreState,
+    StateCommand,
+    StateDigests,
 )
-from aftermath.parallel.feedback_shard import Shard
+from aftermath.parallel.feedback_shard import FeedbackShard
 from aftermath.parallel.feedback_split import parts_of
 from aftermath.parallel.group import Ranks
 
 
 class ShardedFeedback:
-    """The results of one replica, for the first rank to make."""
+    """Make the results of one replica on all ranks. The first rank uses it."""
 
     def __init__(
         self,
@@ -53,111 +53,108 @@ class ShardedFeedback:
         decay: float,
         balances: Balances,
     ) -> None:
-        """Collective, as what it does; the others follow (`parallel.worker`). `schema` has what the
-        others are told.
-        """
+        """Allocate the state on all ranks. The others read their settings from `schema`."""
         del decay
-        self._ranks, self._format, self._names, self._balances = (
-            ranks,
-            results,
-            frozenset(params),
-            balances,
-        )
+        self._ranks = ranks
+        self._format = results
+        self._names = frozenset(params)
+        self._balances = balances
         self._layouts = {
             level: level_layout(results, level) for level in range(tier, results.levels)
         }
         self._sent: dict[int, bytes] = {}
         self._own = object()
         with ranks.turn:
-            ranks.tell(Hold(schema.to_json(), tier))
+            ranks.send_command(HoldState(schema.to_json(), tier))
             ranks.holder = self._own
-        self._shard = Shard(ranks, schema, tier)
+        self._shard = FeedbackShard(ranks, schema, tier)
         self._plan = self._shard.plan
 
     def _ask(
-        self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
+        self, command: StateCommand, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
     ) -> list[list[Tensor]]:
-        """What every rank tells when it is given that."""
+        """Send a command and each rank's `given` tensors. Return what every rank sends back."""
         with self._ranks.turn:
             self._ranks.require_holder(self._own)
-            return self._told(order, given)
+            return self._replies(command, given)
 
-    def _told(
-        self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
+    def _replies(
+        self, command: StateCommand, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()
     ) -> list[list[Tensor]]:
-        """The same, within this thread's turn."""
+        """Do the same while this thread holds the turn."""
         ranks = self._ranks
-        ranks.tell(order)
+        ranks.send_command(command)
         for rank in range(1, ranks.size):
             for tensor in given(rank):
                 ranks.send(tensor, rank)
-        return ranks.told(
-            self._shard.perform(order, given(0)), lambda rank: self._plan.tells(order, rank)
+        return ranks.gather_replies(
+            self._shard.perform(command, given(0)), lambda rank: self._plan.tells(command, rank)
         )
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
-        """The signs of all parts."""
+        """Return the signs of the residual of all parts."""
         pieces = chain.from_iterable(held.pieces for held in self._plan.held)
-        told = chain.from_iterable(self._ask(Directions()))
+        replies = chain.from_iterable(self._ask(Directions()))
         return (
             (part, signs.to(torch.float32))
-            for part, signs in parts_of(zip(pieces, told, strict=True))
+            for part, signs in parts_of(zip(pieces, replies, strict=True))
         )
 
     def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
-        """Change parameters by -rate times these signs."""
+        """Add -rate times these signs to the parameters."""
         follow(self.directions(), params, rate)
 
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:
-        """Have a pseudo-gradient added to all parts; the result per held level."""
+        """Add a pseudo-gradient to the residual. Return the payload of each level."""
         check_made(made, self._names, self._layouts)
         self._sent = {}
         held = self._plan.held
-        told = self._ask(
-            Choose(made.factor), lambda rank: [piece.of(made) for piece in held[rank].pieces]
+        replies = self._ask(
+            Compress(made.factor), lambda rank: [piece.of(made) for piece in held[rank].pieces]
         )
         for number, level in enumerate(self._plan.levels):
             indices, values = (
-                np.concatenate([own[2 * number + which].numpy() for own in told])
+                np.concatenate([own[2 * number + which].numpy() for own in replies])
                 for which in (0, 1)
             )
             self._sent[level] = encode_level(self._format, level, indices.view(np.uint16), values)
         return self.sent()
 
     def sent(self) -> dict[int, bytes]:
-        """The last result."""
+        """Return the last result's payload of each level."""
         return dict(self._sent)
 
     def measure(self, made: PseudoGradient) -> dict[int, Measured]:
-        """Of the sums of what the ranks measure."""
-        energies = torch.stack([own for [own] in self._ask(Weigh())]).sum(0).tolist()
+        """Return the measurements of each level, from the sums over all ranks."""
+        energies = torch.stack([own for [own] in self._ask(MeasureEnergies())]).sum(0).tolist()
         return {
             level: measured(self._layouts[level], made, whole, carried, self._balances)
             for level, (whole, carried) in zip(self._plan.levels, energies, strict=True)
         }
 
     def remembered(self) -> dict[str, Tensor]:
-        """All parts put together, on the CPU."""
-        told, found = self._ask(Copy(bool(self._sent))), dict[str, list[Tensor]]()
-        for rank, own in enumerate(told):
+        """Return the whole state on the CPU."""
+        replies = self._ask(CopyState(bool(self._sent)))
+        found: dict[str, list[Tensor]] = {}
+        for rank, own in enumerate(replies):
             for name, tensor in zip(self._plan.state(rank, bool(self._sent)), own, strict=True):
                 found.setdefault(name, []).append(tensor)
         return {name: torch.cat(tensors) for name, tensors in found.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """The same."""
+        """Return the whole state. It is a copy already."""
         return self.remembered()
 
     def sizes(self) -> dict[str, int]:
-        """Of what is remembered."""
+        """Return the size in bytes of each tensor of the state."""
         return state_sizes(self._layouts)
 
     def digests(self) -> list[bytes]:
-        """Of the state's blocks, most of which the ranks make."""
-        told = [bytes(own.numpy()) for [own] in self._ask(Digests(bool(self._sent)))]
+        """Return the digests of the state's blocks. Each rank hashes the blocks that it holds."""
+        replies = [bytes(own.numpy()) for [own] in self._ask(StateDigests(bool(self._sent)))]
         runs: dict[str, list[tuple[int, int, bytes]]] = {}
         sizes: dict[str, int] = {}
-        for rank, said in enumerate(told):
+        for rank, said in enumerate(replies):
             at = 0
             for name in self._plan.state(rank, bool(self._sent)):
                 start, stop, sizes[name] = self._plan.span(rank, name)
@@ -168,15 +165,15 @@ class ShardedFeedback:
 
     def block(self, place: BlockSpan) -> bytes:
         """Return a block of the state from the rank that holds it; empty if it is gone."""
-        with self._ranks.turn:  # what there is changes in turns of other threads
+        with self._ranks.turn:  # other threads change the state in their turns
             if self._ranks.holder is not self._own or not self._shard.remembers(place.name):
                 return b""
-            told = self._told(Read(*place))
-        return b"".join(bytes(own.numpy()) for [own] in told)
+            replies = self._replies(ReadState(*place))
+        return b"".join(bytes(own.numpy()) for [own] in replies)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it fits this
-        replica exactly.
+        """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it does
+        not fit this replica exactly.
         """
         sent = check_state(self._layouts, state, self._format.values.lattice_bits)
 
@@ -186,7 +183,7 @@ class ShardedFeedback:
                 state[name].narrow(0, own.first, own.count) for name, own in rows if own is not None
             ]
 
-        self._ask(Restore(sent), part)
+        self._ask(RestoreState(sent), part)
         self._sent = {}
         for level, layout in self._layouts.items() if sent else ():
             names = [f"{level}.{group}" for group in range(len(layout.groups))]
@@ -194,6 +191,6 @@ class ShardedFeedback:
             self._sent[level] = encode_groups(self._format, level, chosen)
 
     def reset(self) -> None:
-        """Have all ranks forget what they learnt."""
-        self._ask(Forget())
+        """Reset the state of all ranks."""
+        self._ask(ForgetState())
         self._sent = {}

@@ -20,15 +20,15 @@ from aftermath.optim.private_blocks import BLOCK, BlockSpan
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.parallel.commands import (
-    Advance,
+    CopyForUndo,
     CopyMoments,
+    EndShare,
     ForgetMoments,
-    Mark,
     MomentBlock,
+    MomentCommand,
     MomentDigests,
-    OfMoments,
-    Settle,
-    TakeMoments,
+    RestoreMoments,
+    StepParameters,
 )
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.inner_shard import InnerShard, parameter_of
@@ -37,7 +37,7 @@ _BYTES = torch.uint8
 
 
 class ShardedInner:
-    """The steps of one replica's parameters, for the first rank to have made."""
+    """Step one replica's parameters on all ranks. The first rank uses it."""
 
     takes_gradients_as_they_are: ClassVar[bool] = False
 
@@ -49,91 +49,99 @@ class ShardedInner:
         params: Mapping[str, Tensor],
         settings: SparseLoCo,
     ) -> None:
-        """Of the replica whose state the ranks hold now (`parallel.sharded_feedback`)."""
+        """Serve the replica whose state the ranks hold now (`parallel.sharded_feedback`)."""
         del settings  # the schema has them
-        self._ranks, self._params, self._own = ranks, dict(params), ranks.holder
+        self._ranks = ranks
+        self._params = dict(params)
+        self._own = ranks.holder
         self._shard = InnerShard(ranks, schema, tier)
         self._plan = self._shard.plan
-        self._stepped = self._before = frozenset[str]()
-        """Which parameters were, now and before the share."""
+        self._stepped = frozenset[str]()
+        """Parameters that have moments."""
+        self._before = self._stepped
+        """Parameters that had moments before the share."""
         self._failed = False
 
-    def _tell(self, order: OfMoments) -> None:
-        """Within this thread's turn."""
+    def _send(self, command: MomentCommand) -> None:
+        """Send a command while this thread holds the turn."""
         self._ranks.require_holder(self._own)
         self._undo_what_failed()
-        self._ranks.tell(order)
+        self._ranks.send_command(command)
 
     def _undo_what_failed(self) -> None:
         if self._failed:
             self._failed = False
-            self._ranks.tell(back := Settle(undo=True))
+            self._ranks.send_command(back := EndShare(undo=True))
             self._shard.perform(back, {})
 
     def _ask(
-        self, order: OfMoments, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()
+        self, command: MomentCommand, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()
     ) -> list[list[Tensor]]:
-        """What every rank tells, on the CPU; `tells` says of what kinds that is."""
+        """Send a command. Return each rank's tensors of the shapes and types `tells(rank)`."""
         with self._ranks.turn:
-            self._tell(order)
-            return self._told(order, tells)
+            self._send(command)
+            return self._replies(command, tells)
 
-    def _told(self, order: OfMoments, tells: Callable[[int], Iterable[Kind]]) -> list[list[Tensor]]:
-        """The same, of an order that was given within this thread's turn."""
-        return self._ranks.told(self._shard.perform(order, {}), tells)
+    def _replies(
+        self, command: MomentCommand, tells: Callable[[int], Iterable[Kind]]
+    ) -> list[list[Tensor]]:
+        """Return each rank's tensors for a command that was sent in the same turn."""
+        return self._ranks.gather_replies(self._shard.perform(command, {}), tells)
 
     def begin(self) -> None:
-        """Have all ranks copy their moments."""
-        self._ask(Mark())
+        """Copy the moments of all ranks, so that the share can be undone."""
+        self._ask(CopyForUndo())
         self._before = self._stepped
 
     @torch.no_grad()
     def step(self, lr: float, factors: Sequence[float]) -> None:
-        """Have all parameters stepped that have a gradient, which is the ranks' of the last pass
-        times the factors.
+        """Step all parameters that have a gradient.
+
+        The gradients are those that the ranks hold of the last pass, times the factors.
         """
         without = tuple(name for name, tensor in self._params.items() if tensor.grad is None)
-        dealt = [[name for name in own if name not in without] for own in self._plan.dealt]
+        owned = [[name for name in own if name not in without] for own in self._plan.owned]
         with self._ranks.turn:
-            self._tell(Advance(lr, tuple(factors), without))
+            self._send(StepParameters(lr, tuple(factors), without))
             under_way = [
-                self._ranks.expect(self._params[name].detach(), rank)
-                for rank, own in enumerate(dealt)
+                self._ranks.irecv(self._params[name].detach(), rank)
+                for rank, own in enumerate(owned)
                 for name in own
                 if rank
             ]
             try:
-                for name in dealt[0]:
+                for name in owned[0]:
                     tensor = self._params[name].detach()
                     tensor.copy_(self._shard.step(name, _gradient(self._params[name]), tensor, lr))
-            finally:  # nothing may still arrive when parameters are restored
+            finally:  # no transfer may end after the parameters are restored
                 for arrived in under_way:
                     arrived()
         self._stepped |= self._params.keys() - set(without)
 
     def end(self) -> None:
-        """Have all ranks drop the copies."""
-        self._ask(Settle(undo=False))
+        """Drop the copies of the moments."""
+        self._ask(EndShare(undo=False))
 
     def undo(self) -> None:
-        """The share failed."""
-        self._stepped, self._failed = self._before, True
+        """Restore the moments before the next use, because the share failed."""
+        self._stepped = self._before
+        self._failed = True
 
     def remembered(self) -> dict[str, Tensor]:
-        """All moments put together, on the CPU."""
-        told = self._ask(CopyMoments(), lambda rank: self._held(rank).values())
+        """Return all moments on the CPU."""
+        replies = self._ask(CopyMoments(), lambda rank: self._held(rank).values())
         return {
             path: tensor
-            for rank, tensors in enumerate(told)
+            for rank, tensors in enumerate(replies)
             for path, tensor in zip(self._held(rank), tensors, strict=True)
         }
 
     def _held(self, rank: int) -> dict[str, Kind]:
-        """What a rank remembers by now."""
+        """Return the moments that a rank holds now."""
         return self._plan.of(rank, self._stepped)
 
     def state(self) -> dict[str, Tensor]:
-        """The same, of which the first rank's own are copied."""
+        """Return a copy of all moments on the CPU."""
         own = self._held(0)
         return {
             path: tensor.clone() if path in own else tensor
@@ -141,18 +149,19 @@ class ShardedInner:
         }
 
     def sizes(self) -> dict[str, int]:
-        """Of all moments."""
+        """Return the size in bytes of each moment."""
         return {path: bytes_of(kind) for path, kind in self._plan.kinds.items()}
 
     def digests(self) -> list[bytes]:
-        """Of the moments' blocks, each made where it lies."""
-        told = self._ask(
+        """Return the digests of the moments' blocks. Each rank hashes its own."""
+        replies = self._ask(
             MomentDigests(),
             lambda rank: [((DIGEST * sum(_blocks(self._held(rank)).values()),), _BYTES)],
         )
         found: dict[str, bytes] = {}
-        for rank, [own] in enumerate(told):
-            counts, data = _blocks(self._held(rank)), own.numpy().tobytes()
+        for rank, [own] in enumerate(replies):
+            counts = _blocks(self._held(rank))
+            data = own.numpy().tobytes()
             ends = accumulate(DIGEST * count for count in counts.values())
             found |= {
                 path: data[end - DIGEST * counts[path] : end]
@@ -166,22 +175,22 @@ class ShardedInner:
 
     def block(self, place: BlockSpan) -> bytes:
         """Return a block of a moment from the rank that holds it; empty if it is gone."""
-        with self._ranks.turn:  # what there is changes in turns of other threads
+        with self._ranks.turn:  # other threads change the moments in their turns
             if self._ranks.holder is not self._own:
                 return b""
             self._undo_what_failed()
             if parameter_of(place.name) not in self._stepped:
                 return b""
-            self._ranks.tell(order := MomentBlock(*place))
+            self._ranks.send_command(command := MomentBlock(*place))
             owner = self._plan.owner(place.name)
-            told = self._told(
-                order, lambda rank: [((place.size,), _BYTES)] if rank == owner else []
+            replies = self._replies(
+                command, lambda rank: [((place.size,), _BYTES)] if rank == owner else []
             )
-        return b"".join(tensor.numpy().tobytes() for own in told for tensor in own)
+        return b"".join(tensor.numpy().tobytes() for own in replies for tensor in own)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it is of this
-        optimizer.
+        """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it is not
+        of this optimizer.
         """
         check_moments(self._plan.kinds, state)
         if not state:
@@ -189,16 +198,16 @@ class ShardedInner:
             return
         whole = frozenset(self._params)
         with self._ranks.turn:
-            self._tell(order := TakeMoments())
+            self._send(command := RestoreMoments())
             for rank in range(1, self._ranks.size):
                 for path in self._plan.of(rank, whole):
                     self._ranks.send(state[path], rank)
-            self._shard.perform(order, {path: state[path] for path in self._plan.of(0, whole)})
+            self._shard.perform(command, {path: state[path] for path in self._plan.of(0, whole)})
         self._stepped = whole
 
     def reset(self) -> None:
-        """Have all ranks begin without moments."""
-        self._stepped = frozenset()  # before: then nobody asks for them
+        """Reset the moments of all ranks."""
+        self._stepped = frozenset()  # first, so that no other thread asks for them
         self._ask(ForgetMoments())
 
 
@@ -208,5 +217,5 @@ def _gradient(tensor: Tensor) -> Tensor:
 
 
 def _blocks(kinds: Mapping[str, Kind]) -> dict[str, int]:
-    """How many blocks each moment has."""
+    """Return the number of blocks of each moment."""
     return {path: -(-bytes_of(kind) // BLOCK) for path, kind in kinds.items()}

@@ -36,10 +36,9 @@ def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None
 
 
 def cut(model: LanguageModel, mesh: DeviceMesh) -> TensorPlan:
-    """Cut a network over the ranks of a mesh of one dimension, as it says; every rank keeps its
-    part of what is there.
+    """Cut a network in place over the ranks of a one-dimensional mesh, by its own plan.
 
-    Returns what it said. Raises Unsuitable if it cannot be cut.
+    Return the plan. Raises Unsuitable if the network cannot be cut.
     """
     plan = _plan(model.config, model.tier)
     for name, module in list(model.named_modules()):
@@ -60,12 +59,12 @@ def cut(model: LanguageModel, mesh: DeviceMesh) -> TensorPlan:
 
 
 def is_partial(plan: TensorPlan, name: str) -> bool:
-    """Whether the ranks' gradients of a parameter are parts of it, to be added up."""
+    """Return whether the ranks' gradients of a parameter must be summed."""
     return _is(name, plan.partial)
 
 
 def _alone(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
-    """Cut a matrix that takes and gives what its own rank has."""
+    """Cut a matrix whose input and output stay on their rank."""
     part = distribute_tensor(module.weight, mesh, [Shard(dim)], src_data_rank=None)
     module.register_parameter("weight", nn.Parameter(part))
 
@@ -78,7 +77,7 @@ def _alone(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
 
 
 def _spread(mesh: DeviceMesh, module: nn.Module, given: object, whole: Tensor) -> Tensor:
-    """The same forward; backward, the sum of the ranks' gradients."""
+    """Pass the input on, and sum the ranks' gradients in the backward pass."""
     del module, given
     here: Tensor = DTensor.from_local(whole, mesh, [Replicate()]).to_local(
         grad_placements=[Partial()]
@@ -87,7 +86,7 @@ def _spread(mesh: DeviceMesh, module: nn.Module, given: object, whole: Tensor) -
 
 
 def _summed(mesh: DeviceMesh, module: nn.Module, given: object, part: Tensor) -> Tensor:
-    """Forward the sum of the ranks' parts; backward, the same for each."""
+    """Sum the ranks' parts, and give each rank the same gradient in the backward pass."""
     del module, given
     whole: Tensor = (
         DTensor.from_local(part, mesh, [Partial()])

@@ -1,4 +1,4 @@
-"""A rank that obeys the first one: it knows of no run, chain or peer.
+"""A rank that runs the first rank's commands. It knows no run, chain or peer.
 
 `parallel.launch` starts it. It ends when the process that started it ends for any reason.
 """
@@ -20,71 +20,88 @@ import torch
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.optim.schema import Schema
-from aftermath.parallel.commands import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
-from aftermath.parallel.feedback_shard import Shard
+from aftermath.parallel.commands import (
+    BeginShare,
+    BuildNetwork,
+    Gather,
+    HoldState,
+    Join,
+    Measure,
+    MomentCommand,
+    TrainMicroBatches,
+)
+from aftermath.parallel.feedback_shard import FeedbackShard
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.inner_shard import InnerShard
-from aftermath.parallel.sharded import ShardedModel, is_short
+from aftermath.parallel.sharded import ShardedModel, any_out_of_memory
 from aftermath.replica.exactness import set_exact
 
-# seconds for the first rank to name who ended first; who fails because of another ends after that
-# one
+# Seconds that a failed rank waits before it ends. A rank that failed because another one ended must
+# end later than that one, which the first rank then names.
 _LINGER = 2.0
 
 
 def follow(ranks: Ranks) -> NoReturn:
-    """Do as the first rank says."""
-    model, micro, share, shard, inner = None, 1, torch.empty(0), None, None
+    """Run the commands of the first rank."""
+    model: ShardedModel | None = None
+    shard: FeedbackShard | None = None
+    inner: InnerShard | None = None
+    share = torch.empty(0)
+    micro = 1
     while True:
-        order = ranks.hear()
-        if isinstance(order, Make):
-            model = ShardedModel(config_of(order.config), order.tier, ranks.mesh, bf16=order.bf16)
+        command = ranks.receive_command()
+        if isinstance(command, BuildNetwork):
+            model = ShardedModel(
+                config_of(command.config), command.tier, ranks.mesh, bf16=command.bf16
+            )
             continue
-        if isinstance(order, Hold):
-            shard = inner = None  # there is no room for two
-            schema = Schema.from_json(order.schema)
-            shard = Shard(ranks, schema, order.tier)
-            inner = InnerShard(ranks, schema, order.tier) if schema.optimizer.moments else None
+        if isinstance(command, HoldState):
+            # free the old state first: there is no room for two
+            shard = None
+            inner = None
+            schema = Schema.from_json(command.schema)
+            shard = FeedbackShard(ranks, schema, command.tier)
+            inner = InnerShard(ranks, schema, command.tier) if schema.optimizer.moments else None
             continue
-        if isinstance(order, OfMoments):
-            assert inner is not None, "of moments that there are not"
-            inner.follow(order)
+        if isinstance(command, MomentCommand):
+            assert inner is not None, "a command about moments, but the optimizer has none"
+            inner.follow(command)
             continue
-        assert model is not None, "the first order is to make the network"
-        match order:
-            case Begin(shape, micro, recompute):
-                share = ranks.sequences(torch.empty(shape, dtype=torch.int64))
+        assert model is not None, "the first command must build the network"
+        match command:
+            case BeginShare(shape, micro, recompute):
+                share = ranks.broadcast_sequences(torch.empty(shape, dtype=torch.int64))
                 if inner is None:
                     model.begin(None, recompute=recompute)
                 else:
                     inner.begin()
                     model.begin(None, recompute=recompute, keep=inner.keep_weight)
             case Measure():
-                ranks.figures(model.measure(share, ranks.reserved))
-            case Step(first):
+                ranks.gather_figures(model.measure(share, ranks.reserved))
+            case TrainMicroBatches(first):
                 model.step(share, micro, first)
             case Gather(steps):
-                if not is_short(ranks.figures(model.losses(steps))):
+                if not any_out_of_memory(ranks.gather_figures(model.losses(steps))):
                     for name, gradient in model.gradients():
                         if inner is not None:
                             inner.keep_gradient(name, gradient)
             case _:
-                assert shard is not None, "of a state that there is not yet"
-                given = [ranks.receive(*of, 0) for of in shard.plan.takes(order, ranks.rank)]
-                for told in shard.perform(order, given):
-                    ranks.send(told, 0)
+                assert shard is not None, "a command about a state that is not allocated"
+                given = [ranks.receive(*of, 0) for of in shard.plan.takes(command, ranks.rank)]
+                for replies in shard.perform(command, given):
+                    ranks.send(replies, 0)
 
 
 def _end_with_the_first() -> None:
-    """Standard input is a pipe that closes with the process which started this one."""
+    """End this process when the first rank ends, which closes standard input."""
     sys.stdin.buffer.read()
     os._exit(0)
 
 
 def main() -> NoReturn:
-    """The process. Its only argument is a `Join` as JSON."""
-    faulthandler.enable()  # else nobody knows what a process did whose memory was found damaged
-    # Ctrl-C in a terminal reaches all processes: the first one decides
+    """Run the process. Its only argument is a `Join` as JSON."""
+    faulthandler.enable()  # print the stack of a process that crashes in native code
+    # Ctrl-C in a terminal reaches all processes. Only the first one acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     join = msgspec.json.decode(sys.argv[1], type=Join)

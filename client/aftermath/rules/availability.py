@@ -14,10 +14,10 @@ from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
 from aftermath.rules.run import MAX_WITNESSES, Round, Run
 
+# Half of the witnesses that a round can have. As many judges are enough to decide alone.
 MANY = MAX_WITNESSES // 2
 
 
-# Half of the witnesses that a round can have. As many judges are enough to decide alone.
 def may_judge(run: Run, members: Members, level: int) -> int:
     """Return the seats (a bitmap) whose attestations count for a level if they hold it."""
     known = run.levels_established >> level & 1
@@ -29,7 +29,7 @@ def drawn(header: Round, run: Run, members: Members) -> tuple[int, ...]:
     alone = header.established and header.roster & members.judges
     among = members.judges if alone else header.began
     in_order = (seat for seat in committee.in_order(header, committee.WITNESS, among))
-    most = min(run.config.witness_nodes or MAX_WITNESSES, MAX_WITNESSES)
+    most = committee.wanted_witnesses(header, run.config.witness_nodes)
     return tuple(islice((seat for seat in in_order if bitmap.contains(header.roster, seat)), most))
 
 

@@ -89,6 +89,16 @@ def round_quorum(header: Round, elected: int) -> int:
     return max(quorum(elected), 2 if header.established else 1)
 
 
+def wanted_witnesses(header: Round, nodes: int) -> int:
+    """Return how many witnesses a round elects if it has that many electors.
+
+    `nodes` is the config's `witness_nodes`. Where only established members witness, one alone is no
+    quorum, so the program elects at least two.
+    """
+    least = 2 if header.established else 1
+    return min(max(nodes, least), MAX_WITNESSES) if nodes else MAX_WITNESSES
+
+
 def electors(header: Round, members: Members) -> int:
     """Return the seats (a bitmap) that may be elected as witnesses of a round.
 

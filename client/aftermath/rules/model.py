@@ -13,7 +13,7 @@ from aftermath.rules.state import (
     CheckpointKind,
     DataKind,
     Divisor,
-    InnerOptimizer,
+    InnerOptimizerKind,
     OptimizerKind,
     ScheduleKind,
 )
@@ -136,7 +136,7 @@ class Optimizer:
     compression_chunk: int
     value_bits: int
     inner_steps: int
-    inner_optimizer: InnerOptimizer
+    inner_optimizer: InnerOptimizerKind
     divisor: Divisor
     outer_lr: float
     orthogonal_lr: float
@@ -159,6 +159,7 @@ class Model:
 
     The two per-level tuples have `tiers` entries. `spec_hash` is the SHA-256 of the training spec,
     from which architecture, data type and location, schedule and optimizer are; zero without one.
+    These fields mean nothing if `spec_error` says why this client cannot read the spec.
     """
 
     metadata: Metadata
@@ -179,6 +180,7 @@ class Model:
     spec_hash: bytes
     tiers: int
     tier_widths: tuple[int, ...]
+    spec_error: str = ""
 
     @property
     def configured(self) -> bool:

@@ -139,7 +139,7 @@ class OptimizerKind(IntEnum):
     SPARSELOCO = 3
 
 
-class InnerOptimizer(IntEnum):
+class InnerOptimizerKind(IntEnum):
     """The optimizer of the inner steps of SparseLoCo."""
 
     ADAMW = 0

@@ -1,7 +1,6 @@
-"""Runs without a Solana cluster: a server that keeps one run, and the clients of its members.
+"""The centralized backend: a server that hosts one run, and the connection of its members.
 
-The server runs the coordinator program on the embedded chain. Members send it a cluster's
-transactions over a connection that knows their identity (`connection`, `handshake`, `rpc_methods`),
-so `chain.member` is the only client. The server also distributes peers' addresses and withdraws
-members that left.
+The server runs the coordinator program on the embedded chain. Members authenticate and then send
+it the transactions that they would send to a cluster, so both backends share `chain.member`. The
+server also distributes the addresses of peers and withdraws members that disconnected.
 """

@@ -1,8 +1,8 @@
-"""Creates and deletes the accounts of a server's members on its chain.
+"""Fund the accounts of a server's members on the embedded chain, and delete unused ones.
 
-Identities cost nothing. So an identity gets an account only with its first transaction that would
-succeed, and rate limits apply per network address and to all. An account without a membership is
-deleted when its owner has been away for `AWAY_SECONDS`.
+Anyone can create identities for free. So the server funds an identity only when its first
+transaction would succeed, and limits the rate per network address and in total. It deletes an
+account without a membership after its identity was disconnected for `AWAY_SECONDS`.
 """
 
 from __future__ import annotations
@@ -22,56 +22,59 @@ from aftermath.localnet.errors import INVALID_REQUEST, JsonRpcError
 from aftermath.localnet.node import EmbeddedNode
 from aftermath.localnet.runtime import SYSTEM_ID
 
-ALLOWANCE = 10**9
-"""Lamports that an identity gets: the fees of about 200,000 transactions."""
-LEAST = 10**8
-"""Balance in lamports below which it gets them again."""
-NEW_OF_ADDRESS = 300.0
-"""Burst of new identities of one address: 256 members may start behind one router."""
-NEW_OF_ADDRESS_RATE = 0.1
-"""New identities per second, of one address."""
-NEW_OF_ALL = 1200.0
-NEW_OF_ALL_RATE = 0.2
-"""New identities per second, of all addresses together."""
-REMEMBERED = 4096
-"""Addresses whose new identities are counted."""
+FUNDING_LAMPORTS = 10**9
+"""Lamports that the server gives an identity: the fees of about 200,000 transactions."""
+MIN_LAMPORTS = 10**8
+"""Balance in lamports below which the server funds an identity again."""
+NEW_PER_ADDRESS = 300.0
+"""Burst of new identities per address. 256 members may start behind one router."""
+NEW_PER_ADDRESS_RATE = 0.1
+"""New identities per second and address."""
+NEW_IN_TOTAL = 1200.0
+"""Burst of new identities from all addresses together."""
+NEW_IN_TOTAL_RATE = 0.2
+"""New identities per second from all addresses together."""
+MAX_ADDRESSES = 4096
+"""Addresses whose rate limits are remembered. The least recently used one is dropped."""
 AWAY_SECONDS = 600.0
-"""Seconds of absence after which an account without a membership is deleted."""
+"""Seconds without a connection after which an account without a membership is deleted."""
 SWEEP_SECONDS = 60.0
+"""Seconds between two searches for unused accounts."""
 
 
 class NewIdentities:
-    """Limits how many new identities get an account: per address, and in total."""
+    """Rate limits of new identities: one per network address, and one for all."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._of_all = TokenBucket(clock, NEW_OF_ALL_RATE, NEW_OF_ALL)
-        self._of_address: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._total = TokenBucket(clock, NEW_IN_TOTAL_RATE, NEW_IN_TOTAL)
+        self._by_address: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def count(self, address: str) -> None:
-        """Count a new identity. Raise RpcError if its address or the total is over the limit."""
-        own = self._bucket(address)
-        if wait := max(own.next_in(), self._of_all.next_in()):
+        """Count a new identity. Raise JsonRpcError if a rate limit is exhausted."""
+        per_address = self._bucket(address)
+        if wait := max(per_address.next_in(), self._total.next_in()):
             raise JsonRpcError(
                 INVALID_REQUEST,
                 f"the server accepts no new identities for {wait:.0f} s; wait, or use an identity that it knows",
             )
-        own.spare()
-        self._of_all.spare()
+        per_address.spare()
+        self._total.spare()
 
     def _bucket(self, address: str) -> TokenBucket:
-        """Return an address's bucket, and forget the one that was used least recently."""
-        bucket = TokenBucket(self._clock, NEW_OF_ADDRESS_RATE, NEW_OF_ADDRESS)
-        bucket = self._of_address.setdefault(address, bucket)
-        self._of_address.move_to_end(address)
-        if len(self._of_address) > REMEMBERED:
-            self._of_address.popitem(last=False)
+        """Return the token bucket of an address. Drop the least recently used one if full."""
+        bucket = TokenBucket(self._clock, NEW_PER_ADDRESS_RATE, NEW_PER_ADDRESS)
+        bucket = self._by_address.setdefault(address, bucket)
+        self._by_address.move_to_end(address)
+        if len(self._by_address) > MAX_ADDRESSES:
+            self._by_address.popitem(last=False)
         return bucket
 
 
 class Accounts:
-    """Accounts of members of the run at address `run`. `here` says whether an identity is
-    connected.
+    """The accounts of members of the run at address `run`.
+
+    `is_connected` returns whether an identity has a connection.
     """
 
     def __init__(
@@ -79,83 +82,83 @@ class Accounts:
         node: EmbeddedNode,
         program: Pubkey,
         run: Pubkey,
-        here: Callable[[Pubkey], bool],
+        is_connected: Callable[[Pubkey], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
         self._program = program
         self._run = run
-        self._here = here
+        self._is_connected = is_connected
         self._clock = clock
         self._new = NewIdentities(clock)
-        self._away: dict[Pubkey, float] = {}
-        """Since when the owners of accounts without a membership are not connected."""
+        self._absent_since: dict[Pubkey, float] = {}
+        """Clock time since which an identity without a membership has had no connection."""
 
-    def missing(self, identity: Pubkey) -> bool:
-        """Whether an identity has yet to be given money for fees."""
-        return self._node.bank.balance(identity) < LEAST
+    def needs_funds(self, identity: Pubkey) -> bool:
+        """Return whether an identity cannot pay fees."""
+        return self._node.bank.balance(identity) < MIN_LAMPORTS
 
-    async def send(self, params: Any, identity: Pubkey, where: str) -> Any:
-        """Answer sendTransaction of an identity at the address `where`. Raises RpcError."""
+    async def send(self, params: Any, identity: Pubkey, address: str) -> Any:
+        """Answer sendTransaction of an identity at a network address. Raises JsonRpcError."""
         send = self._node.methods["sendTransaction"]
-        if self.missing(identity):
+        if self.needs_funds(identity):
             if not self._node.bank.balance(identity):
-                await self._check_first(params, identity)
-                self._new.count(where)
-            await self._node.provide(identity, ALLOWANCE)
+                await self._check_first_transaction(params, identity)
+                self._new.count(address)
+            await self._node.provide(identity, FUNDING_LAMPORTS)
         return await send(params)
 
     async def simulate(self, params: Any, identity: Pubkey) -> Any:
-        """Answer simulateTransaction as if the identity had its money."""
+        """Answer simulateTransaction as if the identity were funded."""
         simulate = self._node.methods["simulateTransaction"]
-        if not self.missing(identity):
+        if not self.needs_funds(identity):
             return await simulate(params)
-        with self._node.lent(identity, ALLOWANCE):
+        with self._node.lent(identity, FUNDING_LAMPORTS):
             return await simulate(params)
 
     def balance(self, params: Any, identity: Pubkey) -> Any:
-        """Answer getBalance, for the identity itself with what it may spend, given already or
-        not.
-        """
+        """Answer getBalance. An identity that is not funded yet sees the amount it will get."""
         answer: Any = self._node.methods["getBalance"](params)
         own = isinstance(params, list) and params[0] == str(identity)
-        return {**answer, "value": ALLOWANCE} if own and self.missing(identity) else answer
+        return (
+            {**answer, "value": FUNDING_LAMPORTS} if own and self.needs_funds(identity) else answer
+        )
 
-    async def _check_first(self, params: Any, identity: Pubkey) -> None:
-        """Raise RpcError for a first transaction that would not succeed: it gets no account."""
+    async def _check_first_transaction(self, params: Any, identity: Pubkey) -> None:
+        """Raise JsonRpcError unless an identity's first transaction would succeed."""
         config = {**(params[1] if len(params) > 1 and isinstance(params[1], dict) else {})}
         checked = {"encoding": config.get("encoding", "base58"), "sigVerify": True}
-        with self._node.lent(identity, ALLOWANCE):
+        with self._node.lent(identity, FUNDING_LAMPORTS):
             result = await self._node.methods["simulateTransaction"]([params[0], checked])
-            if result["value"]["err"] is not None:  # the same, told as by a failing preflight
+            if result["value"]["err"] is not None:
+                # Send it with the preflight, which raises the error that clients expect.
                 await self._node.methods["sendTransaction"](
                     [params[0], {**config, "skipPreflight": False}]
                 )
 
     async def expire(self) -> None:
-        """Remove accounts without a membership whose owners stay away, until cancelled."""
+        """Delete unused accounts every `SWEEP_SECONDS` until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sweep()
 
     def sweep(self) -> None:
-        """Remove what is due now."""
+        """Delete the accounts whose identities were disconnected for long enough."""
         bank = self._node.bank
         now = self._clock()
         run = bank.account(self._run)
         if run is None:
             return
         created = parse_run(bytes(run.data)).created
-        away = {}
+        absent_since = {}
         for key, account in bank.owned_by(SYSTEM_ID):
-            if (
-                account is None or account.lamports > ALLOWANCE
-            ):  # the faucet's, or the run's owner's
+            # Skip the faucet and the run's owner: they hold more than a member.
+            if account is None or account.lamports > FUNDING_LAMPORTS:
                 continue
             member = membership_address(self._program, self._run, created, key)
-            if not self._here(key) and bank.account(member) is None:
-                away[key] = self._away.get(key, now)
-        due = [key for key, since in away.items() if now - since >= AWAY_SECONDS]
-        self._away = {key: since for key, since in away.items() if key not in due}
+            if not self._is_connected(key) and bank.account(member) is None:
+                absent_since[key] = self._absent_since.get(key, now)
+        due = [key for key, since in absent_since.items() if now - since >= AWAY_SECONDS]
+        self._absent_since = {key: at for key, at in absent_since.items() if key not in due}
         if due:
             self._node.forget(due)

@@ -1,8 +1,7 @@
-"""Connects `train` to a server's run: identity, connection and background tasks
-(`train.connection`).
+"""Connect a member to the run of a server, as `train.connection` does for a cluster.
 
-An identity is 32 secret bytes, the seed of the signing key. The peer key is derived from it and the
-run, as for a wallet. A member without an identity gets a temporary one.
+An identity is a seed of 32 secret bytes for the signing key. The peer key is derived from it and
+the run id, as for a wallet. A member without an identity gets a temporary one.
 """
 
 from __future__ import annotations
@@ -34,74 +33,76 @@ from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
 from aftermath.server.connection import ServerConnection
-from aftermath.server.trust import Trust, reached
+from aftermath.server.tls_trust import TlsTrust, unreachable_fix
 from aftermath.train.connection import START_PATIENCE, Reach
 from aftermath.train.settings import TrainSettings
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+):(\d{1,5})")
-RENEW = 20.0
-"""Seconds after which a withdraw transaction is signed again. A transaction is valid for a
-minute.
-"""
-_WILL_UNITS = 400_000
+RENEW_SECONDS = 20.0
+"""Seconds between two signed withdraw transactions. A transaction is valid for a minute."""
+_WITHDRAW_UNITS = 400_000  # compute limit
 
 
-class CentralPool(RpcPool):
-    """The one server, as an RPC service."""
+class ServerRpcPool(RpcPool):
+    """An RPC pool whose only endpoint is the server."""
 
     called = keeper = "the server"
-    keeps_seats = False  # the server withdraws a member some seconds after its connection ends
+    keeps_seats = False  # the server withdraws a member seconds after its connection ends
     signs_with = "identity"
     has_tick = False
 
     def __init__(self, link: ServerConnection, *, patience: float, seed: int) -> None:
-        # both are one port, and what a warning names is what the link speaks to
-        at = endpoint(link.url.replace("ws", "http", 1), link.url)
-        super().__init__([at], patience=patience, seed=seed, wire=link)
+        # RPC calls and subscriptions use one port. Warnings print this address.
+        server = endpoint(link.url.replace("ws", "http", 1), link.url)
+        super().__init__([server], patience=patience, seed=seed, wire=link)
         self._link = link
 
     def _unavailable(self, patience: float) -> Unavailable:
         return Unavailable(
             f"the server {self._link.address} has not answered for {patience:.0f} s: {self._nodes.all[0].last_error}",
-            reached(self._link.trust),
+            unreachable_fix(self._link.trust),
         )
 
 
-class Broker:
-    """The server as what tells where peers are (`p2p.discovery.Directory`)."""
+class ServerDirectory:
+    """Publish and look up the addresses of peers at the server (`p2p.discovery.Directory`)."""
 
     def __init__(self, link: ServerConnection) -> None:
         self._link = link
-        self._said: Whereabouts | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._written: Whereabouts | None = None
+        self._announcing: asyncio.Task[None] | None = None
 
     def prepare(self) -> None:
-        pass
+        """Do nothing: the server needs no preparation."""
 
     def write(self, whereabouts: Whereabouts) -> None:
-        self._said = whereabouts
-        self._telling = asyncio.create_task(self._tell(whereabouts))
+        """Announce this member's addresses in the background."""
+        self._written = whereabouts
+        self._announcing = asyncio.create_task(self._announce(whereabouts))
 
     def refresh(self, whereabouts: Whereabouts) -> None:
-        if whereabouts != self._said:
+        """Announce the addresses if they changed or the last announcement failed."""
+        if whereabouts != self._written:
             self.write(whereabouts)
 
     def remove(self) -> None:
-        """The server forgets it with the connection."""
+        """Do nothing: the server drops the addresses when the connection ends."""
 
     def read(self, node_id: bytes) -> Whereabouts | None:
+        """Return the addresses of a peer, or None if the server knows none."""
         return self._link.peers.get(node_id)
 
-    async def _tell(self, whereabouts: Whereabouts) -> None:
+    async def _announce(self, whereabouts: Whereabouts) -> None:
         try:
             await self._link.announce(whereabouts)
         except (OSError, WebSocketException, Malformed, CoordinatorError):
-            self._said = None  # `refresh` tries again
+            self._written = None  # `refresh` tries again
 
 
-def identity_of(path: Path | None) -> Wallet:
-    """The identity in this file, else in RAW_IDENTITY_SECRET_KEY, else a new one. Raises
-    WalletError.
+def load_identity(path: Path | None) -> Wallet:
+    """Load the identity from a file, or RAW_IDENTITY_SECRET_KEY, or make a temporary one.
+
+    Raises WalletError.
     """
     if path is None and not os.environ.get(IDENTITY_VARIABLE):
         return Wallet(Keypair(), "made for this process")
@@ -110,86 +111,99 @@ def identity_of(path: Path | None) -> Wallet:
 
 
 def check_address(address: str) -> None:
-    """Raise UsageError for what is no HOST:PORT."""
-    found = _ADDRESS.fullmatch(address)
-    if found is None or not 0 < int(found[2]) < 65536:
-        raise UsageError(f"--server-addr {address!r} is no address", "Write HOST:PORT")
+    """Raise UsageError unless `address` is HOST:PORT."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise UsageError(
+            f"--server-addr {address!r} is not a valid address",
+            "Write HOST:PORT, for example --server-addr 192.168.1.5:20000",
+        )
 
 
-def _linked(
-    address: str, trust: Trust | None, run_id: str, wallet: Wallet, patience: float
-) -> tuple[ServerConnection, CentralPool, bytes]:
-    """The link of an identity, the server as it is asked over it, and the secret of the key that
-    peers see.
+def _build_connection(
+    address: str, trust: TlsTrust | None, run_id: str, wallet: Wallet, patience: float
+) -> tuple[ServerConnection, ServerRpcPool, bytes]:
+    """Return an identity's connection, its RPC pool, and the secret of its peer key.
+
+    Nothing is sent yet. Raises UsageError for an unusable proxy setting.
     """
     secret = identity_secret(run_id, wallet, env={})
-    proxy_for(f"{'wss' if trust else 'ws'}://{address}")  # before anything waits for a connection
+    # Check the proxy variables now, not at the first call.
+    proxy_for(f"{'wss' if trust else 'ws'}://{address}")
     link = ServerConnection(address, trust, run_id, wallet, Keypair.from_seed(secret))
-    return link, CentralPool(link, patience=patience, seed=int.from_bytes(os.urandom(4))), secret
+    return link, ServerRpcPool(link, patience=patience, seed=int.from_bytes(os.urandom(4))), secret
 
 
 @contextlib.asynccontextmanager
-async def visiting(
-    address: str, trust: Trust | None, identity: Path | None, run_id: str
+async def open_coordinator(
+    address: str, trust: TlsTrust | None, identity: Path | None, run_id: str
 ) -> AsyncIterator[CoordinatorClient]:
-    """The run of the server at HOST:PORT, to look at. Raises UsageError, WalletError."""
+    """Open the run of a server for reading. Raises UsageError or WalletError."""
     check_address(address)
-    _, pool, _ = _linked(address, trust, run_id, identity_of(identity), PATIENCE_SECONDS)
+    _, pool, _ = _build_connection(
+        address, trust, run_id, load_identity(identity), PATIENCE_SECONDS
+    )
     async with pool:
         yield CoordinatorClient(pool)
 
 
 @contextlib.asynccontextmanager
-async def reached_run(
-    address: str, trust: Trust | None, wallet: Wallet, run_id: str
+async def open_cluster(
+    address: str, trust: TlsTrust | None, wallet: Wallet, run_id: str
 ) -> AsyncIterator[Cluster]:
-    """The run of the server at HOST:PORT, as the member with this key reaches it. Raises
-    UsageError.
-    """
+    """Open the run of a server as the member with this key. Raises UsageError."""
     check_address(address)
-    _, pool, _ = _linked(address, trust, run_id, wallet, PATIENCE_SECONDS)
+    _, pool, _ = _build_connection(address, trust, run_id, wallet, PATIENCE_SECONDS)
     async with pool:
         yield Cluster(pool, CoordinatorClient(pool), Authorizer(pool))
 
 
-def reaching(
-    address: str, trust: Trust | None, identity: Path | None
+def server_backend(
+    address: str, trust: TlsTrust | None, identity: Path | None
 ) -> Callable[[TrainSettings], Reach]:
-    """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is
-    called.
+    """Return the function that connects `train` to the server at HOST:PORT.
+
+    Raises UsageError now, and WalletError when the function is called.
     """
     check_address(address)
-    # one for the process, however often the way is made
-    known = functools.cache(lambda: identity_of(identity))
+    # A process keeps its temporary identity, even if it connects several times.
+    wallet_once = functools.cache(lambda: load_identity(identity))
 
     def reach(settings: TrainSettings) -> Reach:
-        wallet = known()
-        link, pool, secret = _linked(address, trust, settings.run_id, wallet, START_PATIENCE)
+        wallet = wallet_once()
+        link, pool, secret = _build_connection(
+            address, trust, settings.run_id, wallet, START_PATIENCE
+        )
 
         async def background(chain: SolanaMember) -> None:
-            await leave_wills(chain, link, CoordinatorClient(pool, wallet), settings.run_id)
+            await renew_withdraw_transaction(
+                chain, link, CoordinatorClient(pool, wallet), settings.run_id
+            )
 
-        return Reach(pool, None, None, wallet, secret, Broker(link), background)
+        return Reach(pool, None, None, wallet, secret, ServerDirectory(link), background)
 
     return reach
 
 
-async def leave_wills(
+async def renew_withdraw_transaction(
     chain: SolanaMember, link: ServerConnection, client: CoordinatorClient, run_id: str
 ) -> None:
-    """Keep a signed withdraw transaction of this member at the server, until cancelled."""
+    """Keep a valid withdraw transaction of this member at the server, until cancelled.
+
+    Sign a new one every `RENEW_SECONDS` and in every round, because it names the round.
+    """
     while True:
-        place = (await chain.view()).run.round_id
+        round_id = (await chain.view()).run.round_id
         with contextlib.suppress(OSError, WebSocketException, Malformed, CoordinatorError):
             blockhash, _ = await client.sender.blockhash()
-            leave = client.ix.leave_run(run_id, place)
-            will = client.sender.transaction([leave], (), _WILL_UNITS, 0, blockhash)
-            await link.keep_will(base64.b64encode(bytes(will)))
-        await first_of(_elsewhere(chain, place), asyncio.sleep(RENEW))
+            leave = client.ix.leave_run(run_id, round_id)
+            transaction = client.sender.transaction([leave], (), _WITHDRAW_UNITS, 0, blockhash)
+            await link.set_withdraw_transaction(base64.b64encode(bytes(transaction)))
+        await first_of(_wait_for_next_round(chain, round_id), asyncio.sleep(RENEW_SECONDS))
 
 
-async def _elsewhere(chain: SolanaMember, place: RoundId) -> None:
-    """Until the run is in another round."""
+async def _wait_for_next_round(chain: SolanaMember, round_id: RoundId) -> None:
+    """Return once the run is in another round than `round_id`."""
     async for view in chain.views():
-        if view.run.round_id != place:
+        if view.run.round_id != round_id:
             return

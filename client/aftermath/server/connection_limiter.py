@@ -1,6 +1,6 @@
-"""Limits the number and duration of connections that have not proven an identity.
+"""Limit the number and duration of connections that have not authenticated yet.
 
-Each takes one of the process's file descriptors, and costs its opener nothing.
+Each of them takes one of the server's file descriptors, and costs the client nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from aiohttp import web
 
 from aftermath.base.rate_limit import makes_room, place
 
-MOST_STRANGERS = 64
-STRANGER_SECONDS = 10.0
-"""Timeout of each step: the TLS handshake, the first request, the proof of an identity."""
+MAX_UNAUTHENTICATED = 64
+HANDSHAKE_SECONDS = 10.0
+"""Timeout of each step: the TLS handshake, the first request, the answer to the challenge."""
 
 
 class ConnectionLimiter(web.Server):
-    """A web server that limits connections until `settle` is called for them."""
+    """A web server that limits each connection until `release` is called for it."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         # aiohttp ends a connection on which no request arrives within `keepalive_timeout`.
-        super().__init__(handler, access_log=None, keepalive_timeout=STRANGER_SECONDS)
-        self._strangers: dict[web.RequestHandler, str] = {}
-        """Addresses by connection, oldest connection first."""
+        super().__init__(handler, access_log=None, keepalive_timeout=HANDSHAKE_SECONDS)
+        self._unauthenticated: dict[web.RequestHandler, str] = {}
+        """Network addresses by connection, oldest connection first."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Accept connections. Raises OSError."""
@@ -35,33 +35,34 @@ class ConnectionLimiter(web.Server):
             port,
             ssl=tls,
             backlog=128,
-            ssl_handshake_timeout=None if tls is None else STRANGER_SECONDS,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
         )
 
-    def settle(self, connection: web.RequestHandler) -> None:
-        """Lift the limits of a connection, because it proved an identity or ended."""
-        self._strangers.pop(connection, None)
+    def release(self, connection: web.RequestHandler) -> None:
+        """Lift the limits of a connection, because it authenticated or ended."""
+        self._unauthenticated.pop(connection, None)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self._strangers) >= MOST_STRANGERS:
-            # Drop the oldest of the address with the most, so that it cannot keep others out.
-            self._drop(makes_room(self._strangers))
-        self._strangers[handler] = place(transport)
+        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+            # Drop the oldest connection of the address that has the most, so that one address
+            # cannot take all places.
+            self._drop(makes_room(self._unauthenticated))
+        self._unauthenticated[handler] = place(transport)
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
-        self.settle(handler)
+        self.release(handler)
         super().connection_lost(handler, exc)
 
     async def shutdown(self, timeout: float | None = None) -> None:
-        for stranger in list(self._strangers):
-            self._drop(stranger)
+        for connection in list(self._unauthenticated):
+            self._drop(connection)
         await super().shutdown(timeout)
 
-    def _drop(self, stranger: web.RequestHandler) -> None:
-        """End a connection without waiting for the other side."""
-        self.settle(stranger)
-        if stranger.transport is not None:
-            stranger.transport.abort()
+    def _drop(self, connection: web.RequestHandler) -> None:
+        """Close a connection without waiting for the other side."""
+        self.release(connection)
+        if connection.transport is not None:
+            connection.transport.abort()

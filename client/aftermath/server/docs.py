@@ -1,6 +1,4 @@
-"""Writes docs/commands-centralized.md from the commands' own help: `python -m aftermath.server.docs
-FILE`.
-"""
+"""Write docs/commands-centralized.md from `--help`: `python -m aftermath.server.docs FILE`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The first three messages of a connection: challenge, answer, admission. JSON of fixed fields.
+"""Build and check the three messages of the handshake: challenge, answer, verdict.
 
-The member proves its identity (the wallet) and its peer key with signatures over a prefix, the run,
-the server's nonce and both keys. So nobody can speak for another, and an answer is good for one
-connection. A relay in between cannot sign anything; TLS excludes it, and readers.
+A member signs a prefix, the run, the server's nonce and both of its keys with its identity key and
+its peer key. So nobody can impersonate it, and an answer is valid for one connection only. A proxy
+can forward messages but cannot sign. Only TLS excludes proxies and eavesdroppers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from solders.signature import Signature
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.rules.limits import RUN_ID_BYTES
 
-MAX_GREETING = 2048
-"""Bytes of any of the three."""
+MAX_HANDSHAKE_BYTES = 2048
+"""Maximum size of each message."""
 NONCE_BYTES = 32
 _DOMAIN = b"aftermath central greeting 1\x00"
 
@@ -30,7 +30,7 @@ Text = Annotated[str, Meta(max_length=400)]
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
-    """The server keeps run `run_id` on the chain of this `genesis`. The client signs `nonce`."""
+    """The server's run, its chain's genesis hash, and the nonce that the client must sign."""
 
     run_id: Annotated[str, Meta(min_length=1, max_length=RUN_ID_BYTES)]
     genesis: Annotated[str, Meta(max_length=64)]
@@ -38,7 +38,7 @@ class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fie
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer", forbid_unknown_fields=True):
-    """A client's answer: both keys and a signature of each."""
+    """The client's identity key and peer key, and a signature of each."""
 
     identity: Hex32
     peer: Hex32
@@ -47,61 +47,62 @@ class Answer(msgspec.Struct, frozen=True, tag="answer", forbid_unknown_fields=Tr
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=True):
-    """The member may stay; from here on the connection carries JSON-RPC."""
+    """The member is admitted. JSON-RPC messages follow."""
 
 
 class Denied(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=True):
-    """It may not, and why; `for_now`: what it is refused for may pass by itself."""
+    """The member is refused. `for_now`: the reason may disappear by itself."""
 
     message: Text
     fix: Text = ""
     for_now: bool = False
 
 
-def statement(challenge: Challenge, identity: bytes, peer: bytes) -> bytes:
-    """What both keys sign."""
+def signed_message(challenge: Challenge, identity: bytes, peer: bytes) -> bytes:
+    """Return the bytes that both keys sign."""
     run = hashlib.sha256(challenge.run_id.encode()).digest()
     return _DOMAIN + run + bytes.fromhex(challenge.nonce) + identity + peer
 
 
-def answer(challenge: Challenge, identity: Keypair, peer: Keypair) -> bytes:
-    """The member's answer, as it is sent."""
-    said = statement(challenge, bytes(identity.pubkey()), bytes(peer.pubkey()))
+def sign_answer(challenge: Challenge, identity: Keypair, peer: Keypair) -> bytes:
+    """Return the encoded answer to a challenge."""
+    message = signed_message(challenge, bytes(identity.pubkey()), bytes(peer.pubkey()))
     return msgspec.json.encode(
         Answer(
             bytes(identity.pubkey()).hex(),
             bytes(peer.pubkey()).hex(),
-            bytes(identity.sign_message(said)).hex(),
-            bytes(peer.sign_message(said)).hex(),
+            bytes(identity.sign_message(message)).hex(),
+            bytes(peer.sign_message(message)).hex(),
         )
     )
 
 
-def proven(challenge: Challenge, data: bytes | str) -> tuple[bytes, bytes]:
-    """Return (identity, peer key) of an answer's sender. Raises Malformed if it proves nothing."""
-    found: Answer = json_as(_short(data), Answer)
-    identity = bytes.fromhex(found.identity)
-    peer = bytes.fromhex(found.peer)
-    said = statement(challenge, identity, peer)
-    for key, signature in ((identity, found.identity_signature), (peer, found.peer_signature)):
-        if not Signature(bytes.fromhex(signature)).verify(Pubkey(key), said):
-            raise Malformed("the signature is not that of the key")
+def verify_answer(challenge: Challenge, data: bytes | str) -> tuple[bytes, bytes]:
+    """Return the identity and peer key that an answer proves. Raises Malformed."""
+    received: Answer = json_as(_check_size(data), Answer)
+    identity = bytes.fromhex(received.identity)
+    peer = bytes.fromhex(received.peer)
+    message = signed_message(challenge, identity, peer)
+    signatures = ((identity, received.identity_signature), (peer, received.peer_signature))
+    for key, signature in signatures:
+        if not Signature(bytes.fromhex(signature)).verify(Pubkey(key), message):
+            raise Malformed("a signature does not match its key")
     return identity, peer
 
 
-def challenged(data: bytes | str) -> Challenge:
-    """What a server begins with. Raises Malformed."""
-    found: Challenge = json_as(_short(data), Challenge)
-    return found
+def parse_challenge(data: bytes | str) -> Challenge:
+    """Return the server's challenge. Raises Malformed."""
+    challenge: Challenge = json_as(_check_size(data), Challenge)
+    return challenge
 
 
-def admitted(data: bytes | str) -> Welcome | Denied:
-    """How a server ends the greeting. Raises Malformed."""
-    found: Welcome | Denied = json_as(_short(data), Welcome | Denied)
-    return found
+def parse_verdict(data: bytes | str) -> Welcome | Denied:
+    """Return the server's verdict. Raises Malformed."""
+    verdict: Welcome | Denied = json_as(_check_size(data), Welcome | Denied)
+    return verdict
 
 
-def _short(data: bytes | str) -> bytes | str:
-    if len(data) > MAX_GREETING:
-        raise Malformed(f"a greeting of more than {MAX_GREETING} bytes")
+def _check_size(data: bytes | str) -> bytes | str:
+    if len(data) > MAX_HANDSHAKE_BYTES:
+        raise Malformed(f"a handshake message of more than {MAX_HANDSHAKE_BYTES} bytes")
     return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.cli.index import Entry, Index
 
-SERVER = "Keep a run"
+SERVER = "Host a run"
 CLIENT = "Take part in a run"
 LOOK = "Look at a run"
 
@@ -12,7 +12,7 @@ CENTRALIZED = Index(
     name="aftermath-centralized",
     package="aftermath.server.commands",
     entries={
-        "server run": Entry(SERVER, "Keep a run, and serve it to its members."),
+        "server run": Entry(SERVER, "Host a run and serve it to its members."),
         "server validate-config": Entry(SERVER, "Check the files of a server without starting it."),
         "client train": Entry(CLIENT, "Join the run of a server and train until it ends."),
         "can-join": Entry(
@@ -33,7 +33,7 @@ CENTRALIZED = Index(
             "Show the state of a server's run: its progress, members, what it waits for and until when.",
         ),
         "watch": Entry(
-            LOOK, "Follow where the run of a server stands, until it is finished, or until Ctrl-C."
+            LOOK, "Follow the status of a server's run until it is finished or Ctrl-C is pressed."
         ),
     },
     about="Train one language model together, through one server instead of a chain.",

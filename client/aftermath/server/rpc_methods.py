@@ -1,8 +1,8 @@
-"""What a member may ask of the server: some reads, its own transactions, and two more calls.
+"""The RPC methods of a member's connection: some reads, its own transactions, and two more calls.
 
-`announceWhereabouts` stores a peer key's addresses and returns the others'. `keepLastWill` stores a
-transaction to send when the member is gone. The chain's money is worth nothing here, so an identity
-gets what fees take (`accounts`).
+`announceWhereabouts` stores a member's addresses and returns those of its peers. `keepLastWill`
+stores a signed withdraw transaction, which the server sends once the member is gone. Lamports have
+no value on this chain, so the server funds the fees (`accounts`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aftermath.localnet.transaction_methods import transaction_of
 from aftermath.p2p.discovery import Whereabouts, believable
 from aftermath.server.accounts import Accounts
 
-READS = (
+READ_METHODS = (
     "getAccountInfo",
     "getBalance",
     "getBlockHeight",
@@ -35,12 +35,12 @@ READS = (
     "getMultipleAccounts",
     "getSignatureStatuses",
 )
-MOST_SUBSCRIPTIONS = 16
-"""Most subscriptions of one connection. A member has one, to its run."""
+MAX_SUBSCRIPTIONS = 16
+"""Maximum subscriptions per connection. A member needs one, to its run."""
 
 
 class RpcMethods:
-    """The methods of one run's members. `run`: the address of its Run account."""
+    """The methods of a run's members. `run` is the address of the Run account."""
 
     def __init__(
         self, node: EmbeddedNode, program: Pubkey, run: Pubkey, accounts: Accounts
@@ -50,42 +50,42 @@ class RpcMethods:
         self._run = run
         self._accounts = accounts
 
-    def of_connection(
+    def methods_for(
         self,
         identity: Pubkey,
-        where: str,
+        address: str,
         outbox: Any,
         announce: Callable[[Whereabouts], Any],
-        keep: Callable[[bytes], None],
+        keep_withdraw_transaction: Callable[[bytes], None],
     ) -> dict[str, Handler]:
-        """Return what a connection of this identity, from the address `where`, may call."""
+        """Return the methods of a connection by name, for an identity at a network address."""
         known = self._node.methods
         subscriptions = self._node.subscriptions.methods()
 
         async def send(params: Any) -> Any:
-            self.admit(params, identity)
-            return await self._accounts.send(params, identity, where)
+            self.check_transaction(params, identity)
+            return await self._accounts.send(params, identity, address)
 
         async def simulate(params: Any) -> Any:
-            self.admit(params, identity)
+            self.check_transaction(params, identity)
             return await self._accounts.simulate(params, identity)
 
-        def last_will(params: Any) -> bool:
-            tx = self.admit(params, identity)
+        def set_withdraw_transaction(params: Any) -> bool:
+            tx = self.check_transaction(params, identity)
             if not all(tx.verify_with_results()):
                 raise invalid_params("the transaction is not signed")
-            keep(bytes(tx))
+            keep_withdraw_transaction(bytes(tx))
             return True
 
         def subscribe(params: Any) -> Any:
-            if self._node.subscriptions.count(outbox) >= MOST_SUBSCRIPTIONS:
+            if self._node.subscriptions.count(outbox) >= MAX_SUBSCRIPTIONS:
                 raise JsonRpcError(
-                    INVALID_REQUEST, f"a connection may hold {MOST_SUBSCRIPTIONS} subscriptions"
+                    INVALID_REQUEST, f"a connection may hold {MAX_SUBSCRIPTIONS} subscriptions"
                 )
             return subscriptions["accountSubscribe"](params, outbox)
 
         return {
-            **{name: known[name] for name in READS},
+            **{name: known[name] for name in READ_METHODS},
             "getBalance": lambda params: self._accounts.balance(params, identity),
             "accountSubscribe": subscribe,
             "accountUnsubscribe": lambda params: subscriptions["accountUnsubscribe"](
@@ -93,25 +93,26 @@ class RpcMethods:
             ),
             "sendTransaction": send,
             "simulateTransaction": simulate,
-            "announceWhereabouts": lambda params: announce(whereabouts_of(params)),
-            "keepLastWill": last_will,
+            "announceWhereabouts": lambda params: announce(parse_whereabouts(params)),
+            "keepLastWill": set_withdraw_transaction,
         }
 
-    def admit(self, params: Any, identity: Pubkey) -> VersionedTransaction:
-        """The transaction of a call. Raises RpcError unless it is this identity's own, about this
-        run.
+    def check_transaction(self, params: Any, identity: Pubkey) -> VersionedTransaction:
+        """Return a call's transaction. Raises JsonRpcError unless it is the identity's own.
+
+        It must have one signer, the identity, and all its instructions must be about this run.
         """
-        given = Params(params, 2)
-        tx, _ = transaction_of(given.text(0, "transaction"), given.config(1))
+        arguments = Params(params, 2)
+        tx, _ = transaction_of(arguments.text(0, "transaction"), arguments.config(1))
         message = tx.message
         keys = message.account_keys
         if message.header.num_required_signatures != 1 or keys[0] != identity:
             raise JsonRpcError(
                 INVALID_REQUEST,
-                "a transaction here is signed by the identity of the connection and nobody else",
+                "a transaction must be signed by the identity of its connection only",
             )
         if isinstance(message, MessageV0) and message.address_table_lookups:
-            raise JsonRpcError(INVALID_REQUEST, "a transaction here names its accounts itself")
+            raise JsonRpcError(INVALID_REQUEST, "a transaction must not use address lookup tables")
         for instruction in message.instructions:
             program = keys[instruction.program_id_index]
             if program in (COMPUTE_BUDGET, ED25519):
@@ -119,25 +120,23 @@ class RpcMethods:
             if program != self._program or self._run not in [
                 keys[index] for index in instruction.accounts
             ]:
-                raise JsonRpcError(
-                    INVALID_REQUEST, "a transaction here is about this run and nothing else"
-                )
+                raise JsonRpcError(INVALID_REQUEST, "a transaction must be about this run only")
         return tx
 
 
-def whereabouts_of(params: Any) -> Whereabouts:
-    """Where a member says that it is. Raises RpcError for anything but addresses."""
+def parse_whereabouts(params: Any) -> Whereabouts:
+    """Return the addresses in a call's parameters. Raises JsonRpcError if they are not valid."""
     try:
-        found = msgspec.convert(Params(params, 1).config(0).whole(), Whereabouts)
-        if not believable(found):
+        whereabouts = msgspec.convert(Params(params, 1).config(0).whole(), Whereabouts)
+        if not believable(whereabouts):
             raise ValueError
     except (msgspec.ValidationError, ValueError):
         raise invalid_params(
-            "whereabouts are addresses, a list of IP:PORT, and a relay or none"
+            "whereabouts are a list of IP:PORT addresses and an optional relay"
         ) from None
-    return found
+    return whereabouts
 
 
-def shown(peer: bytes, at: Whereabouts | None) -> Mapping[str, Any]:
-    """Where a peer is, as members are told; None: nowhere any more."""
+def peer_entry(peer: bytes, at: Whereabouts | None) -> Mapping[str, Any]:
+    """Return a peer's addresses in the form that members receive. None: it disconnected."""
     return {"peer": peer.hex(), "at": at}

@@ -1,7 +1,7 @@
-"""Shows a server's run: lines of events, or a screen of tabs (`tui`).
+"""Show a server's run as lines of text or as a screen of tabs.
 
-Both read the accounts, as members do, on the loop that serves them: only its thread may use the
-chain.
+Both read the run's accounts, like members. They run on the server's event loop, because only its
+thread may use the chain.
 """
 
 from __future__ import annotations
@@ -23,92 +23,96 @@ from aftermath.chain.views import parse_members, parse_model, parse_run
 from aftermath.events.printable import printable
 from aftermath.events.progress import in_words
 from aftermath.events.status import RunStatus, standing
-from aftermath.server.server import PROGRAM, CentralServer
+from aftermath.server.server import PROGRAM, RunServer
 from aftermath.ui.terminal.screen import Screen, can_show
 
-SECONDS = 0.5
-"""Between two looks."""
+REFRESH_SECONDS = 0.5
 
 
-class Lines(logging.Handler):
-    """What the server says of itself goes to `tell`."""
+class LineHandler(logging.Handler):
+    """A log handler that passes each message to `write` as one line."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
-        self._tell = tell
+        self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._tell(printable(record.getMessage()))
+        """Write a record's message without control characters."""
+        self._write(printable(record.getMessage()))
 
 
-async def watch(server: CentralServer, tui: bool) -> None:
+async def watch(server: RunServer, tui: bool) -> None:
     """Show the run until cancelled."""
-    ours = logging.getLogger("aftermath")
-    ours.propagate = False  # what it logs is shown here, and not once more
+    logger = logging.getLogger("aftermath")
+    logger.propagate = False  # the lines are shown here, so do not print them twice
     try:
         await _watch(server, tui)
     finally:
-        ours.propagate = True
+        logger.propagate = True
 
 
-async def _watch(server: CentralServer, tui: bool) -> None:
+async def _watch(server: RunServer, tui: bool) -> None:
     console = Console(highlight=False)
-    ours = logging.getLogger("aftermath")
-    if ours.level != logging.DEBUG:  # as -v sets it
-        ours.setLevel(logging.WARNING if is_quiet() else logging.INFO)
+    logger = logging.getLogger("aftermath")
+    if logger.level != logging.DEBUG:  # -v has set it
+        logger.setLevel(logging.WARNING if is_quiet() else logging.INFO)
     if tui and can_show(console):
         screen = Screen(console, _now, time.monotonic(), "server", server.config.run_id)
-        ours.addHandler(lines := Lines(screen.line))
+        handler = LineHandler(screen.line)
+        logger.addHandler(handler)
         try:
             with screen:
-                await _show(server, screen)
-        except asyncio.CancelledError:  # q, or Ctrl-C: what is left on the terminal
-            print(_line(where(server)), flush=True)
+                await _update_screen(server, screen)
+        except asyncio.CancelledError:  # q or Ctrl-C: leave the status on the terminal
+            print(_line(run_status(server)), flush=True)
             raise
         finally:
-            ours.removeHandler(lines)
-    ours.addHandler(Lines(_print))
+            logger.removeHandler(handler)
+    logger.addHandler(LineHandler(_print))
 
-    def stops() -> None:
-        _print(f"the server stops: {_line(where(server))}")
+    def print_stop() -> None:
+        _print(f"the server stops: {_line(run_status(server))}")
 
     try:
-        with last_words(stops):  # everything acknowledged is on the disk
-            await _tell(server, _print)
+        with last_words(print_stop):
+            await _print_changes(server)
     except asyncio.CancelledError:  # Ctrl-C
-        stops()
+        print_stop()
         raise
 
 
-async def _show(server: CentralServer, screen: Screen) -> None:
-    """Tell the screen where the run stands, as long as there is one."""
-    said = ""
+async def _update_screen(server: RunServer, screen: Screen) -> None:
+    """Update the screen every `REFRESH_SECONDS` while it is open."""
+    previous = ""
     while screen.open:
-        screen.stands(found := where(server), connected(server, found))
-        screen.facts("Network", network(server))
-        if (line := _line(found)) != said:
+        status = run_status(server)
+        screen.stands(status, connected_members(server, status))
+        screen.facts("Network", network_facts(server))
+        line = _line(status)
+        if line != previous:
             screen.line(line)
-            said = line
-        await asyncio.sleep(SECONDS)
+            previous = line
+        await asyncio.sleep(REFRESH_SECONDS)
 
 
-async def _tell(server: CentralServer, tell: Callable[[str], None]) -> None:
-    """A line for every state of the run, and for every step."""
-    said = ""
+async def _print_changes(server: RunServer) -> None:
+    """Print a line for every state and step of the run, until cancelled."""
+    previous = ""
     while True:
-        if (line := _line(where(server))) != said:
-            tell(line)
-            said = line
-        await asyncio.sleep(SECONDS)
+        line = _line(run_status(server))
+        if line != previous:
+            _print(line)
+            previous = line
+        await asyncio.sleep(REFRESH_SECONDS)
 
 
-def where(server: CentralServer) -> RunStatus:
-    """Where the run stands now."""
-    places = run_addresses(PROGRAM, server.config.run_id)
+def run_status(server: RunServer) -> RunStatus:
+    """Return the status of the run from its accounts."""
+    addresses = run_addresses(PROGRAM, server.config.run_id)
     bank = server.node.bank
-    run = bank.account(places.run)
-    model = bank.account(places.model)
-    members = bank.account(places.members)
+    run = bank.account(addresses.run)
+    model = bank.account(addresses.model)
+    members = bank.account(addresses.members)
     assert run is not None
     assert model is not None
     assert members is not None
@@ -120,14 +124,15 @@ def where(server: CentralServer) -> RunStatus:
     return standing(*accounts, int(server.node.time.now()), has_tick=False)
 
 
-def connected(server: CentralServer, found: RunStatus) -> frozenset[bytes]:
-    """The members that are connected."""
-    here = server.sessions.here
-    return frozenset(member.signer for member in found.members if here(Pubkey(member.signer)))
+def connected_members(server: RunServer, status: RunStatus) -> frozenset[bytes]:
+    """Return the public keys of the members that are connected."""
+    is_connected = server.sessions.is_connected
+    signers = (member.signer for member in status.members)
+    return frozenset(signer for signer in signers if is_connected(Pubkey(signer)))
 
 
-def network(server: CentralServer) -> dict[str, str]:
-    """What the server alone knows."""
+def network_facts(server: RunServer) -> dict[str, str]:
+    """Return the facts about the server that the run's accounts do not have."""
     return {
         "address": f"{server.config.host}:{server.port}",
         "connected": counted(server.sessions.count, "identity", "identities"),
@@ -138,10 +143,10 @@ def network(server: CentralServer) -> dict[str, str]:
     }
 
 
-def _line(found: RunStatus) -> str:
-    steps = f"epoch {found.epoch}, step {found.step} of {found.total_steps}"
-    state = "training" if found.state.training else in_words(found.state)
-    return f"run {found.run_id} is {state}: {steps}"
+def _line(status: RunStatus) -> str:
+    steps = f"epoch {status.epoch}, step {status.step} of {status.total_steps}"
+    state = "training" if status.state.training else in_words(status.state)
+    return f"run {status.run_id} is {state}: {steps}"
 
 
 def _print(line: str) -> None:
@@ -152,6 +157,6 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def announced(server: CentralServer) -> None:
-    """Print that members can connect, for people and parent processes."""
+def print_ready(server: RunServer) -> None:
+    """Print that members can connect. Parent processes wait for this line."""
     print(f"server ready run={server.config.run_id} port={server.port}", flush=True)

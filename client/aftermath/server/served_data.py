@@ -1,4 +1,4 @@
-"""Serves the tokens of `data.toml` next to a run. They must fit the state file's data."""
+"""Serve the tokens of a `data.toml` next to a run, if they match its state file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from aftermath.data.server import (
 from aftermath.data.tokens import TokenFiles
 
 
-def data_for(path: Path, config: RunConfig) -> tuple[DataServerSettings, TokenFiles, int]:
-    """What is to be served, and at which port. Raises DataError, UsageError where the two files do
-    not go together.
+def load_served_data(path: Path, config: RunConfig) -> tuple[DataServerSettings, TokenFiles, int]:
+    """Return the settings, the token files and the port of the data server.
+
+    Raises DataError, or UsageError if `data.toml` and the state file do not match.
     """
     server = config.llm.data_location.Server
     if server is None:
         raise UsageError(
-            f"--data-config {path}: the state file does not have its data from a server",
-            'Write data_location = { Server = "HOST:PORT" } there, the address at which members reach this machine',
+            f"--data-config {path}: the state file does not read its data from a server",
+            'Write data_location = { Server = "HOST:PORT" } in the state file, with an address of this machine',
         )
     settings = load_server_settings(path)
     if settings.seq_len != config.llm.max_seq_len:
         raise UsageError(
-            f"{path} has sequences of {settings.seq_len} tokens, and the state file of {config.llm.max_seq_len}",
+            f"{path} has seq_len {settings.seq_len}, but the run's max_seq_len is {config.llm.max_seq_len}",
             "Set seq_len to the run's max_seq_len",
         )
     port = (
@@ -39,17 +40,17 @@ def data_for(path: Path, config: RunConfig) -> tuple[DataServerSettings, TokenFi
     )
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"data_location.Server is {server.address!r}",
+            f"data_location.Server has no valid port: {server.address!r}",
             'Write data_location = { Server = "HOST:PORT" }',
         )
     return settings, open_served_files(settings), int(port)
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve_data(
     data: tuple[DataServerSettings, TokenFiles, int] | None, host: str
 ) -> AsyncIterator[None]:
-    """Serve it until the block ends; nothing of None. Raises DataError."""
+    """Serve the data until the block ends. None serves nothing. Raises DataError."""
     if data is None:
         yield
         return

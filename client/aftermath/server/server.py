@@ -1,8 +1,7 @@
-"""The server: one run on an embedded chain behind one port, for members that prove their identity.
+"""The server: one run on an embedded chain, behind one port for authenticated members.
 
-It uses websockets only, with TLS if there is a certificate. Strangers, connections and messages are
-bounded. State is in the ledger before anything is acknowledged, so a killed server resumes, and
-members find the run as they left it.
+It speaks websockets only, with TLS if it has a certificate, and limits connections and messages. A
+transaction is in the ledger before it is acknowledged, so a killed server resumes where it was.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from aftermath.localnet.node import EmbeddedNode
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 from aftermath.server.accounts import Accounts
 from aftermath.server.connection_limiter import ConnectionLimiter
-from aftermath.server.files import LEDGER, ServerError
+from aftermath.server.option_files import LEDGER, ServerError
 from aftermath.server.rpc_methods import RpcMethods
 from aftermath.server.session import ServerState, Session
 from aftermath.server.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 1200
-"""Two for each of as many members as a run has places, those of members that wait, and those that
-are ending.
-"""
+MAX_CONNECTIONS = 1200
+"""Two connections for each member of a full run, plus waiting members and closing connections."""
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """`state` is the directory that keeps everything, None for nothing; `allowed`: who may come in,
-    None for all.
+    """Settings of a server.
+
+    `state` is the directory for the run and the owner's key; None stores nothing. `allowed` are the
+    identities that may connect; None allows all. `withdraw`: withdraw members that disconnected.
     """
 
     run_id: str
@@ -58,18 +57,18 @@ class ServerConfig:
     withdraw: bool
 
 
-class CentralServer:
+class RunServer:
     """A running server."""
 
     def __init__(self, config: ServerConfig) -> None:
         programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))
         ledger = config.state / LEDGER if config.state is not None else None
-        given = [(Pubkey.from_string(name), path) for name, path in programs]
+        deployed = [(Pubkey.from_string(name), path) for name, path in programs]
         self.config = config
-        self.node = EmbeddedNode(LocalnetConfig(ledger=ledger, programs=given))
+        self.node = EmbeddedNode(LocalnetConfig(ledger=ledger, programs=deployed))
         self.sessions = Sessions(self._withdraw if config.withdraw else None)
         run = run_addresses(PROGRAM, config.run_id).run
-        self.accounts = Accounts(self.node, PROGRAM, run, self.sessions.here)
+        self.accounts = Accounts(self.node, PROGRAM, run, self.sessions.is_connected)
         self._expiring: asyncio.Task[None] | None = None
         methods = RpcMethods(self.node, PROGRAM, run, self.accounts)
         self._limiter = ConnectionLimiter(self._handle)
@@ -82,14 +81,14 @@ class CentralServer:
         self.port = 0
 
     async def listen(self) -> None:
-        """Let members in. Raises ServerError."""
+        """Accept connections. Raises ServerError."""
         await self._runner.setup()
         try:
             self._listener = await self._limiter.listen(
                 self.config.host, self.config.port, self.config.tls
             )
         except OSError as error:
-            why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise ServerError(
                 f"cannot listen at {self.config.host}:{self.config.port}: {why}",
                 "Choose another port with --server-port, or another address with --host",
@@ -103,31 +102,33 @@ class CentralServer:
                 status=426,
                 text="this is the server of a training run: aftermath-centralized client\n",
             )
-        if len(self._connections) >= MOST_CONNECTIONS:
-            return web.Response(status=503, text="there are too many connections\n")
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return web.Response(status=503, text="the server has too many connections\n")
         session = Session(self._state, request.protocol)
         self._connections.add(session)
         try:
             return await session.serve(request)
-        except ConnectionError:  # it has left, and no answer reaches it
+        except ConnectionError:  # the client left before the answer
             return web.Response()
         finally:
             self._connections.discard(session)
 
-    async def _withdraw(self, identity: Pubkey, will: bytes) -> None:
-        """Send the withdraw transaction of an identity that is gone."""
+    async def _withdraw(self, identity: Pubkey, transaction: bytes) -> None:
+        """Send the withdraw transaction that a departed identity signed."""
         options = {"encoding": "base64", "skipPreflight": True}
         try:
-            await self.node.methods["sendTransaction"]([base64.b64encode(will).decode(), options])
+            encoded = base64.b64encode(transaction).decode()
+            await self.node.methods["sendTransaction"]([encoded, options])
         except JsonRpcError as error:
             log.warning("%s could not be withdrawn: %s", identity, error.message)
             return
-        landed = self.node.bank.history.get(VersionedTransaction.from_bytes(will).signatures[0])
+        signature = VersionedTransaction.from_bytes(transaction).signatures[0]
+        landed = self.node.bank.history.get(signature)
         if landed is not None and landed.error is None:
             log.info("%s is withdrawn from the run", identity)
 
     async def close(self) -> None:
-        """Stop serving; everything acknowledged is on the disk already."""
+        """Stop serving. All acknowledged transactions are already in the ledger."""
         if self._listener is not None:
             self._listener.close()
         if self._expiring is not None:
@@ -141,11 +142,12 @@ class CentralServer:
 
 
 @asynccontextmanager
-async def opened(config: ServerConfig) -> AsyncIterator[CentralServer]:
-    """A server whose chain runs; it lets nobody in before `listen`. Raises LocalnetError for a
-    state that is unfit.
+async def open_server(config: ServerConfig) -> AsyncIterator[RunServer]:
+    """Start a server's chain. Nobody can connect before `listen`.
+
+    Raises LocalnetError if the state directory cannot be used.
     """
-    server = CentralServer(config)
+    server = RunServer(config)
     try:
         server.node.start()
         yield server

@@ -1,9 +1,9 @@
-"""Connected identities: their connections, their peer addresses, and what follows when they leave.
+"""Track the connected identities, distribute their addresses, and withdraw those that left.
 
-An identity is gone after `GRACE` seconds without a connection. Then the server drops its addresses
-and, if it withdraws members, sends the transaction that the member signed for this. If no identity
-sent anything since, the server's own connection is down: it withdraws nobody, and all identities
-get `RETURN` seconds to come back.
+An identity is gone after `ABSENCE_SECONDS` without a connection. Then the server drops its
+addresses and sends its withdraw transaction, if the server withdraws members. If no identity sent
+anything in that time, the server itself was offline: it withdraws nobody, and every identity gets
+`RETURN_SECONDS` to reconnect.
 """
 
 from __future__ import annotations
@@ -21,160 +21,169 @@ from solders.pubkey import Pubkey
 from aftermath.base.concurrency import Pulse, cancel
 from aftermath.base.rate_limit import TokenBucket
 from aftermath.p2p.discovery import Whereabouts
-from aftermath.server.rpc_methods import shown
+from aftermath.server.rpc_methods import peer_entry
 
 log = logging.getLogger(__name__)
 
-GRACE = 5.0
+ABSENCE_SECONDS = 5.0
 """Seconds without a connection after which an identity is gone."""
-RETURN = 15.0
-"""Grace in seconds after the server's own outage: members need less to notice its return."""
-MOST_OF_ONE = 4
-"""Maximum connections of one identity: two, and two of its previous process that have not ended."""
+RETURN_SECONDS = 15.0
+"""Seconds to reconnect after the server was offline. Members notice its return earlier."""
+MAX_CONNECTIONS_PER_IDENTITY = 4
+"""Two for a member, and two of its previous process that have not ended yet."""
 
-LINES = 600.0
-LINES_A_SECOND = 0.2
-"""Rate limit of log lines about arrivals and departures: burst, then lines per second."""
+LOG_LINES_BURST = 600.0
+LOG_LINES_PER_SECOND = 0.2
+"""Rate limit of log lines about connections: a burst, then lines per second."""
 
 
-class Outlet(Protocol):
+class PushConnection(Protocol):
     """A connection over which an identity receives messages."""
 
-    def put(self, text: str) -> None: ...
+    def put(self, text: str) -> None:
+        """Queue a message."""
 
 
 @dataclass(eq=False)
 class ConnectedClient:
-    """One identity."""
+    """An identity with its connections, its addresses and its withdraw transaction."""
 
     identity: Pubkey
     peer: bytes
-    outlets: set[Outlet] = field(default_factory=set)
-    at: Whereabouts | None = None
-    told: Outlet | None = None
-    """The connection that announced `at`. It receives the addresses of the others."""
-    will: bytes | None = None
-    leaving: asyncio.Task[None] | None = None
+    connections: set[PushConnection] = field(default_factory=set)
+    whereabouts: Whereabouts | None = None
+    announcer: PushConnection | None = None
+    """The connection that announced `whereabouts`. It receives the addresses of the others."""
+    withdraw_transaction: bytes | None = None
+    expiry: asyncio.Task[None] | None = None
+    """Task that removes the client, while it has no connection."""
 
 
 class Sessions:
-    """All connected identities. `send` sends a withdraw transaction; None withdraws nobody."""
+    """All connected identities. `send` sends a withdraw transaction. None withdraws nobody."""
 
     def __init__(self, send: Callable[[Pubkey, bytes], Awaitable[None]] | None) -> None:
-        self._send = send
+        self._send_withdrawal = send
         self._clients: dict[Pubkey, ConnectedClient] = {}
-        self._heard = Pulse()
-        self._heard_at = float("-inf")
-        self._lines = TokenBucket(time.monotonic, LINES_A_SECOND, LINES)
-        self._untold = 0
+        self._message_pulse = Pulse()
+        self._last_message = float("-inf")
+        self._log_limit = TokenBucket(time.monotonic, LOG_LINES_PER_SECOND, LOG_LINES_BURST)
+        self._unlogged = 0
 
-    def here(self, identity: Pubkey) -> bool:
+    def is_connected(self, identity: Pubkey) -> bool:
         """Return whether an identity has a connection now."""
         client = self._clients.get(identity)
-        return client is not None and bool(client.outlets)
+        return client is not None and bool(client.connections)
 
     @property
     def count(self) -> int:
         """Return the number of identities with a connection."""
-        return sum(bool(client.outlets) for client in self._clients.values())
+        return sum(bool(client.connections) for client in self._clients.values())
 
-    def room(self, identity: Pubkey) -> bool:
+    def has_room(self, identity: Pubkey) -> bool:
         """Return whether an identity may have one more connection."""
         client = self._clients.get(identity)
-        return client is None or len(client.outlets) < MOST_OF_ONE
+        return client is None or len(client.connections) < MAX_CONNECTIONS_PER_IDENTITY
 
-    def heard(self) -> None:
+    def record_message(self) -> None:
         """Record that a connected identity has sent something."""
-        self._heard_at = time.monotonic()
-        self._heard.fire()
+        self._last_message = time.monotonic()
+        self._message_pulse.fire()
 
-    def came(self, identity: Pubkey, peer: bytes, outlet: Outlet) -> ConnectedClient:
+    def add(self, identity: Pubkey, peer: bytes, connection: PushConnection) -> ConnectedClient:
         """Add a connection of an identity that completed the handshake. Return its client."""
-        self.heard()
+        self.record_message()
         client = self._clients.setdefault(identity, ConnectedClient(identity, peer))
-        if client.leaving is not None:
-            client.leaving.cancel()
-            client.leaving = None
+        if client.expiry is not None:
+            client.expiry.cancel()
+            client.expiry = None
         if client.peer != peer:
-            self._moved(client, None)
+            self._publish(client, None)
             client.peer = peer
-        if not client.outlets:
-            self._tell(identity, "here")
-        client.outlets.add(outlet)
+        if not client.connections:
+            self._log_presence(identity, "here")
+        client.connections.add(connection)
         return client
 
-    def went(self, client: ConnectedClient, outlet: Outlet) -> None:
+    def remove(self, client: ConnectedClient, connection: PushConnection) -> None:
         """Remove a connection that ended."""
-        client.outlets.discard(outlet)
-        if client.told is outlet:
-            client.told = None
-        if not client.outlets:
-            client.leaving = asyncio.create_task(self._expire(client))
+        client.connections.discard(connection)
+        if client.announcer is connection:
+            client.announcer = None
+        if not client.connections:
+            client.expiry = asyncio.create_task(self._expire(client))
 
     def announce(
-        self, client: ConnectedClient, at: Whereabouts, outlet: Outlet
+        self, client: ConnectedClient, whereabouts: Whereabouts, connection: PushConnection
     ) -> list[Mapping[str, Any]]:
-        """Tell the other clients where this one is. Return where they are.
+        """Publish a client's addresses to the others. Return the addresses of the others.
 
-        From now on, `outlet` receives changes of their addresses.
+        From now on, `connection` receives their changes.
         """
-        client.told = outlet
-        if client.at != at:
-            self._moved(client, at)
+        client.announcer = connection
+        if client.whereabouts != whereabouts:
+            self._publish(client, whereabouts)
         return [
-            shown(one.peer, one.at)
-            for one in self._clients.values()
-            if one is not client and one.at is not None
+            peer_entry(other.peer, other.whereabouts)
+            for other in self._clients.values()
+            if other is not client and other.whereabouts is not None
         ]
 
-    def keep(self, client: ConnectedClient, will: bytes) -> None:
-        """Replace the transaction to send once the client is gone."""
-        client.will = will
+    def set_withdraw_transaction(self, client: ConnectedClient, transaction: bytes) -> None:
+        """Store the transaction to send once the client is gone."""
+        client.withdraw_transaction = transaction
 
     async def close(self) -> None:
-        """Cancel all withdrawals: the end of the server withdraws nobody."""
+        """Cancel all pending withdrawals: a stopping server withdraws nobody."""
         await cancel(
-            [client.leaving for client in self._clients.values() if client.leaving is not None]
+            [client.expiry for client in self._clients.values() if client.expiry is not None]
         )
 
-    def _tell(self, identity: Pubkey, where: str) -> None:
-        if not self._lines.spare():
-            self._untold += 1
+    def _log_presence(self, identity: Pubkey, presence: str) -> None:
+        """Log that an identity is "here" or "gone", within the rate limit."""
+        if not self._log_limit.spare():
+            self._unlogged += 1
             return
-        also = f"; {self._untold} earlier arrivals and departures not shown" if self._untold else ""
-        log.info("%s is %s%s", identity, where, also)
-        self._untold = 0
+        also = (
+            f"; {self._unlogged} earlier arrivals and departures not shown"
+            if self._unlogged
+            else ""
+        )
+        log.info("%s is %s%s", identity, presence, also)
+        self._unlogged = 0
 
-    def _moved(self, client: ConnectedClient, at: Whereabouts | None) -> None:
-        client.at = at
-        said = {
+    def _publish(self, client: ConnectedClient, whereabouts: Whereabouts | None) -> None:
+        """Store a client's addresses (None: it has none) and send them to the others."""
+        client.whereabouts = whereabouts
+        notification = {
             "jsonrpc": "2.0",
             "method": "whereaboutsNotification",
-            "params": shown(client.peer, at),
+            "params": peer_entry(client.peer, whereabouts),
         }
-        text = msgspec.json.encode(said).decode()
-        for one in self._clients.values():
-            if one is not client and one.told is not None:
-                one.told.put(text)
+        text = msgspec.json.encode(notification).decode()
+        for other in self._clients.values():
+            if other is not client and other.announcer is not None:
+                other.announcer.put(text)
 
-    async def _absent(self) -> None:
-        """Return once the client counts as gone, and the server's own connection works."""
-        patience = GRACE
+    async def _wait_until_gone(self) -> None:
+        """Return after the absence time, once a message shows that the server is online."""
+        patience = ABSENCE_SECONDS
         since = time.monotonic()
         while True:
             await asyncio.sleep(patience)
-            if self._heard_at > since:
+            if self._last_message > since:
                 return
-            await self._heard.wait()
-            patience = RETURN
-            since = self._heard_at
+            await self._message_pulse.wait()
+            patience = RETURN_SECONDS
+            since = self._last_message
 
     async def _expire(self, client: ConnectedClient) -> None:
-        await self._absent()
-        client.leaving = None
-        self._tell(client.identity, "gone")
-        if client.at is not None:
-            self._moved(client, None)
+        """Remove and withdraw a client that does not reconnect in time."""
+        await self._wait_until_gone()
+        client.expiry = None
+        self._log_presence(client.identity, "gone")
+        if client.whereabouts is not None:
+            self._publish(client, None)
         self._clients.pop(client.identity, None)
-        if self._send is not None and client.will is not None:
-            await self._send(client.identity, client.will)
+        if self._send_withdrawal is not None and client.withdraw_transaction is not None:
+            await self._send_withdrawal(client.identity, client.withdraw_transaction)

@@ -18,6 +18,7 @@ from aftermath.chain.admission import check_funds, check_verdicts, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import public_key
 from aftermath.chain.rpc import RpcPool
+from aftermath.chain.views import require_readable
 from aftermath.config.spec import ARCHITECTURES
 from aftermath.coordinator.view import View
 from aftermath.p2p.iroh import check_interface, check_port
@@ -89,6 +90,7 @@ def check_model(model: Model, run_id: str) -> None:
     """Unsuitable if the run's accounts, without any download, ask for what this client does not
     have.
     """
+    require_readable(model)
     if not model.configured:
         raise Unsuitable(
             f"run {run_id} is not configured yet",

@@ -170,11 +170,11 @@ async def _origin(
             access=access,
         )
     # torch's sharding takes a second to import, which few members need
-    from aftermath.parallel.leader import Lead, led_by
+    from aftermath.parallel.leader import Leader, multi_device_replicas
 
-    make = led_by(
+    make = multi_device_replicas(
         await compute(
-            lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)
+            lambda: Leader(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)
         )
     )
     device = torch.device("cpu")  # of what the ranks do not hold

@@ -27,7 +27,7 @@ AUTO_TIER = -1
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTier:
     """A tier, and why that one."""
 
     tier: int
@@ -58,7 +58,7 @@ def chosen(
     device: str,
     free: int,
     measure: Callable[[int], int | None],
-) -> Choice:
+) -> ChosenTier:
     """The tier for this wallet on this machine; `measure` gives a tier's sequences per minute, None
     if memory said no.
 
@@ -70,7 +70,7 @@ def chosen(
 
     held = held_tier(view, wallet)
     if held is not None:
-        return Choice(held, "this wallet is a member of the run with it already")
+        return ChosenTier(held, "this wallet is a member of the run with it already")
     needed = needs(schema, view.model.max_seq_len, view.run.config.init_min_clients, device)
     first, last = first_fitting(needed, free), len(needed) - 1
     if first is None:
@@ -84,11 +84,11 @@ def chosen(
         if weight is None:
             continue
         if not too_slow(view, wallet, weight):
-            return Choice(
+            return ChosenTier(
                 tier,
                 f"{fits.format(needed[tier] / 1e9)} and is fast enough ({weight} sequences/min)",
             )
-    return Choice(
+    return ChosenTier(
         last,
         f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, and this is the smallest",
     )
@@ -117,7 +117,7 @@ def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device
 
 def chosen_here(
     view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic
-) -> Choice:
+) -> ChosenTier:
     """The same with what this machine has, as `settings` use it; what is measured is said on
     stderr.
     """

@@ -107,8 +107,8 @@ def test_the_phases_follow_the_events() -> None:
 
 
 def test_waiting_member_sees_steps_of_others() -> None:
-    """Nothing tells it of their rounds; one that trains goes by what it is told, also where the
-    chain is a step on.
+    """No event tells a waiting member of the others' rounds. One that trains shows its own events,
+    even if the chain is a step ahead.
     """
     board = Board("member", "demo", 1)
     board.take(

@@ -102,7 +102,7 @@ def test_a_screen_that_dies_costs_the_picture_and_lines_follow(state: dict[str, 
 
 @pytest.mark.slow
 def test_a_terminal_that_takes_nothing_delays_nobody(state: dict[str, str], tmp_path: Path) -> None:
-    """As an ssh session does whose network is gone: nobody reads what is drawn."""
+    """An ssh session whose network is gone does that: no one reads what is drawn."""
     done = tmp_path / "done"
     with Terminal([*PROCESS, "floods"], {**state, "DONE": str(done)}) as terminal:
         deadline = time.monotonic() + 120

@@ -126,8 +126,8 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
 
 
 def failing_member() -> list[MESSAGES]:
-    """The same, with peers, a node and a disk that make trouble, in words that try to be more than
-    words.
+    """Return messages of a busy member with failing peers, node and disk. Their texts try to be
+    more than text.
     """
     return [
         *busy_member(),

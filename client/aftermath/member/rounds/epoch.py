@@ -30,7 +30,7 @@ _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED
 
 
 @dataclass(frozen=True)
-class Beginning:
+class EpochStart:
     """The run, its model and this member at the beginning of an epoch."""
 
     run: Run
@@ -57,7 +57,7 @@ class CarriedOver:
 class Epoch:
     """Answers a member's questions about its epoch from the current view of the run."""
 
-    def __init__(self, began: Beginning, feed: RunFeed, results: Results) -> None:
+    def __init__(self, began: EpochStart, feed: RunFeed, results: Results) -> None:
         self.began = began
         self._feed = feed
         self._results = results

@@ -17,7 +17,7 @@ from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.rounds.apply import Applying
 from aftermath.member.rounds.background import BackgroundTasks
-from aftermath.member.rounds.epoch import Beginning, CarriedOver, Epoch
+from aftermath.member.rounds.epoch import CarriedOver, Epoch, EpochStart
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.rounds.health import AbsenceReports, report_undelivered
 from aftermath.member.rounds.prompt import Continuations
@@ -44,7 +44,7 @@ class Rounds:
         workers: Workers,
         local_options: LocalOptions,
         kept: CarriedOver,
-        began: Beginning,
+        began: EpochStart,
     ) -> None:
         self._ports = ports
         self._workers = workers

@@ -1,1 +1,1 @@
-"""The commands of `aftermath-centralized`, one thin file each."""
+"""The commands of `aftermath-centralized`, one file each."""

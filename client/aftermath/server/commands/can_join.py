@@ -1,4 +1,4 @@
-"""`can-join`: would `client train` with this key, on this machine, be let in?"""
+"""The command `can-join`: check whether `client train` would be admitted."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ async def can_join(
     """
     from aftermath.cli.can_join import admission, answer, refused_by
     from aftermath.cli.findings import Subject
-    from aftermath.server.client_backend import identity_of, reached_run
+    from aftermath.server.client_backend import load_identity, open_cluster
     from aftermath.server.connection import ServerRefused
 
-    wallet = identity_of(server.identity_secret_key_path)
+    wallet = load_identity(server.identity_secret_key_path)
     subject = Subject(
         device=device, tier=matformer_tier, files=files, wallet=wallet.pubkey, run_id=run_id
     )
     try:
-        async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
+        async with open_cluster(server.server_addr, trusted(server), wallet, run_id) as chain:
             subject.chain = chain
-            found = await admission(subject)
+            findings = await admission(subject)
     except ServerRefused as refusal:
         return refused_by(refusal, run_id, wallet.pubkey)
-    return await answer(subject, found)
+    return await answer(subject, findings)

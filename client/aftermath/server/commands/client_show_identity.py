@@ -1,4 +1,4 @@
-"""`client show-identity`: the public key by which a server knows a member."""
+"""The command `client show-identity`: print the public key of an identity."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def client_show_identity(
     ] = None,
     create: Annotated[
         bool,
-        typer.Option("--create", help="First make the secret key's file, readable by you only."),
+        typer.Option("--create", help="First create the secret key's file, readable by you only."),
     ] = False,
 ) -> Result:
     """Show the public key by which a server knows a member.
 
-    It is what a server's list of those who may join has. The secret itself is never printed. With
-    --create this makes a key without any other tool; a file that exists stays as it is.
+    A server's list of members has this key. The secret key is never printed. --create makes a new
+    key and refuses to replace a file.
     """
     import os
 
@@ -43,18 +43,18 @@ def client_show_identity(
         identity_public,
         identity_secret,
     )
-    from aftermath.server.client_backend import identity_of
+    from aftermath.server.client_backend import load_identity
 
     if create and identity_secret_key_path is None:
-        raise UsageError("--create needs a path", "Say where the key goes: -i secret.key")
+        raise UsageError("--create needs a path", "Name the new file: -i secret.key")
     if create and identity_secret_key_path is not None:
         create_identity(identity_secret_key_path)
     if identity_secret_key_path is None and not os.environ.get(IDENTITY_VARIABLE):
         raise UsageError(
             "no key was given",
-            "Make one: aftermath-centralized client show-identity --create -i secret.key",
+            "Create one: aftermath-centralized client show-identity --create -i secret.key",
         )
-    wallet = identity_of(identity_secret_key_path)
+    wallet = load_identity(identity_secret_key_path)
     data = {"identity": str(wallet.pubkey), "source": wallet.source}
     if run_id is not None:
         data["p2p"] = identity_public(identity_secret(run_id, wallet, env={})).hex()

@@ -1,5 +1,7 @@
-"""`client train`: take part in the run of a server. Its options are those of `aftermath-solana
-train` that do not name a cluster, a wallet or where peers are found, and how the server is reached.
+"""The command `client train`: join the run of a server.
+
+It takes the options of `aftermath-solana train`, except those about a cluster, a wallet and the
+discovery of peers.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def options() -> list[inspect.Parameter]:
 
 
 def settings_of(**given: Any) -> TrainSettings:
-    """Settings from parsed options. A server takes no priority fee and no bond."""
+    """Return the settings from parsed options. A server takes no priority fee and no bond."""
     return build_settings(**given, max_priority_fee=0, max_bond=0)
 
 
@@ -51,16 +53,17 @@ def client_train(
 ) -> NoReturn:
     """Join the run of a server and train until it ends.
 
-    As `aftermath-solana train`, but there is no chain, wallet or fee: the server knows a member by
-    its key, and tells it where its peers are. Without --identity-secret-key-path the member has a
-    new identity every time. Ctrl-C leaves the run and exits 0.
+    Like `aftermath-solana train`, but without a chain, a wallet or fees. The server identifies a
+    member by its key and sends it the addresses of its peers. Without --identity-secret-key-path
+    the member has a new identity at every start. Ctrl-C leaves the run and exits 0.
     """
-    from aftermath.server.client_backend import reaching
+    from aftermath.server.client_backend import server_backend
     from aftermath.train.session import run_member
 
     def train(chosen: TrainSettings) -> None:
         run_member(
-            chosen, reaching(server.server_addr, trusted(server), server.identity_secret_key_path)
+            chosen,
+            server_backend(server.server_addr, trusted(server), server.identity_secret_key_path),
         )
 
     take_part(settings, train, as_json=json_output)

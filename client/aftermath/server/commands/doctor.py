@@ -1,6 +1,4 @@
-"""`doctor`: what is wrong with this machine, or with its way to a server, before `client train`
-meets it.
-"""
+"""The command `doctor`: find problems of this machine or its connection to a server."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ async def doctor(
         int | None,
         shared(
             "--matformer-tier",
-            text="The tier that must fit; else the one that does.",
+            text="Tier that must fit into memory. By default, the largest that does.",
             least=0,
             most=MAX_LEVELS - 1,
         ),
@@ -45,9 +43,9 @@ async def doctor(
     from aftermath.cli.check_list import ADMISSION, FIT, examine
     from aftermath.cli.doctor import result_of
     from aftermath.cli.findings import Subject
-    from aftermath.server.client_backend import identity_of, reached_run
+    from aftermath.server.client_backend import load_identity, open_cluster
 
-    wallet = identity_of(server.identity_secret_key_path)
+    wallet = load_identity(server.identity_secret_key_path)
     subject = Subject(
         device=device,
         tier=matformer_tier,
@@ -59,10 +57,12 @@ async def doctor(
         files=files,
         wallet=wallet.pubkey,
     )
-    found = await examine(subject, ("python", "torch", "disk", "hub-token", "metrics-port", "udp"))
-    async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
+    findings = await examine(
+        subject, ("python", "torch", "disk", "hub-token", "metrics-port", "udp")
+    )
+    async with open_cluster(server.server_addr, trusted(server), wallet, run_id) as chain:
         subject.chain = chain
-        found += await examine(subject, ("server",))
+        findings += await examine(subject, ("server",))
         if subject.answers:
-            found += await examine(subject, ("clock", "run", *ADMISSION, "reach"))
-    return result_of([*found, *await examine(subject, ("relay", *FIT))])
+            findings += await examine(subject, ("clock", "run", *ADMISSION, "reach"))
+    return result_of([*findings, *await examine(subject, ("relay", *FIT))])

@@ -1,4 +1,4 @@
-"""Options that several commands of `aftermath-centralized` take."""
+"""Options that several commands of `aftermath-centralized` share."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import typer
 from aftermath.cli.options import checked_run_id, shared
 
 if TYPE_CHECKING:
-    from aftermath.server.trust import Trust
+    from aftermath.server.tls_trust import TlsTrust
 
 SERVER = "Server"
 
 State = Annotated[
-    Path, typer.Option("--state", help="The run's state.toml: a run's config file, and its run_id.")
+    Path, typer.Option("--state", help="The run's state.toml: a config file with a run_id.")
 ]
 DataConfig = Annotated[
     Path | None,
     typer.Option(
-        help="A data.toml: serve these tokens next to the run, at the address that the state file names."
+        help="A data.toml whose tokens are served too, at the address that the state file names."
     ),
 ]
 MaybeRunId = Annotated[
     str | None,
     shared(
-        "--run-id", text="The run's name, if the state file does not say it.", check=checked_run_id
+        "--run-id", text="The run's name, if the state file has no run_id.", check=checked_run_id
     ),
 ]
 Identity = Annotated[
@@ -35,38 +35,39 @@ Identity = Annotated[
     shared(
         "--identity-secret-key-path",
         "-i",
-        text="The member's secret key, 32 bytes (client show-identity --create); else RAW_IDENTITY_SECRET_KEY, in hex.",
+        text="File with the member's secret key of 32 bytes (client show-identity --create). "
+        "Default: RAW_IDENTITY_SECRET_KEY, in hex.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where the server is, and how it is known."""
+    """The server's address and certificate, and the member's key."""
 
     server_addr: Annotated[
-        str, shared("--server-addr", text="The server, HOST:PORT.", panel=SERVER)
+        str, shared("--server-addr", text="Address of the server, HOST:PORT.", panel=SERVER)
     ]
     identity_secret_key_path: Identity = None
     tls: Annotated[
         bool,
         typer.Option(
             "--tls",
-            help="The server has a certificate that this machine trusts.",
+            help="Use TLS. The server's certificate must be one that this machine trusts.",
             rich_help_panel=SERVER,
         ),
     ] = False
     tls_ca: Annotated[
         Path | None,
         typer.Option(
-            help="The server has this certificate, or one that it signed (PEM).",
+            help="Use TLS. The server's certificate must be this one or signed by it (PEM file).",
             rich_help_panel=SERVER,
         ),
     ] = None
 
 
-def trusted(server: ServerOptions) -> Trust | None:
-    """How the server's certificate is checked, None without one. Raises UsageError."""
-    from aftermath.server.trust import Trust
+def trusted(server: ServerOptions) -> TlsTrust | None:
+    """Return the accepted certificates, or None for a server without TLS. Raises UsageError."""
+    from aftermath.server.tls_trust import TlsTrust
 
-    return Trust.by(server.tls_ca) if server.tls or server.tls_ca is not None else None
+    return TlsTrust.by(server.tls_ca) if server.tls or server.tls_ca is not None else None

@@ -1,4 +1,4 @@
-"""`predownload`: have the model and data of a server's run at hand before joining."""
+"""The command `predownload`: fetch the model and check the data of a server's run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ async def predownload(
     """Fetch the model of a server's run and check its data before joining.
 
     The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the
-    warm-up. A server with a list of members answers only a listed key: pass it with
+    warm-up. If the server has a list of members, pass a listed key with
     --identity-secret-key-path.
     """
     from aftermath.cli.findings import Subject
     from aftermath.cli.predownload import fetched
     from aftermath.cli.run_checks import read_run
-    from aftermath.server.client_backend import identity_of, reached_run
+    from aftermath.server.client_backend import load_identity, open_cluster
 
-    wallet = identity_of(server.identity_secret_key_path)
+    wallet = load_identity(server.identity_secret_key_path)
     subject = Subject(tier=matformer_tier, files=files, run_id=run_id)
-    async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
+    async with open_cluster(server.server_addr, trusted(server), wallet, run_id) as chain:
         subject.chain = chain
         await read_run(subject)
     return await fetched(subject)

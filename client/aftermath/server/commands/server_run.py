@@ -1,4 +1,4 @@
-"""`server run`: the server of one run."""
+"""The command `server run`: host one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMBERS = "Members"
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """Where the server listens, and who may come in."""
+    """The address of the server, and the members that it admits."""
 
     server_port: Annotated[
         int,
@@ -27,16 +27,16 @@ class ListenOptions:
             "-s",
             min=0,
             max=65535,
-            help="TCP port for members; 0 picks a free one.",
+            help="TCP port for members. 0 picks a free one.",
         ),
     ] = 0
     host: Annotated[
-        str, typer.Option(help="Address to listen at; 127.0.0.1 lets only this machine in.")
+        str, typer.Option(help="Address to listen at. 127.0.0.1 admits only this machine.")
     ] = "0.0.0.0"
     allow: Annotated[
         Path | None,
         typer.Option(
-            help="File of the identities that may join, one a line; without it, all.",
+            help="File with the identities that may join, one per line. Default: all may join.",
             rich_help_panel=MEMBERS,
         ),
     ] = None
@@ -51,7 +51,7 @@ class ListenOptions:
     withdraw_on_disconnect: Annotated[
         Switch,
         typer.Option(
-            help="Withdraw members that are gone for some seconds.", rich_help_panel=MEMBERS
+            help="Withdraw members that are disconnected for some seconds.", rich_help_panel=MEMBERS
         ),
     ] = "true"
 
@@ -69,54 +69,54 @@ async def server_run(
     save_state_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory that keeps the run and its owner's key; without it, nothing is kept."
+            help="Directory for the run and its owner's key. Without it the run is lost at the end."
         ),
     ] = None,
     init_warmup_time: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Seconds of the warm-up, instead of warmup_time in the state file."
+            min=1, help="Duration of the warm-up in seconds, instead of the file's warmup_time."
         ),
     ] = None,
     tui: Annotated[
-        Switch, typer.Option(help="Show the run on a screen of tabs, if there is a terminal.")
+        Switch, typer.Option(help="Show the run on a screen of tabs if the output is a terminal.")
     ] = "true",
 ) -> Result:
-    """Keep a run, and serve it to its members.
+    """Host a run and serve it to its members.
 
-    The first start creates the run from the state file and starts it; a start on the same
-    --save-state-dir resumes where the server was, whatever ended it. Without --save-state-dir the
-    run is lost when the server stops. Runs until it is stopped with Ctrl-C.
+    The first start creates and starts the run from the state file. A later start with the same
+    --save-state-dir resumes it, even after a crash. Without --save-state-dir the run is lost when
+    the server stops. Ctrl-C stops the server.
     """
-    from aftermath.server.files import allowed_of, owner_directory, tls_of
-    from aftermath.server.owner import establish, inside, owner_wallet
-    from aftermath.server.screen import announced, watch
-    from aftermath.server.served_data import data_for, serving
-    from aftermath.server.server import ServerConfig, opened
-    from aftermath.server.state import load_state
+    from aftermath.server.option_files import create_state_directory, load_allowlist, load_tls
+    from aftermath.server.run_owner import ensure_run, owner_cluster, owner_wallet
+    from aftermath.server.screen import print_ready, watch
+    from aftermath.server.served_data import load_served_data, serve_data
+    from aftermath.server.server import ServerConfig, open_server
+    from aftermath.server.state_file import load_state_file
 
-    chosen, file = load_state(state, run_id, init_warmup_time)
-    served = data_for(data_config, file) if data_config is not None else None
-    directory = owner_directory(save_state_dir.expanduser() if save_state_dir else None)
+    chosen, file = load_state_file(state, run_id, init_warmup_time)
+    served = load_served_data(data_config, file) if data_config is not None else None
+    directory = create_state_directory(save_state_dir.expanduser() if save_state_dir else None)
     config = ServerConfig(
         run_id=chosen,
         host=listening.host,
         port=listening.server_port,
         state=directory,
-        tls=tls_of(listening.tls_certificate, listening.tls_key),
-        allowed=allowed_of(listening.allow),
+        tls=load_tls(listening.tls_certificate, listening.tls_key),
+        allowed=load_allowlist(listening.allow),
         withdraw=listening.withdraw_on_disconnect == "true",
     )
     if directory is None:
         note(
-            "warning: nothing is kept. When this server stops, the run is lost: pass --save-state-dir DIR to keep it"
+            "warning: the run is lost when this server stops. To store it, pass --save-state-dir DIR"
         )
     wallet = owner_wallet(directory)
-    async with serving(served, listening.host), opened(config) as server:
-        async with inside(server.node, wallet) as chain:
-            for sentence in await establish(chain, chosen, file):
+    async with serve_data(served, listening.host), open_server(config) as server:
+        async with owner_cluster(server.node, wallet) as chain:
+            for sentence in await ensure_run(chain, chosen, file):
                 note(f"warning: {sentence}")
         await server.listen()
-        announced(server)
+        print_ready(server)
         await watch(server, tui == "true")
     return Result({}, None)

@@ -1,4 +1,4 @@
-"""`server validate-config`: everything that `server run` would refuse, without starting it."""
+"""The command `server validate-config`: run the checks of `server run` without starting it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def server_validate_config(
 ) -> Result:
     """Check the files of a server without starting it.
 
-    The run's rules, its model and how that is cut into tiers; with --data-config the data, and that
-    both fit together.
+    Checks the run's rules, its model and the cut into tiers. With --data-config also checks the
+    data, and that both files match.
     """
     from aftermath.owner.schema import shape_of
-    from aftermath.server.served_data import data_for
-    from aftermath.server.state import load_state
+    from aftermath.server.served_data import load_served_data
+    from aftermath.server.state_file import load_state_file
 
-    chosen, config = load_state(state, run_id)
+    chosen, config = load_state_file(state, run_id)
     shape = shape_of(config)
     data = {
         "run_id": chosen,
@@ -34,6 +34,6 @@ def server_validate_config(
         "sequences": None,
     }
     if data_config is not None:
-        data["sequences"] = data_for(data_config, config)[1].sequences
+        data["sequences"] = load_served_data(data_config, config)[1].sequences
     shown = {name: value for name, value in data.items() if value is not None}
     return Result(data, facts(shown | {"bytes_per_round": shape.bytes_in_words}))

@@ -1,4 +1,4 @@
-"""`show-run`: where the run of a server stands, for people."""
+"""The command `show-run`: print the status of a server's run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from aftermath.server.commands.options import ServerOptions, trusted
 async def show_run(server: ServerOptions, run_id: RunId) -> Result:
     """Show the state of a server's run: its progress, members, what it waits for and until when.
 
-    As `aftermath-solana show-run`. Without --identity-secret-key-path the command uses a temporary
-    identity. A server with a list of members lets in nobody else, so pass an identity of the list
-    there.
+    Like `aftermath-solana show-run`. Without --identity-secret-key-path the command uses a
+    temporary identity. If the server has a list of members, pass a listed identity.
     """
     from aftermath.cli.run_view import shown
-    from aftermath.server.client_backend import visiting
+    from aftermath.server.client_backend import open_coordinator
 
-    async with visiting(
+    async with open_coordinator(
         server.server_addr, trusted(server), server.identity_secret_key_path, run_id
     ) as coordinator:
         return await shown(coordinator, run_id)

@@ -1,4 +1,4 @@
-"""The command `watch`: the live state of a server's run."""
+"""The command `watch`: follow the status of a server's run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from aftermath.server.commands.options import ServerOptions, trusted
     "watch", example="aftermath-centralized watch --run-id demo --server-addr 192.168.1.5:20000"
 )
 async def watch(server: ServerOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
-    """Follow where the run of a server stands, until it is finished, or until Ctrl-C.
+    """Follow the status of a server's run until it is finished or Ctrl-C is pressed.
 
-    On a terminal it has a screen of tabs, which Tab turns over and q closes; elsewhere a line is
-    printed whenever something has changed. Take no identity of a member that runs: the server would
-    think it here after it has gone.
+    On a terminal it shows a screen of tabs: Tab switches tabs, q closes it. Otherwise it prints a
+    line for each change. Do not use the identity of a running member: the server would count that
+    member as connected while this command runs.
     """
     from aftermath.cli.run_view import followed
-    from aftermath.server.client_backend import visiting
+    from aftermath.server.client_backend import open_coordinator
 
-    where = ("Network", {"server": server.server_addr})
-    async with visiting(
+    network = ("Network", {"server": server.server_addr})
+    async with open_coordinator(
         server.server_addr, trusted(server), server.identity_secret_key_path, run_id
     ) as coordinator:
-        return await followed(coordinator, run_id, where, as_json=json_output)
+        return await followed(coordinator, run_id, network, as_json=json_output)

@@ -39,7 +39,10 @@ impl Machine<'_> {
         } else {
             run.rounds[previous].established != alone::NOTHING
         };
+        let mut nodes = run.config.witness_nodes;
         if only_established {
+            // A quorum of established witnesses is two or more, so a config that asks for one elects two.
+            nodes = if nodes == 1 { 2 } else { nodes };
             seated = bitmap::both(&seated, &self.members.judges);
             established = alone::WITNESS;
             let others = !bitmap::is_subset(&roster, &self.members.judges);
@@ -59,7 +62,7 @@ impl Machine<'_> {
             batch,
             redo,
             clients: bitmap::count(&roster) as u16,
-            elected: committee::elected(run.config.witness_nodes, bitmap::count(&seated) as u16),
+            elected: committee::elected(nodes, bitmap::count(&seated) as u16),
             attestations: 0,
             roster,
             attested: Bitmap::zeroed(),

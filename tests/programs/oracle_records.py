@@ -12,20 +12,23 @@ from aftermath.rules import bitmap, committee
 from aftermath.rules.run import REDO, Interval
 from aftermath.rules.state import MemberState, ModelSource
 
-UNATTESTED, UNKNOWN = b"\xff" * 32, bytes(32)
-WAITS, REMOVED, BARRED = 1, 2, 3
+UNATTESTED = b"\xff" * 32
+UNKNOWN = bytes(32)
+WAITS = 1
+REMOVED = 2
+BARRED = 3
 NOBODY = -1  # the wallet of a seat whose owner has withdrawn
 ROOM = 2 * (REDO + 1)
 order = lru_cache(maxsize=4096)(committee.order)
 
 
-class No(Exception):
+class Refusal(Exception):
     """The refusal that the program answers with."""
 
 
-def need(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise No(otherwise)
+        raise Refusal(otherwise)
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Seat:
 
 
 @dataclass
-class Held:
+class OracleMembership:
     """A wallet's membership. Every wallet with a seat has one."""
 
     bond: int = 0
@@ -79,7 +82,7 @@ class Vote:
 
 
 @dataclass
-class Lap:
+class OracleRound:
     """A round, and the warm-up before the first."""
 
     height: int
@@ -88,16 +91,16 @@ class Lap:
     roster: int
     elected: int
     established: bool = False
-    """Its witnesses are of the established members alone."""
+    """Only established members witness the round."""
     trained_alone: bool = False
-    """These alone have shares."""
+    """Only established members have shares."""
     seed: int | None = None
     batch: tuple[Interval, ...] = ()
     data_index: int = 0
     votes: list[Vote] = field(default_factory=list)
     ready: int = 0
     attested: int | None = None
-    """Who delivered of the round that it judges, once it is closed."""
+    """The members that delivered in the round that this one judges, once it is closed."""
     counts: bool = False
     """It made a step, and its levels are not counted yet."""
     verdicts: list[tuple[int, int, bool]] = field(default_factory=list)
@@ -121,7 +124,7 @@ class Lap:
         return [seats[rank] for rank in order(self.seed, purpose, len(seats))]
 
     def of_round(self, purpose: bytes) -> list[int]:
-        """The same of the round's members."""
+        """Return the seats of the round's members, in the seeded order of a purpose."""
         return [seat for seat in self.ordered(purpose) if bitmap.contains(self.roster, seat)]
 
 
@@ -164,7 +167,8 @@ def runs_of(numbers: Iterable[int]) -> list[Interval]:
 
 def behind(batch: Iterable[Interval], places: set[int]) -> list[Interval]:
     """The sequences behind positions of a batch, as intervals of its pieces."""
-    found, first = [], 0
+    found = []
+    first = 0
     for piece in batch:
         here = {
             piece.start + place - first for place in places if first <= place < first + piece.len

@@ -22,11 +22,12 @@ from aftermath.rules import bitmap
 from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
-from programs.laps import NOBODY, UNKNOWN, Held, Named, No
 from programs.oracle import Oracle
+from programs.oracle_records import NOBODY, UNKNOWN, Named, OracleMembership, Refusal
 from programs.scenario import SCHEMA, Scenario, wallet
 
-LEVELS, RATES = 3, (1_000, 40)
+LEVELS = 3
+RATES = (1_000, 40)
 WALLETS = 9
 CHECKPOINT = {"kind": 1, "repo": "team/model", "revision": ""}
 METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
@@ -47,7 +48,8 @@ def _world() -> World:
 def _opened(config: tuple[tuple[str, int], ...]) -> tuple[Scenario, dict[Pubkey, Account]]:
     """A run that was just opened with this config, and its accounts."""
     world = _world()
-    world.now, world.slot = START, 1
+    world.now = START
+    world.slot = 1
     world.advance(0)
     for index in range(WALLETS):
         world.fund(wallet(index))
@@ -72,10 +74,8 @@ def _membership(run: Scenario, index: int) -> Pubkey:
 @cache
 def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[AccountMeta]]:
     """Discriminator and accounts of an instruction, by a member or (None) by the owner."""
-    spec, keys = (
-        instruction_of(PROGRAM, name),
-        run.accounts | ({} if index is None else {"user": wallet(index)}),
-    )
+    spec = instruction_of(PROGRAM, name)
+    keys = run.accounts | ({} if index is None else {"user": wallet(index)})
     if name == "kick":
         keys |= {"membership": keys["run"], "sponsor": keys["authority"]}  # each time another one
     if index is not None:
@@ -100,7 +100,7 @@ def _fingerprints(held: Mapping[int, int]) -> bytes:
     return field.to_bytes(FINGERPRINT_BYTES, "little")
 
 
-class Arena:
+class Comparison:
     """One run that begins with `gaps` gaps in its data, and the oracle's account of it."""
 
     sent = 0
@@ -113,27 +113,34 @@ class Arena:
             self.world.set_account(key, account)
         for index in range(WALLETS):
             self.world.fund(wallet(index))
-        self.world.now, self.world.slot = START, 1
+        self.world.now = START
+        self.world.slot = 1
         self.world.advance(0)
         self.oracle = Oracle(self._config(), LEVELS, START, RATES)
         self.oracle.slot = self.world.slot
         bond = self.oracle.config.join_bond
-        self.oracle.memberships = {index: Held(bond, enrolled=True) for index in range(WALLETS)}
+        self.oracle.memberships = {
+            index: OracleMembership(bond, enrolled=True) for index in range(WALLETS)
+        }
         if gaps:
             self._leave_out(gaps)
         self.seeds: set[int] = set()
         self.compare("the beginning")
 
     def _leave_out(self, gaps: int) -> None:
-        """Of every four sequences so far the first two wait."""
-        run, run_id = self.oracle, self.scenario.run_id
+        """Put the first two of every four sequences so far into the backlog."""
+        run = self.oracle
+        run_id = self.scenario.run_id
         run.data_index = 4 * gaps
         run.backlog = {index for index in range(run.data_index) if index % 4 < 2}
         run.trained = set(range(run.data_index)) - run.backlog
-        head, witnesses = self.world.record("Run", run_id), self.world.record("Witnesses", run_id)
-        head["data_index"], head["backlog"] = run.data_index, len(run.backlog)
+        head = self.world.record("Run", run_id)
+        witnesses = self.world.record("Witnesses", run_id)
+        head["data_index"] = run.data_index
+        head["backlog"] = len(run.backlog)
         intervals = witnesses["backlog"][0]["intervals"]
-        intervals["start"][:gaps], intervals["len"][:gaps] = range(0, run.data_index, 4), 2
+        intervals["start"][:gaps] = range(0, run.data_index, 4)
+        intervals["len"][:gaps] = 2
         witnesses["backlog"]["count"] = gaps
         self.world.store("Run", run_id, head)
         self.world.store("Witnesses", run_id, witnesses)
@@ -143,15 +150,16 @@ class Arena:
 
     def wait(self, seconds: int) -> None:
         self.world.advance(seconds)
-        self.oracle.now, self.oracle.slot = self.world.now, self.world.slot
+        self.oracle.now = self.world.now
+        self.oracle.slot = self.world.slot
 
     @property
     def place(self) -> RoundId:
         """The current round's."""
-        if not self.oracle.laps:
+        if not self.oracle.rounds:
             return RoundId(self.oracle.epoch, 0, 0)
-        lap = self.oracle.lap
-        return RoundId(self.oracle.epoch, lap.height, lap.seed or 0)
+        round = self.oracle.round
+        return RoundId(self.oracle.epoch, round.height, round.seed or 0)
 
     # --- what is sent; each returns whether it was accepted
 
@@ -199,7 +207,8 @@ class Arena:
         """Shows two results of the current round that its own key signed for a seat, or one of them
         twice.
         """
-        place, results = self.place, (1, 1 if same else 2)
+        place = self.place
+        results = (1, 1 if same else 2)
         said = [
             evidence.commitment(self.scenario.run_id, place, seat, index, result)
             for result in results
@@ -238,7 +247,7 @@ class Arena:
         return self._send("enroll", index, most.to_bytes(8, "little"), (most,))
 
     def settle(self, index: int) -> bool:
-        """By anybody, of that wallet."""
+        """Settle the membership of this wallet. Anyone may send it."""
         return self._send("settle", index, b"", ())
 
     def withdraw(self, index: int) -> bool:
@@ -278,11 +287,11 @@ class Arena:
                 for i, meta in enumerate(metas)
             ]
         outcome = self.world.send(*before, Instruction(PROGRAM, discriminator + data, metas))
-        Arena.sent += 1
+        Comparison.sent += 1
         refusal = None
         try:
             getattr(self.oracle, name)(*(() if index is None else (index,)), *arguments)
-        except No as no:
+        except Refusal as no:
             refusal = str(no)
         assert outcome.error == refusal, (
             f"{name}: the program says {outcome.error}, the oracle {refusal}"
@@ -312,15 +321,16 @@ class Arena:
 
     def _dice(self, run: Any) -> None:
         """Tells the oracle the seed of a round that began."""
-        if self.oracle.laps and self.oracle.lap.seed is None:
+        if self.oracle.rounds and self.oracle.round.seed is None:
             seed = int(run["rounds"][int(run["head"])]["seed"])
             assert seed not in self.seeds, "no two rounds have one seed"
             self.seeds.add(seed)
-            self.oracle.lap.seed = seed
+            self.oracle.round.seed = seed
 
     def _run(self) -> tuple[Any, ...]:
-        us, known = self.oracle, self.oracle.known
-        lap = us.laps[-1] if us.laps else None
+        us = self.oracle
+        known = self.oracle.known
+        round = us.rounds[-1] if us.rounds else None
         now: tuple[Any, ...] = (
             us.state,
             us.since,
@@ -340,21 +350,21 @@ class Arena:
             known.data_index,
             known.lost,
         )
-        if lap is None:
+        if round is None:
             return now, model
-        attested = lap.voters if lap.attested is None else lap.attested
-        votes = max(len(lap.votes), lap.ready.bit_count())
-        redo = tuple((one.start, one.len) for one in lap.batch if one.start < lap.data_index)
-        header: tuple[Any, ...] = (lap.height, lap.step, lap.size, redo, lap.data_index)
+        attested = round.voters if round.attested is None else round.attested
+        votes = max(len(round.votes), round.ready.bit_count())
+        redo = tuple((one.start, one.len) for one in round.batch if one.start < round.data_index)
+        header: tuple[Any, ...] = (round.height, round.step, round.size, redo, round.data_index)
         header += (
-            lap.roster,
-            len(lap.members),
-            lap.elected,
+            round.roster,
+            len(round.members),
+            round.elected,
             votes,
-            lap.established + lap.trained_alone,
+            round.established + round.trained_alone,
             attested,
         )
-        before = us.laps[-2].attested if len(us.laps) > 1 else None
+        before = us.rounds[-2].attested if len(us.rounds) > 1 else None
         return now, model, header, before
 
     def _run_of(self, run: Any) -> tuple[Any, ...]:
@@ -377,28 +387,28 @@ class Arena:
         hashes = tuple(one.tobytes() for one in run["level_hashes"][:LEVELS])
         names = ("levels_attested", "attested_step", "attested_data_index", "levels_lost")
         model = (int(run["model_source"]), hashes, *(int(run[name]) for name in names))
-        if not self.oracle.laps:
+        if not self.oracle.rounds:
             return now, model
         head = int(run["head"])
-        lap = run["rounds"][head]
-        pairs = zip(lap["redo_index"].tolist(), lap["redo"].tolist(), strict=True)
+        round = run["rounds"][head]
+        pairs = zip(round["redo_index"].tolist(), round["redo"].tolist(), strict=True)
         redo = tuple((start, length) for start, length in pairs if length)
         header: tuple[Any, ...] = (
-            int(lap["height"]),
-            int(lap["step"]),
-            int(lap["batch"]),
+            int(round["height"]),
+            int(round["step"]),
+            int(round["batch"]),
             redo,
-            int(lap["data_index"]),
+            int(round["data_index"]),
         )
         header += (
-            _mask(lap["roster"]),
-            int(lap["clients"]),
-            int(lap["elected"]),
-            int(lap["attestations"]),
+            _mask(round["roster"]),
+            int(round["clients"]),
+            int(round["elected"]),
+            int(round["attestations"]),
         )
-        header += (int(lap["established"]),)
-        before = _mask(run["rounds"][head - 1]["attested"]) if len(self.oracle.laps) > 1 else None
-        return now, model, (*header, _mask(lap["attested"])), before
+        header += (int(round["established"]),)
+        before = _mask(run["rounds"][head - 1]["attested"]) if len(self.oracle.rounds) > 1 else None
+        return now, model, (*header, _mask(round["attested"])), before
 
     def _members(self) -> list[tuple[int, ...]]:
         names = [
@@ -455,9 +465,10 @@ class Arena:
             )
         return *(bitmap.contains(one, number) for one in said), shown
 
-    def _memberships_of(self) -> dict[int, Held]:
+    def _memberships_of(self) -> dict[int, OracleMembership]:
         """What is written down of each wallet, and that the lamports of it are there."""
-        found, rent = {}, _rent()
+        found = {}
+        rent = _rent()
         for index in range(WALLETS):
             account = self.world.svm.get_account(_membership(self.scenario, index))
             if account is None or not account.data:
@@ -469,7 +480,8 @@ class Arena:
         return found
 
     def _model(self) -> tuple[Any, ...]:
-        named, none = self.oracle.durable, Named((UNKNOWN,) * LEVELS, 0, 0)
+        named = self.oracle.durable
+        none = Named((UNKNOWN,) * LEVELS, 0, 0)
         before = [one or none for one in self.oracle.earlier]
         earlier = [(one.hashes, one.step, one.data_index) for one in before]
         return named.hashes, named.step, named.data_index, named.turn, earlier
@@ -492,16 +504,17 @@ class Arena:
 
 
 @lru_cache(4 * WALLETS)  # an account stays as it is through most transactions
-def _held(index: int, data: bytes) -> Held:
+def _held(index: int, data: bytes) -> OracleMembership:
     """What the membership of a wallet says."""
     one = layout.coordinator_account("Membership").read(data)[0]
-    bond, forfeited = int(one["bond"]), int(one["forfeited"])
+    bond = int(one["bond"])
+    forfeited = int(one["forfeited"])
     counted = int(one["epoch"]), int(one["epoch_delivered"]), int(one["epoch_due"])
     points, slashed, delivered, due = (
         int(one[name]) for name in ("points", "slashed", "delivered", "due")
     )
     own = one["sponsor"].tobytes() == bytes(wallet(index))
-    return Held(
+    return OracleMembership(
         bond, forfeited, points, slashed, delivered, due, counted, int(one["ejections"]), own,
         bool(one["enrolled"]), bool(one["barred"]),
     )  # fmt: skip

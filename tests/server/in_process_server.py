@@ -1,4 +1,4 @@
-"""A server in this process with a started run on it, and members that reach it over real sockets."""
+"""A server in this process with a started run, and members connected over real sockets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from solders.pubkey import Pubkey
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.rules.members import Seat
-from aftermath.server.client_backend import CentralPool
+from aftermath.server.client_backend import ServerRpcPool
 from aftermath.server.connection import ServerConnection
-from aftermath.server.owner import inside, owner_wallet
-from aftermath.server.server import CentralServer, ServerConfig, opened
-from aftermath.server.trust import Trust
+from aftermath.server.run_owner import owner_cluster, owner_wallet
+from aftermath.server.server import RunServer, ServerConfig, open_server
+from aftermath.server.tls_trust import TlsTrust
 from chain.networks import SCHEMA_HASH, Place
 
 RUN = "demo"
@@ -35,14 +35,20 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     withdraw: bool = True,
     **rules: int,
-) -> AsyncIterator[CentralServer]:
-    """The server, listening on loopback; the run is started if it is not there yet."""
-    config, wallet = (
-        ServerConfig(RUN, "127.0.0.1", port, state, tls, allowed, withdraw),
-        owner_wallet(state),
+) -> AsyncIterator[RunServer]:
+    """Run a server on loopback. Create and start its run if there is none."""
+    config = ServerConfig(
+        run_id=RUN,
+        host="127.0.0.1",
+        port=port,
+        state=state,
+        tls=tls,
+        allowed=allowed,
+        withdraw=withdraw,
     )
-    async with opened(config) as server:
-        async with inside(server.node, wallet) as chain:
+    wallet = owner_wallet(state)
+    async with open_server(config) as server:
+        async with owner_cluster(server.node, wallet) as chain:
             if not await chain.coordinator.list_runs():
                 await Place(None, chain.pool, wallet).open_run(RUN, **rules)  # type: ignore[arg-type]
         await server.listen()
@@ -53,12 +59,12 @@ class Visitor:
     """A member without a model: its keys, its connection and its client of the run."""
 
     def __init__(
-        self, server: CentralServer, key: Keypair | None = None, trust: Trust | None = None
+        self, server: RunServer, key: Keypair | None = None, trust: TlsTrust | None = None
     ) -> None:
         self.wallet = Wallet(key or Keypair())
         self.peer = Keypair()
         self.link = ServerConnection(f"localhost:{server.port}", trust, RUN, self.wallet, self.peer)
-        self.pool = CentralPool(self.link, patience=5.0, seed=0)
+        self.pool = ServerRpcPool(self.link, patience=5.0, seed=0)
         self.chain = SolanaMember(self.pool, self.wallet, RUN, client_version="1.0.0")
 
     async def __aenter__(self) -> Visitor:
@@ -75,13 +81,13 @@ class Visitor:
         await self.pool.close()
 
     async def join(self, **changes: Any) -> None:
-        wish = {
+        arguments = {
             "p2p": bytes(self.peer.pubkey()),
             "tier": 0,
             "weight": 10,
             "schema_hash": SCHEMA_HASH,
         }
-        await self.chain.join(**{**wish, "stateless": False, **changes})
+        await self.chain.join(**{**arguments, "stateless": False, **changes})
 
     async def seat(self) -> Seat | None:
         members = (await self.chain.view(fresh=True)).members
@@ -89,12 +95,12 @@ class Visitor:
         return None if index is None else members.seats[index]
 
 
-async def until(wanted: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition."""
+async def until(condition: Callable[[], Any], description: str) -> Any:
+    """Wait until a condition is truthy, and return its value."""
     try:
         async with asyncio.timeout(PATIENCE):
-            while not (found := wanted()):
+            while not (value := condition()):
                 await asyncio.sleep(0.02)
-            return found
+            return value
     except TimeoutError:
-        raise AssertionError(f"never: {what}") from None
+        raise AssertionError(f"never: {description}") from None

@@ -1,6 +1,4 @@
-"""The server as the owner of its run: it makes it from the file, and what a file that was changed
-since does.
-"""
+"""How a server creates its run from the state file, and what a changed file does later."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from aftermath.cli.main import app
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.server.files import ServerError
-from aftermath.server.owner import establish, inside, owner_wallet
-from aftermath.server.server import ServerConfig, opened
-from aftermath.server.state import State, load_state
+from aftermath.server.option_files import ServerError
+from aftermath.server.run_owner import ensure_run, owner_cluster, owner_wallet
+from aftermath.server.server import ServerConfig, open_server
+from aftermath.server.state_file import StateFile, load_state_file
 from config.config_cases import SEED
 
 SIZES = [
@@ -36,10 +34,10 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A state file whose model is there."""
-    model = tmp_path_factory.mktemp("material") / "model"
-    made = CliRunner().invoke(app, ["model", "init", "--out", str(model), *SIZES])
-    assert made.exit_code == 0, made.output
+    """Return a state file whose model exists."""
+    model = tmp_path_factory.mktemp("files") / "model"
+    result = CliRunner().invoke(app, ["model", "init", "--out", str(model), *SIZES])
+    assert result.exit_code == 0, result.output
     return f"""
 run_id = "demo"
 [config]
@@ -70,33 +68,45 @@ quantize_1bit = true
 """
 
 
-def state_of(place: Path, text: str) -> State:
-    path = place / "state.toml"
+def write_state(folder: Path, text: str) -> StateFile:
+    path = folder / "state.toml"
     path.write_text(text)
-    return load_state(path, None)[1]
+    return load_state_file(path, None)[1]
 
 
-async def started(state: Path, file: State) -> tuple[list[str], Run, Model]:
-    """One start of a server on a directory of state: what it says, and the run then."""
-    config, wallet = (
-        ServerConfig("demo", "127.0.0.1", 0, state, None, None, True),
-        owner_wallet(state),
+def config_of(state: Path, run_id: str = "demo") -> ServerConfig:
+    return ServerConfig(
+        run_id=run_id,
+        host="127.0.0.1",
+        port=0,
+        state=state,
+        tls=None,
+        allowed=None,
+        withdraw=True,
     )
-    async with opened(config) as server, inside(server.node, wallet) as chain:
-        said = await establish(chain, "demo", file)
+
+
+async def started(state: Path, file: StateFile) -> tuple[list[str], Run, Model]:
+    """Start a server on a state directory. Return its warnings, the run and the model."""
+    wallet = owner_wallet(state)
+    async with (
+        open_server(config_of(state)) as server,
+        owner_cluster(server.node, wallet) as chain,
+    ):
+        warnings = await ensure_run(chain, "demo", file)
         run, model, _ = await chain.coordinator.snapshot("demo")
-    return said, run, model
+    return warnings, run, model
 
 
 async def test_only_the_first_start_creates_the_run(tmp_path: Path, text: str) -> None:
-    file = state_of(tmp_path, text)
+    file = write_state(tmp_path, text)
     _, run, model = await started(tmp_path / "kept", file)
     assert run.state is RunState.WAITING_FOR_MEMBERS
     assert (run.config.total_steps, run.config.warmup_time) == (100, 30)
     assert any(model.schema_hash)
     assert (tmp_path / "kept" / "owner.json").stat().st_mode & 0o077 == 0
-    said, again, _ = await started(tmp_path / "kept", file)
-    assert said == []
+    warnings, again, _ = await started(tmp_path / "kept", file)
+    assert warnings == []
     assert again == run
 
 
@@ -116,46 +126,47 @@ async def test_only_the_first_start_creates_the_run(tmp_path: Path, text: str) -
 async def test_changed_key_of_started_run_is_named_with_both_values(
     tmp_path: Path, text: str, old: str, new: str, key: str, values: tuple[str, str]
 ) -> None:
-    await started(tmp_path / "kept", state_of(tmp_path, text))
-    said, again, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace(old, new)))
+    await started(tmp_path / "kept", write_state(tmp_path, text))
+    warnings, again, _ = await started(
+        tmp_path / "kept", write_state(tmp_path, text.replace(old, new))
+    )
     path = tmp_path / "state.toml"
     sentence = f"{key}: the run keeps {values[0]}; {values[1]} in {path} applies to a new run only"
-    assert sentence in said
-    assert all(key.split(".")[-1] in other for other in said), "no other key"
+    assert sentence in warnings
+    assert all(key.split(".")[-1] in other for other in warnings), "no other key"
     assert again.config.total_steps == 100
 
 
 async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) -> None:
-    await started(tmp_path / "kept", state_of(tmp_path, text))
-    config = ServerConfig("dmeo", "127.0.0.1", 0, tmp_path / "kept", None, None, True)
+    await started(tmp_path / "kept", write_state(tmp_path, text))
     async with (
-        opened(config) as server,
-        inside(server.node, owner_wallet(tmp_path / "kept")) as chain,
+        open_server(config_of(tmp_path / "kept", "dmeo")) as server,
+        owner_cluster(server.node, owner_wallet(tmp_path / "kept")) as chain,
     ):
-        with pytest.raises(ServerError, match="keeps the run 'demo', not 'dmeo'") as refused:
-            await establish(chain, "dmeo", state_of(tmp_path, text.replace('"demo"', '"dmeo"')))
+        with pytest.raises(ServerError, match="has the run 'demo', not 'dmeo'") as refused:
+            await ensure_run(chain, "dmeo", write_state(tmp_path, text.replace('"demo"', '"dmeo"')))
         assert "--run-id demo" in refused.value.fix
         assert [run.run_id for run, _, _ in await chain.coordinator.list_runs()] == ["demo"]
 
 
 async def test_server_restarts_without_its_runs_initial_files(tmp_path: Path, text: str) -> None:
-    await started(tmp_path / "kept", state_of(tmp_path, text))
-    said, run, _ = await started(
-        tmp_path / "kept", state_of(tmp_path, text.replace("/model", "/gone"))
+    await started(tmp_path / "kept", write_state(tmp_path, text))
+    warnings, run, _ = await started(
+        tmp_path / "kept", write_state(tmp_path, text.replace("/model", "/gone"))
     )
-    assert [sentence.partition(":")[0] for sentence in said] == ["model.checkpoint.repo"]
+    assert [sentence.partition(":")[0] for sentence in warnings] == ["model.checkpoint.repo"]
     assert run.state is RunState.WAITING_FOR_MEMBERS
 
 
 async def test_run_with_lost_owner_key_is_reported(tmp_path: Path, text: str) -> None:
-    await started(tmp_path / "kept", state_of(tmp_path, text))
+    await started(tmp_path / "kept", write_state(tmp_path, text))
     key = (tmp_path / "kept" / "owner.json").rename(tmp_path / "copy.json")
-    with pytest.raises(ServerError, match="keeps a run, but not the key of its owner"):
+    with pytest.raises(ServerError, match="has a run, but not its owner's key"):
         owner_wallet(tmp_path / "kept")
     assert not (tmp_path / "kept" / "owner.json").exists()
     key.rename(tmp_path / "kept" / "owner.json")
-    assert (await started(tmp_path / "kept", state_of(tmp_path, text)))[0] == []
+    assert (await started(tmp_path / "kept", write_state(tmp_path, text)))[0] == []
 
 
-async def test_the_seeds_own_file_is_read(tmp_path: Path) -> None:
-    assert state_of(tmp_path, 'run_id = "demo"\n' + SEED).config.rounds_per_epoch > 0
+async def test_config_of_the_seed_is_a_valid_state_file(tmp_path: Path) -> None:
+    assert write_state(tmp_path, 'run_id = "demo"\n' + SEED).config.rounds_per_epoch > 0

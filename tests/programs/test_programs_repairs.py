@@ -95,7 +95,7 @@ def test_a_finished_run_is_reopened_by_going_back(world: World) -> None:
 
 
 # ---- checkpoints
-def test_a_run_goes_back_to_a_recorded_checkpoint_and_forth_again(run: Scenario) -> None:
+def test_run_rewinds_to_a_recorded_checkpoint_and_returns(run: Scenario) -> None:
     for number in range(2):
         epoch(run, number)
     assert repos(run) == ["step10", "step5", "checkpoints/start"]
@@ -105,7 +105,8 @@ def test_a_run_goes_back_to_a_recorded_checkpoint_and_forth_again(run: Scenario)
     run.owner("set_paused", True).ok()
     epochs = run.run.epoch
     run.owner("rewind", 1, 6).ok()
-    state, model = run.run, run.model
+    state = run.run
+    model = run.model
     assert (state.trained_steps, state.data_index, state.epoch) == (5, 5 * 48, epochs)
     assert (state.model_source, state.finishers, state.cold_start) == (
         ModelSource.CHECKPOINT,
@@ -132,7 +133,7 @@ def test_the_present_checkpoint_can_be_gone_back_to(run: Scenario) -> None:
     """A model that went wrong after the checkpoint, with an epoch that nobody kept."""
     epoch(run, 0)
     run.train([0, 1, 2])
-    run.everyone_witnesses()
+    run.witness_round()
     run.owner("set_paused", True).ok()
     run.finish_rounds()
     run.world.advance(31)
@@ -171,7 +172,7 @@ def test_what_waits_to_be_done_again_is_not_in_a_checkpoint(run: Scenario) -> No
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
         # the third one's shares wait
-        run.everyone_witnesses(participation=judged.roster & 0b011 if judged else 0)
+        run.witness_round(participation=judged.roster & 0b011 if judged else 0)
     waiting = min(one.start for one in run.backlog)
     for index in range(2):
         run.attest(index, hashes(0)).ok()
@@ -257,7 +258,7 @@ def test_only_the_two_authorities_remove_and_bar(run: Scenario) -> None:
         run.join(0).ok()
 
 
-def test_who_is_kicked_while_nobody_trains_is_no_source_of_the_model(run: Scenario) -> None:
+def test_member_kicked_between_epochs_is_no_finisher(run: Scenario) -> None:
     epoch(run, 0)
     assert run.run.finishers == 0b111
     kick(run, 2, barred=True).ok()

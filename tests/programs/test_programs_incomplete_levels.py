@@ -1,5 +1,5 @@
-"""Who often gives a level to none of those who hold it is dropped, and never the one that cannot
-get it.
+"""A member that often gives a level to none of its holders is dropped. A holder that cannot get the
+level never is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aftermath.chain import views
 from aftermath.rules import bitmap, conviction
 from aftermath.rules.state import MemberState
 from programs.harness import World
-from programs.holding import LIARS, TIERS, begin, established, one_round
+from programs.level_holders import LIARS, TIERS, begin, established, one_round
 from programs.scenario import Scenario
 
 LONG = 4 * conviction.OFTEN
@@ -21,7 +21,8 @@ LONG = 4 * conviction.OFTEN
 def _accuse(run: Scenario, by: int, seats: Collection[int], *, guilty: bool) -> None:
     """A health check of these seats is taken or refused, and the client finds the same."""
     state = run.run
-    ring, closed = state.ring(state.current.height - 1), state.round(state.current.height - 1)
+    ring = state.ring(state.current.height - 1)
+    closed = state.round(state.current.height - 1)
     assert ring is not None
     assert closed is not None
     offset, length = views.witness_round_range(ring, closed.attestations)
@@ -41,11 +42,11 @@ def _shown(run: Scenario, seat: int) -> int:
     return run.members.shown[seat]
 
 
-def test_who_hides_a_level_from_its_only_holder_is_dropped_and_not_that_holder(
+def test_members_that_hide_a_level_from_its_holder_are_dropped(
     world: World,
 ) -> None:
-    """Two wallets declare tier 0, vouch for each other, and say that they get nothing of the honest
-    holder.
+    """Two wallets declare tier 0, vouch for each other, and deny the results of the honest holder.
+    The program drops them and not the holder.
     """
     run, honest = established(world, rounds=LONG)
     begin(run, honest | dict.fromkeys(LIARS, 0))
@@ -107,9 +108,9 @@ def test_a_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
     assert run.members.established == bitmap.from_seats(set(honest) - {2})
 
 
-def test_who_judges_is_the_same_from_the_epochs_beginning_to_its_end(world: World) -> None:
-    """Members apply results by it, each when it comes to that: a judge that is dropped then was one
-    of the round's.
+def test_judges_stay_the_same_during_an_epoch(world: World) -> None:
+    """Members apply results by these judges, each at its own time. A judge that is dropped
+    meanwhile was one of the round's judges.
     """
     run, honest = established(world, (0, 0, 0, 1, 2, 2, 1), LONG)
     begin(run, honest | {7: 0})
@@ -134,8 +135,8 @@ def test_who_judges_is_the_same_from_the_epochs_beginning_to_its_end(world: Worl
 
 
 def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
-    """Who declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1, although tier
-    2 lacks nothing.
+    """A member that declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1,
+    although tier 2 lacks nothing.
     """
     run, honest = established(world, (0, 1, 1, 2, 2, 2, 2, 2, 2), LONG)
     begin(run, honest | {9: 1})

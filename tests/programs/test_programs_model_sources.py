@@ -15,7 +15,8 @@ from programs.scenario import Scenario, member
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 NEWER = {level: bytes([level + 9]) * 32 for level in range(3)}
-HONEST, STRANGERS = range(3), range(10, 13)
+HONEST = range(3)
+STRANGERS = range(10, 13)
 
 
 def trained(world: World, founders: Sequence[int] = HONEST, **config: int) -> Scenario:
@@ -113,7 +114,7 @@ def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) ->
     strangers_begin(run, wait=1)
 
 
-def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World) -> None:
+def test_run_without_finisher_begins_from_a_complete_checkpoint(world: World) -> None:
     run = trained(world)
     named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
     run.by(HONEST[0], "checkpoint", named).ok()
@@ -174,7 +175,7 @@ def test_a_warm_up_of_strangers_that_is_given_up_changes_nothing(world: World) -
     assert known(run) == before
 
 
-def test_an_epoch_in_which_strangers_train_nothing_changes_nothing(world: World) -> None:
+def test_epoch_of_strangers_without_step_changes_nothing(world: World) -> None:
     run = trained_and_lost(world)
     before = known(run)
     strangers_begin(run)
@@ -217,13 +218,13 @@ def test_an_owner_who_pauses_such_a_warm_up_loses_nothing(world: World) -> None:
     assert known(run) == before
 
 
-def test_once_a_quorum_of_a_round_has_trained_the_older_model_is_the_runs(world: World) -> None:
+def test_older_model_becomes_the_runs_once_a_quorum_trained_it(world: World) -> None:
     run = trained_and_lost(world)
     step = run.run.step
     strangers_begin(run)
     run.world.advance(31)
     run.tick(10).ok()
-    run.everyone_witnesses()
+    run.witness_round()
     run.finish_rounds()
     run.world.advance(31)
     run.tick(10).ok()
@@ -241,7 +242,7 @@ def test_one_newcomers_results_continue_a_lost_model(world: World) -> None:
     run.world.advance(31)
     run.tick(10).ok()
     while run.run.state.training:
-        run.everyone_witnesses(participation=1 << run.seat_of(10) if run.run.current.height else 0)
+        run.witness_round(participation=1 << run.seat_of(10) if run.run.current.height else 0)
     for index in STRANGERS[1:]:
         run.attest(index, HASHES).refused("NotElected")
     run.attest(10, NEWER).ok()
@@ -320,7 +321,7 @@ def test_epoch_whose_judge_leaves_stands_if_it_judged(
     run.world.advance(31)
     run.tick(10).ok()
     for _ in range(rounds):
-        run.everyone_witnesses()
+        run.witness_round()
     run.by(HONEST[0], "leave_run").ok()
     run.finish_rounds()
     run.world.advance(31)
@@ -342,7 +343,8 @@ def test_epoch_from_older_model_stands_if_established_delivers(
     """One or two members return from an outage, and ten newcomers are witnesses with them."""
     run = trained_and_lost(world)
     before = known(run)
-    established, newcomers = HONEST[: 1 + stands], range(10, 20)
+    established = HONEST[: 1 + stands]
+    newcomers = range(10, 20)
     for index in established:
         run.join(index, stateless=True, weight=weight).ok()
     for index in newcomers:
@@ -457,8 +459,8 @@ def test_newcomers_that_deliver_nothing_make_nobodys_work_void(
     assert run.run.step > step
 
 
-def test_a_level_that_no_waiting_member_holds_comes_back_with_its_holder(world: World) -> None:
-    """Members of tier 1 and 2 begin without the one of tier 0, and nothing comes of it."""
+def test_level_without_waiting_holder_survives_an_aborted_warmup(world: World) -> None:
+    """Members of tiers 1 and 2 begin without the one of tier 0, and leave again."""
     run = Scenario(world).start()
     for index in HONEST:
         run.join(index, tier=index).ok()
@@ -490,7 +492,8 @@ def full(run: Scenario, **fields: int) -> None:
     """Every seat belongs to a wallet that is away; `fields` hold for all of them."""
     record = run.world.record("Members", "test")
     seats = record["seats"][0]
-    seats["used"], seats["declared"] = 1, 60
+    seats["used"] = 1
+    seats["declared"] = 60
     for name, value in fields.items():
         seats[name] = value
     for index in range(256):
@@ -517,8 +520,8 @@ def test_a_seat_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[
     assert run.seat_of(0) == 200
 
 
-def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: Scenario) -> None:
-    """256 wallets of one person join and leave: members that delivered keep their seats, and those
+def test_wallets_that_deliver_nothing_take_no_members_seat(run: Scenario) -> None:
+    """Many wallets of one person join and leave. Members that delivered keep their seats, and those
     wallets evict each other.
     """
     full(run, last_epoch=9, weight=0)
@@ -526,7 +529,8 @@ def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: S
     state["epoch"] = 9
     run.world.store("Run", "test", state)
     record = run.world.record("Members", "test")
-    record["seats"][0]["weight"][:40], record["seats"][0]["last_epoch"][:40] = 100, 8
+    record["seats"][0]["weight"][:40] = 100
+    record["seats"][0]["last_epoch"][:40] = 8
     run.world.store("Members", "test", record)
     for index in range(30):
         run.join(index).ok()

@@ -35,10 +35,8 @@ def established(
 
 @cache
 def _established(tiers: tuple[int, ...], rounds: int) -> Snapshot:
-    run, honest = (
-        Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds),
-        dict(enumerate(tiers)),
-    )
+    run = Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds)
+    honest = dict(enumerate(tiers))
     begin(run, honest)
     end(run)
     assert bitmap.from_seats(honest) == run.members.established

@@ -38,7 +38,7 @@ def _reach(run: Scenario, state: RunState) -> RoundId:
         if now is RunState.WAITING_FOR_MEMBERS:
             run.warm_up([0, 1, 2])
         elif now.training:
-            run.everyone_witnesses()
+            run.witness_round()
         else:
             run.world.advance(31)
             run.tick().ok()
@@ -52,7 +52,7 @@ def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
     run.world.advance(31)
     while run.run.epoch == old.epoch:
         if run.run.state.training:
-            run.everyone_witnesses()
+            run.witness_round()
         else:
             run.world.advance(31)
             run.tick().ok()
@@ -69,7 +69,7 @@ def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
     assert vote(run, new).error in (None, "NotAVerifier", "NotATrainer")
 
 
-def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: World) -> None:
+def test_vote_of_an_abandoned_warmup_is_refused(world: World) -> None:
     run = Scenario(world).start(min_clients=3)
     run.warm_up([0, 1, 2])
     old = run.run.round_id
@@ -82,7 +82,7 @@ def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: Worl
     run.by(0, "warmup_witness", 0).ok()
 
 
-def test_leaving_the_first_wait_of_a_run_is_not_held_back_into_its_first_epoch(
+def test_leave_signed_in_first_wait_is_refused_in_first_epoch(
     world: World,
 ) -> None:
     run = Scenario(world).start()
@@ -93,13 +93,13 @@ def test_leaving_the_first_wait_of_a_run_is_not_held_back_into_its_first_epoch(
     run.train([0, 1, 2])
     while run.run.state.training:
         run.by(0, "leave_run", wait).refused("StaleHeight")
-        run.everyone_witnesses()
+        run.witness_round()
 
 
 def test_a_member_may_leave_by_any_round_that_is_stored(world: World) -> None:
     run = Scenario(world).start()
     run.train([0, 1, 2])
     at = run.run.round_id
-    run.everyone_witnesses()
-    run.everyone_witnesses()
+    run.witness_round()
+    run.witness_round()
     run.by(2, "leave_run", at).ok()  # it was on its way while two rounds closed

@@ -1,6 +1,4 @@
-"""The server and its members over real sockets: who is let in, what they may send, and what
-survives.
-"""
+"""The server and its members over real sockets: admission, calls, limits and restarts."""
 
 from __future__ import annotations
 
@@ -33,37 +31,37 @@ from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.state import RunState
 from aftermath.server import accounts, connection_limiter, rpc_methods, session, sessions
 from aftermath.server import server as server_module
-from aftermath.server.client_backend import Broker, leave_wills
+from aftermath.server.client_backend import ServerDirectory, renew_withdraw_transaction
 from aftermath.server.connection import NotAdmitted, ServerRefused
-from aftermath.server.handshake import Challenge, answer, challenged
-from aftermath.server.server import CentralServer
-from aftermath.server.trust import Trust
-from server.server_stage import RUN, Visitor, serving, until
+from aftermath.server.handshake import Challenge, parse_challenge, sign_answer
+from aftermath.server.server import RunServer
+from aftermath.server.tls_trust import TlsTrust
+from server.in_process_server import RUN, Visitor, serving, until
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate for localhost and its key."""
+    """A self-signed certificate for localhost, and its key."""
 
     path: Path
     key: Path
 
     @classmethod
-    def made_in(cls, folder: Path) -> Certificate:
-        made = cls(folder / "cert.pem", folder / "key.pem")
+    def create(cls, folder: Path) -> Certificate:
+        certificate = cls(folder / "cert.pem", folder / "key.pem")
         line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
         names = [
             "-addext",
             "subjectAltName=DNS:localhost",
             "-keyout",
-            str(made.key),
+            str(certificate.key),
             "-out",
-            str(made.path),
+            str(certificate.path),
         ]
         subprocess.run([*line.split(), *names], check=True, capture_output=True)
-        return made
+        return certificate
 
-    def server_side(self) -> ssl.SSLContext:
+    def server_context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(self.path, self.key)
         return context
@@ -71,15 +69,15 @@ class Certificate:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return Certificate.made_in(tmp_path_factory.mktemp("own"))
+    return Certificate.create(tmp_path_factory.mktemp("own"))
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return Certificate.made_in(tmp_path_factory.mktemp("other"))
+    return Certificate.create(tmp_path_factory.mktemp("other"))
 
 
-async def test_members_need_neither_money_nor_a_cluster() -> None:
+async def test_members_join_without_funds_or_a_cluster() -> None:
     async with (
         serving(init_min_clients=2, min_clients=2) as server,
         Visitor(server) as one,
@@ -96,7 +94,7 @@ async def test_members_need_neither_money_nor_a_cluster() -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_only_those_on_the_list_come_in() -> None:
+async def test_only_listed_identities_are_admitted() -> None:
     invited = Keypair()
     async with serving(allowed=frozenset({invited.pubkey()})) as server:
         async with Visitor(server, invited) as client:
@@ -105,56 +103,59 @@ async def test_only_those_on_the_list_come_in() -> None:
             await Visitor(server).__aenter__()
 
 
-async def test_the_server_of_another_run_is_told_apart() -> None:
+async def test_server_of_another_run_is_refused() -> None:
     async with serving() as server:
         visitor = Visitor(server)
         visitor.link._run_id = "other"
-        with pytest.raises(ServerRefused, match="keeps the run 'demo', not 'other'"):
+        with pytest.raises(ServerRefused, match="serves the run 'demo', not 'other'"):
             await visitor.__aenter__()
 
 
 def forged(challenge: Challenge) -> list[bytes]:
-    """Answers that prove nothing."""
-    me, other, peer = Keypair(), Keypair(), Keypair()
-    honest = json.loads(answer(challenge, me, peer))
+    """Return answers that do not prove both keys."""
+    me = Keypair()
+    other = Keypair()
+    peer = Keypair()
+    honest = json.loads(sign_answer(challenge, me, peer))
     elsewhere = Challenge(challenge.run_id, challenge.genesis, "00" * 32)
     return [
         json.dumps({**honest, "identity": bytes(other.pubkey()).hex()}).encode(),
         json.dumps({**honest, "peer": bytes(other.pubkey()).hex()}).encode(),
         json.dumps({**honest, "identity_signature": "00" * 64}).encode(),
-        answer(elsewhere, me, peer),
-        answer(Challenge("other", challenge.genesis, challenge.nonce), me, peer),
+        sign_answer(elsewhere, me, peer),
+        sign_answer(Challenge("other", challenge.genesis, challenge.nonce), me, peer),
         b"{}",
         b"[" * 1000,
         b"\x00\xff",
         honest["identity"].encode(),
         json.dumps({**honest, "more": 1}).encode(),
-        answer(challenge, me, peer) + b" " * 3000,
+        sign_answer(challenge, me, peer) + b" " * 3000,
     ]
 
 
-async def converse(
-    server: CentralServer, *messages: bytes, key: Keypair | None = None
-) -> list[str]:
-    """What the server says to messages of a stranger, or of a member, until it ends the connection."""
+async def converse(server: RunServer, *messages: bytes, key: Keypair | None = None) -> list[str]:
+    """Return the server's replies to messages until it closes the connection.
+
+    With `key` the client authenticates first.
+    """
     async with ClientSession() as http, http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
-        challenge = challenged(await socket.receive_str(timeout=10))
+        challenge = parse_challenge(await socket.receive_str(timeout=10))
         if key is not None:
-            await socket.send_str(answer(challenge, key, Keypair()).decode())
+            await socket.send_str(sign_answer(challenge, key, Keypair()).decode())
             assert json.loads(await socket.receive_str(timeout=10)) == {"type": "welcome"}
-        for message in messages:
-            await socket.send_bytes(message)
-        said = []
-        while (came := await socket.receive(timeout=10)).type is WSMsgType.TEXT:
-            said.append(came.data)
-        return said
+        for data in messages:
+            await socket.send_bytes(data)
+        replies = []
+        while (message := await socket.receive(timeout=10)).type is WSMsgType.TEXT:
+            replies.append(message.data)
+        return replies
 
 
-async def test_a_forged_or_broken_answer_costs_the_connection() -> None:
+async def test_invalid_answer_ends_the_connection() -> None:
     async with serving() as server, ClientSession() as http:
         for index in range(11):
             async with http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
-                challenge = challenged(await socket.receive_str(timeout=10))
+                challenge = parse_challenge(await socket.receive_str(timeout=10))
                 broken = forged(challenge)
                 assert len(broken) == 11
                 await socket.send_bytes(broken[index])
@@ -164,11 +165,11 @@ async def test_a_forged_or_broken_answer_costs_the_connection() -> None:
             await visitor.join()
 
 
-async def test_an_answer_is_good_for_its_own_connection_only() -> None:
+async def test_answer_is_valid_for_its_own_connection_only() -> None:
     async with serving() as server, ClientSession() as http:
         url = f"ws://127.0.0.1:{server.port}"
         async with http.ws_connect(url) as first, http.ws_connect(url) as second:
-            seen = answer(challenged(await first.receive_str()), Keypair(), Keypair())
+            seen = sign_answer(parse_challenge(await first.receive_str()), Keypair(), Keypair())
             await second.receive_str()
             await second.send_bytes(seen)
             assert (await second.receive(timeout=10)).type is not WSMsgType.TEXT
@@ -176,7 +177,7 @@ async def test_an_answer_is_good_for_its_own_connection_only() -> None:
             assert json.loads(await first.receive_str(timeout=10)) == {"type": "welcome"}
 
 
-async def test_what_is_no_call_is_answered_or_ends_the_connection() -> None:
+async def test_invalid_call_gets_an_error_or_ends_the_connection() -> None:
     async with serving() as server:
         call = b'{"jsonrpc":"2.0","id":1,"method":"%s","params":[]}'
         for method in (
@@ -186,8 +187,8 @@ async def test_what_is_no_call_is_answered_or_ends_the_connection() -> None:
             b"slotSubscribe",
             b"nothing",
         ):
-            (said,) = await converse(server, call % method, b"[]", key=Keypair())
-            assert json.loads(said)["error"]["message"] == "Method not found"
+            (reply,) = await converse(server, call % method, b"[]", key=Keypair())
+            assert json.loads(reply)["error"]["message"] == "Method not found"
         assert await converse(server, b"[" + call % b"getGenesisHash" + b"]", key=Keypair()) == []
         assert await converse(server, b"\x00\x01", key=Keypair()) == []
         assert await converse(server, b"{" + b" " * 70_000 + b"}", key=Keypair()) == []
@@ -203,25 +204,25 @@ async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
     return str(caught.value)
 
 
-async def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
+async def test_silent_clients_do_not_keep_members_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limiter, "MAX_UNAUTHENTICATED", 12)
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
         silent = [
             await stack.enter_async_context(http.ws_connect(url))
-            for _ in range(connection_limiter.MOST_STRANGERS + 3)
+            for _ in range(connection_limiter.MAX_UNAUTHENTICATED + 3)
         ]
         async with Visitor(server) as visitor:
             await visitor.join()
         challenges = [(await one.receive(timeout=10)).type for one in silent]
         assert set(challenges) == {WSMsgType.TEXT}
-        for one in silent[:3]:  # those who were there for longest have made room
+        for one in silent[:3]:  # the oldest connections were dropped
             assert (
-                await one.receive(timeout=connection_limiter.STRANGER_SECONDS / 2)
+                await one.receive(timeout=connection_limiter.HANDSHAKE_SECONDS / 2)
             ).type is not WSMsgType.TEXT
 
 
-def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
+def test_makes_room_picks_the_oldest_of_the_largest_address() -> None:
     waiting = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3", 4: "10.0.0.2", 5: "10.0.0.2"}
     assert makes_room(waiting) == 2
     assert makes_room({3: "a", 1: "b"}) == 3
@@ -230,16 +231,16 @@ def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
 async def test_slow_member_is_not_evicted_by_one_crowded_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
+    monkeypatch.setattr(connection_limiter, "MAX_UNAUTHENTICATED", 12)
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
         elsewhere = TCPConnector(local_addr=("127.0.0.2", 0))
         other = await stack.enter_async_context(ClientSession(connector=elsewhere))
         slow = await stack.enter_async_context(other.ws_connect(url))
-        challenge = challenged(await slow.receive_str(timeout=10))
-        for _ in range(connection_limiter.MOST_STRANGERS + 5):
+        challenge = parse_challenge(await slow.receive_str(timeout=10))
+        for _ in range(connection_limiter.MAX_UNAUTHENTICATED + 5):
             await stack.enter_async_context(http.ws_connect(url))
-        await slow.send_str(answer(challenge, Keypair(), Keypair()).decode())
+        await slow.send_str(sign_answer(challenge, Keypair(), Keypair()).decode())
         assert json.loads(await slow.receive_str(timeout=10)) == {"type": "welcome"}
 
 
@@ -247,23 +248,23 @@ async def test_slow_member_is_not_evicted_by_one_crowded_address(
 async def test_connections_without_request_make_room(
     with_tls: bool, own: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
-    trust = Trust.by(own.path) if with_tls else None
-    tls = own.server_side() if with_tls else None
+    monkeypatch.setattr(connection_limiter, "MAX_UNAUTHENTICATED", 12)
+    trust = TlsTrust.by(own.path) if with_tls else None
+    tls = own.server_context() if with_tls else None
     given = {"ssl": trust.context, "server_hostname": "localhost"} if trust else {}
     async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
-        count = connection_limiter.MOST_STRANGERS + 3
+        count = connection_limiter.MAX_UNAUTHENTICATED + 3
         ends = [
             await asyncio.open_connection("127.0.0.1", server.port, **given) for _ in range(count)
         ]
-        async with asyncio.timeout(connection_limiter.STRANGER_SECONDS / 2):
+        async with asyncio.timeout(connection_limiter.HANDSHAKE_SECONDS / 2):
             for reader, _ in ends[:3]:  # the oldest
                 with contextlib.suppress(ConnectionResetError):
                     assert await reader.read() == b""
         assert not any(reader.at_eof() for reader, _ in ends[3:])
         async with Visitor(server, trust=trust) as visitor:
             await visitor.join()
-        assert await member.seat() is None  # and is there as before
+        assert await member.seat() is None  # the connection still works
         for _, writer in ends:
             writer.transport.abort()
 
@@ -272,9 +273,9 @@ async def test_connections_without_request_make_room(
 async def test_silent_connections_end_and_starve_no_member(
     stage: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tls = own.server_side() if stage == "TLS handshake" else None
-    trust = Trust.by(own.path) if tls else None
-    monkeypatch.setattr(connection_limiter, "STRANGER_SECONDS", 2.0)
+    tls = own.server_context() if stage == "TLS handshake" else None
+    trust = TlsTrust.by(own.path) if tls else None
+    monkeypatch.setattr(connection_limiter, "HANDSHAKE_SECONDS", 2.0)
     async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
         ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(300)]
         async with Visitor(server, trust=trust) as visitor:
@@ -288,42 +289,42 @@ async def test_silent_connections_end_and_starve_no_member(
             writer.transport.abort()
 
 
-async def test_a_connection_holds_few_subscriptions() -> None:
+async def test_connection_has_a_subscription_limit() -> None:
     call = b'{"jsonrpc":"2.0","id":%d,"method":"%s","params":[%s]}'
     key = f'"{Keypair().pubkey()}"'.encode()
     async with serving() as server:
-        asked = [
+        requests = [
             call % (number, b"accountSubscribe", key)
-            for number in range(rpc_methods.MOST_SUBSCRIPTIONS + 1)
+            for number in range(rpc_methods.MAX_SUBSCRIPTIONS + 1)
         ]
-        said = await converse(server, *asked, b"[]", key=Keypair())
-        *held, refused = map(json.loads, said)
-        assert all("result" in one for one in held)
+        replies = await converse(server, *requests, b"[]", key=Keypair())
+        *accepted, refused = map(json.loads, replies)
+        assert all("result" in reply for reply in accepted)
         assert (
             refused["error"]["message"]
-            == f"a connection may hold {rpc_methods.MOST_SUBSCRIPTIONS} subscriptions"
+            == f"a connection may hold {rpc_methods.MAX_SUBSCRIPTIONS} subscriptions"
         )
         again = [
-            *asked[:-1],
-            call % (98, b"accountUnsubscribe", b"%d" % (held[-1]["result"] + 1)),
-            asked[-1],
+            *requests[:-1],
+            call % (98, b"accountUnsubscribe", b"%d" % (accepted[-1]["result"] + 1)),
+            requests[-1],
         ]
-        # those of a connection that is gone count no more
-        said = await converse(server, *again, b"[]", key=Keypair())
-        assert all("result" in json.loads(one) for one in said)
+        # The subscriptions of an ended connection do not count.
+        replies = await converse(server, *again, b"[]", key=Keypair())
+        assert all("result" in json.loads(reply) for reply in replies)
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_member_that_takes_nothing_holds_no_connection(
+async def test_connection_of_a_member_that_reads_nothing_ends(
     ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither by a message that ends it, nor by silence; and what it owes it nobody waits for."""
-    monkeypatch.setattr(session, "MOST_OWED", 1 << 30)
+    """An invalid message or a ping timeout ends it. The server does not wait for its backlog."""
+    monkeypatch.setattr(session, "MAX_UNREAD_BYTES", 1 << 30)
     monkeypatch.setattr(session, "PING_SECONDS", 0.25)
     async with serving() as server, ClientSession() as http, Visitor(server) as other:
         async with http.ws_connect(f"ws://127.0.0.1:{server.port}", autoclose=False) as socket:
-            challenge = challenged(await socket.receive_str(timeout=10))
-            await socket.send_str(answer(challenge, Keypair(), Keypair()).decode())
+            challenge = parse_challenge(await socket.receive_str(timeout=10))
+            await socket.send_str(sign_answer(challenge, Keypair(), Keypair()).decode())
             await socket.receive_str(timeout=10)
             transport = socket._writer.transport
             assert transport is not None
@@ -337,7 +338,7 @@ async def test_a_member_that_takes_nothing_holds_no_connection(
             }
             for _ in range(5):
                 await socket.send_json(call)
-            assert len(server._connections) == 3  # the other has two
+            assert len(server._connections) == 3  # `other` has two
             if ends:
                 await socket.send_str("[]")
             await until(lambda: len(server._connections) == 2, "the connection has ended")
@@ -376,25 +377,25 @@ async def test_member_sends_only_its_own_transactions_on_this_run() -> None:
 async def test_new_identities_get_accounts_by_success_and_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts, "NEW_OF_ADDRESS", 2.0)
+    monkeypatch.setattr(accounts, "NEW_PER_ADDRESS", 2.0)
     async with serving(tmp_path) as server, contextlib.AsyncExitStack() as stack:
         visitors = [await stack.enter_async_context(Visitor(server)) for _ in range(4)]
 
         def funded(visitor: Visitor) -> bool:
             return server.node.bank.account(visitor.wallet.pubkey) is not None
 
-        assert not any(map(funded, visitors)), "to come in costs the server nothing"
-        looker, *members, late = visitors
-        with pytest.raises(Refused):  # nothing is due
-            await looker.chain.tick()
-        client = CoordinatorClient(looker.pool, looker.wallet)
+        assert not any(map(funded, visitors)), "a connection alone gets no account"
+        idle, *members, late = visitors
+        with pytest.raises(Refused):  # no transition is due
+            await idle.chain.tick()
+        client = CoordinatorClient(idle.pool, idle.wallet)
         blockhash, _ = await client.sender.blockhash()
         tick = client.sender.transaction([client.ix.tick(RUN)], (), 200_000, 0, blockhash)
         with pytest.raises(TransactionFailed):
-            await looker.pool.call(
+            await idle.pool.call(
                 lambda node: node.send_raw_transaction(bytes(tick), TxOpts(skip_preflight=True))
             )
-        assert not funded(looker), "what fails gives no account, without the preflight either"
+        assert not funded(idle), "a failing transaction gets no account, even without preflight"
         for member in members:
             await member.join()
             assert funded(member)
@@ -407,14 +408,15 @@ async def test_accounts_without_membership_expire_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accounts, "AWAY_SECONDS", 0.0)
-    passer, member = Pubkey.new_unique(), Keypair()
+    guest = Pubkey.new_unique()
+    member = Keypair()
     async with serving(tmp_path) as server, Visitor(server, member) as visitor:
         await visitor.join()
-        await server.node.provide(passer, accounts.ALLOWANCE)
+        await server.node.provide(guest, accounts.FUNDING_LAMPORTS)
         server.accounts.sweep()
     async with serving(tmp_path) as server:
         server.accounts.sweep()
-        assert server.node.bank.account(passer) is None
+        assert server.node.bank.account(guest) is None
         assert server.node.bank.account(member.pubkey()) is not None, "it has a membership"
         async with Visitor(server, member) as visitor:
             assert await visitor.seat() is not None
@@ -423,89 +425,106 @@ async def test_accounts_without_membership_expire_for_good(
 async def test_dropped_connection_sends_the_members_signed_withdrawal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions, "GRACE", 0.2)
-    monkeypatch.setattr(sessions, "RETURN", 0.2)
+    monkeypatch.setattr(sessions, "ABSENCE_SECONDS", 0.2)
+    monkeypatch.setattr(sessions, "RETURN_SECONDS", 0.2)
     async with serving() as server, Visitor(server) as stays:
         async with Visitor(server) as goes:
             await goes.join()
             keeping = asyncio.create_task(
-                leave_wills(goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN)
+                renew_withdraw_transaction(
+                    goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN
+                )
             )
-            await until(lambda: _client(server, goes).will, "the will is kept")
+            await until(
+                lambda: _client(server, goes).withdraw_transaction, "the transaction is stored"
+            )
             keeping.cancel()
         async with asyncio.timeout(30):
             while (await stays.chain.view(fresh=True)).members.pending:
                 await asyncio.sleep(0.05)
 
 
-async def test_of_many_who_come_and_go_few_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Anybody makes identities, where there is no list of those who may join."""
+async def test_log_lines_about_connections_are_rate_limited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Without a list of members, anyone can create identities.
     caplog.set_level("INFO")
-    here, lines = sessions.Sessions(None), int(sessions.LINES)
+    connected = sessions.Sessions(None)
+    lines = int(sessions.LOG_LINES_BURST)
     for number in range(lines + 50):
-        here.came(Keypair().pubkey(), bytes(32), session.Session.__new__(session.Session))
+        connected.add(Keypair().pubkey(), bytes(32), session.Session.__new__(session.Session))
         if number == lines + 20:
-            here._lines._tokens = 1.0
+            connected._log_limit._tokens = 1.0
     assert caplog.text.count(" is here") == lines + 1
     assert "is here; 21 earlier arrivals and departures not shown" in caplog.text
 
 
-async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "GRACE", 0.1)
-    monkeypatch.setattr(sessions, "RETURN", 0.1)
+async def test_server_without_withdrawals_withdraws_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ABSENCE_SECONDS", 0.1)
+    monkeypatch.setattr(sessions, "RETURN_SECONDS", 0.1)
     async with serving(withdraw=False) as server, Visitor(server) as stays:
         async with Visitor(server) as goes:
             await goes.join()
             keeping = asyncio.create_task(
-                leave_wills(goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN)
+                renew_withdraw_transaction(
+                    goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN
+                )
             )
-            await until(lambda: _client(server, goes).will, "the will is kept")
+            await until(
+                lambda: _client(server, goes).withdraw_transaction, "the transaction is stored"
+            )
             keeping.cancel()
         async with asyncio.timeout(30):
-            while goes.wallet.pubkey in server.sessions._clients:  # one identity has to be heard
+            while (
+                goes.wallet.pubkey in server.sessions._clients
+            ):  # another identity has to send something
                 await stays.chain.view(fresh=True)
                 await asyncio.sleep(0.05)
         assert (await stays.chain.view(fresh=True)).members.pending
 
 
-class _Deaf:
-    """A connection of which the server does not know yet that it is none."""
+class BrokenConnection:
+    """A connection that broke without the server knowing."""
 
     def put(self, text: str) -> None:
         del text
 
 
-async def test_nobody_is_withdrawn_while_nobody_at_all_is_heard(
+async def test_server_outage_withdraws_only_who_stays_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions, "GRACE", 0.05)
-    monkeypatch.setattr(sessions, "RETURN", 0.3)
+    monkeypatch.setattr(sessions, "ABSENCE_SECONDS", 0.05)
+    monkeypatch.setattr(sessions, "RETURN_SECONDS", 0.3)
     withdrawn: list[Pubkey] = []
 
     async def send(identity: Pubkey, will: bytes) -> None:
         withdrawn.append(identity)
 
     here, there, gone = (Keypair().pubkey() for _ in range(3))
-    outlets: dict[Pubkey, sessions.Outlet] = {key: _Deaf() for key in (here, there, gone)}
-    present = sessions.Sessions(send)
-    clients = [present.came(key, bytes(key), outlet) for key, outlet in outlets.items()]
+    connections: dict[Pubkey, sessions.PushConnection] = {
+        key: BrokenConnection() for key in (here, there, gone)
+    }
+    connected = sessions.Sessions(send)
+    clients = [
+        connected.add(key, bytes(key), connection) for key, connection in connections.items()
+    ]
     for client in clients:
-        present.keep(client, b"will")
+        connected.set_withdraw_transaction(client, b"transaction")
     await asyncio.sleep(0.01)
-    for client in clients:  # the server's line is cut
-        present.went(client, outlets[client.identity])
+    for client in clients:  # the server goes offline
+        connected.remove(client, connections[client.identity])
     await asyncio.sleep(0.2)
     assert not withdrawn
-    present.came(here, bytes(here), outlets[here])  # and whole again
+    connected.add(here, bytes(here), connections[here])  # the server is online again
     await asyncio.sleep(0.15)
-    present.came(there, bytes(there), outlets[there])
-    present.heard()
-    await until(lambda: withdrawn, "who does not come back is withdrawn")
-    await present.close()
+    connected.add(there, bytes(there), connections[there])
+    connected.record_message()
+    await until(lambda: withdrawn, "the absent identity is withdrawn")
+    await connected.close()
     assert withdrawn == [gone]
 
 
-async def test_nobody_can_leave_the_will_of_another() -> None:
+async def test_withdraw_transaction_of_another_is_refused() -> None:
     async with serving() as server, Visitor(server) as one, Visitor(server) as two:
         await two.join()
         client = CoordinatorClient(two.pool, two.wallet)
@@ -514,44 +533,42 @@ async def test_nobody_can_leave_the_will_of_another() -> None:
             [client.ix.leave_run(RUN, run.round_id)], two.wallet.pubkey, Hash.default()
         )
         for tx in (
-            VersionedTransaction(message, [two.wallet.keypair]),  # of another identity
+            VersionedTransaction(message, [two.wallet.keypair]),  # signed by another identity
             VersionedTransaction.populate(message, [Keypair().sign_message(b"x")]),
         ):
-            await one.link.keep_will(base64.b64encode(bytes(tx)))
-        assert _client(server, one).will is None
+            await one.link.set_withdraw_transaction(base64.b64encode(bytes(tx)))
+        assert _client(server, one).withdraw_transaction is None
 
 
-def _client(server: CentralServer, visitor: Visitor) -> sessions.ConnectedClient:
+def _client(server: RunServer, visitor: Visitor) -> sessions.ConnectedClient:
     return server.sessions._clients[visitor.wallet.pubkey]
 
 
 async def test_server_reports_peers_addresses_and_departures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions, "GRACE", 0.1)
-    monkeypatch.setattr(sessions, "RETURN", 0.1)
-    here, there = (
-        Whereabouts(("192.0.2.1:7",)),
-        Whereabouts(("[2001:db8::1]:8", "192.0.2.2:9"), "https://relay.example"),
-    )
+    monkeypatch.setattr(sessions, "ABSENCE_SECONDS", 0.1)
+    monkeypatch.setattr(sessions, "RETURN_SECONDS", 0.1)
+    here = Whereabouts(("192.0.2.1:7",))
+    there = Whereabouts(("[2001:db8::1]:8", "192.0.2.2:9"), "https://relay.example")
     async with serving() as server, Visitor(server) as one:
-        Broker(one.link).write(here)
-        await until(lambda: _client(server, one).at == here, "it is announced")
+        ServerDirectory(one.link).write(here)
+        await until(lambda: _client(server, one).whereabouts == here, "the address is announced")
         async with Visitor(server) as two:
-            broker = Broker(two.link)
-            broker.write(there)
+            directory = ServerDirectory(two.link)
+            directory.write(there)
             assert (
-                await until(lambda: broker.read(bytes(one.peer.pubkey())), "it hears of the other")
+                await until(lambda: directory.read(bytes(one.peer.pubkey())), "it gets the address")
                 == here
             )
             assert (
                 await until(
-                    lambda: one.link.peers.get(bytes(two.peer.pubkey())), "so does the other"
+                    lambda: one.link.peers.get(bytes(two.peer.pubkey())), "the other one too"
                 )
                 == there
             )
         async with asyncio.timeout(30):
-            while one.link.peers:  # who is gone is nowhere
+            while one.link.peers:  # the departed peer is removed
                 await one.pool.genesis()
                 await asyncio.sleep(0.05)
 
@@ -571,15 +588,18 @@ async def test_acknowledged_state_survives_a_killed_server(tmp_path: Path) -> No
             assert after.seq == before.seq
             assert await visitor.seat() is not None
             await visitor.chain.leave()
-            await until(lambda: _client(again, visitor).at == here, "it is announced again")
-        for away, says in (
+            await until(
+                lambda: _client(again, visitor).whereabouts == here,
+                "the address is announced again",
+            )
+        for restarted, message in (
             (serving(port=port), "has restarted without its state"),
             (serving(tmp_path, port=port, allowed=frozenset()), "is not on this server's list"),
         ):
-            async with away:  # without TLS anybody on the way can say so, for as long as it can
+            async with restarted:  # without TLS, anyone in between could forge this
                 with pytest.raises(
                     Unavailable,
-                    match=f"has not answered for 1 s: .* {says}.*, or something between this machine and the server",
+                    match=f"has not answered for 1 s: .* {message}.*, or something between this machine and the server",
                 ):
                     await visitor.pool.patient(1.0).genesis()
         async with serving(tmp_path, port=port):
@@ -588,18 +608,18 @@ async def test_acknowledged_state_survives_a_killed_server(tmp_path: Path) -> No
         await visitor.__aexit__()
 
 
-async def test_tls_with_a_certificate_of_ones_own(own: Certificate, other: Certificate) -> None:
-    async with serving(tls=own.server_side()) as server:
-        async with Visitor(server, trust=Trust.by(own.path)) as visitor:
+async def test_tls_accepts_only_the_expected_certificate(
+    own: Certificate, other: Certificate
+) -> None:
+    async with serving(tls=own.server_context()) as server:
+        async with Visitor(server, trust=TlsTrust.by(own.path)) as visitor:
             await visitor.join()
+        with pytest.raises(ServerRefused, match=r"is not trusted.*\nWithout --tls-ca"):
+            await Visitor(server, trust=TlsTrust.by(None)).__aenter__()
         with pytest.raises(
-            ServerRefused, match=r"is not to be trusted.*\nNo certificate was given"
+            ServerRefused, match=rf"is not trusted.*\nIt must be {re.escape(str(other.path))}"
         ):
-            await Visitor(server, trust=Trust.by(None)).__aenter__()
-        with pytest.raises(
-            ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other.path))}"
-        ):
-            await Visitor(server, trust=Trust.by(other.path)).__aenter__()
+            await Visitor(server, trust=TlsTrust.by(other.path)).__aenter__()
         plain = Visitor(server)
         plain.pool.patience = 0.5
         with pytest.raises(Unavailable, match="has not answered"):
@@ -609,20 +629,21 @@ async def test_tls_with_a_certificate_of_ones_own(own: Certificate, other: Certi
 async def test_known_member_waits_out_another_certificate(
     tmp_path: Path, own: Certificate, other: Certificate
 ) -> None:
-    kept = tmp_path / "state"
-    async with serving(kept, tls=own.server_side()) as server:
-        port, visitor = server.port, Visitor(server, trust=Trust.by(own.path))
+    state = tmp_path / "state"
+    async with serving(state, tls=own.server_context()) as server:
+        port = server.port
+        visitor = Visitor(server, trust=TlsTrust.by(own.path))
         await visitor.__aenter__()
     try:
-        async with serving(kept, port=port, tls=other.server_side()):
+        async with serving(state, port=port, tls=other.server_context()):
             with pytest.raises(
                 Unavailable,
                 match=r"has not answered for 1 s: the certificate of the server .* is not",
             ):
                 await visitor.pool.patient(1.0).genesis()
-        async with serving(kept, port=port, tls=own.server_side()):
+        async with serving(state, port=port, tls=own.server_context()):
             await visitor.pool.genesis()
-        async with serving(port=port, tls=own.server_side()):  # who has the certificate is believed
+        async with serving(port=port, tls=own.server_context()):  # the certificate proves it
             with pytest.raises(ServerRefused, match="restarted without its state"):
                 await visitor.pool.genesis()
     finally:
@@ -631,26 +652,27 @@ async def test_known_member_waits_out_another_certificate(
 
 async def test_connections_broken_for_one_member_do_not_end_it(own: Certificate) -> None:
     async with (
-        serving(tls=own.server_side()) as server,
-        Visitor(server, trust=Trust.by(own.path)) as visitor,
+        serving(tls=own.server_context()) as server,
+        Visitor(server, trust=TlsTrust.by(own.path)) as visitor,
     ):
-        outlets, connection = _client(server, visitor).outlets, visitor.link._connection
+        connections = _client(server, visitor).connections
+        connection = visitor.link._connection
         assert connection is not None
-        broken = {_Deaf() for _ in range(sessions.MOST_OF_ONE)}
-        outlets |= broken
+        broken = {BrokenConnection() for _ in range(sessions.MAX_CONNECTIONS_PER_IDENTITY)}
+        connections |= broken
         await connection.close()
-        asked = asyncio.create_task(visitor.pool.genesis())
+        call = asyncio.create_task(visitor.pool.genesis())
         await asyncio.sleep(0.2)
-        assert not asked.done()
+        assert not call.done()
         with pytest.raises(
             ServerRefused, match="has 4 connections already"
-        ):  # not a member that was here before
-            await Visitor(server, visitor.wallet.keypair, Trust.by(own.path)).__aenter__()
-        outlets -= broken
-        assert await asked
+        ):  # a new process of the member
+            await Visitor(server, visitor.wallet.keypair, TlsTrust.by(own.path)).__aenter__()
+        connections -= broken
+        assert await call
 
 
-async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(
+async def test_member_that_reconnects_is_not_withdrawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as server, Visitor(server) as visitor:
@@ -660,4 +682,4 @@ async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(
         await connection.close()
         assert await visitor.seat() is not None
         assert visitor.link._connection is not connection
-        assert server.sessions.here(visitor.wallet.pubkey)
+        assert server.sessions.is_connected(visitor.wallet.pubkey)

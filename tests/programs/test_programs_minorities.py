@@ -9,7 +9,7 @@ import pytest
 from aftermath.rules import bitmap, committee
 from aftermath.rules.state import ExitReason
 from programs.harness import World
-from programs.holding import end, established, one_round
+from programs.level_holders import end, established, one_round
 from programs.scenario import Scenario
 
 FIVE = (0, 0, 1, 1, 2)
@@ -45,17 +45,18 @@ def test_newcomers_that_are_silent_stop_nothing_however_many(world: World, walle
 @pytest.mark.parametrize(
     ("wallets", "lose"), [(2, ()), (3, ()), (4, (0, 1)), (6, (0, 1, 2, 3, 4))], ids=str
 )
-def test_who_refuses_everybody_takes_nobodys_word_before_they_are_most(
+def test_wallets_that_deny_all_results_need_a_majority(
     world: World, wallets: int, lose: tuple[int, ...]
 ) -> None:
-    """They attest nobody's results but their own. In their first epoch nobody asks them; in the
-    next, with more than a third of those who delivered in it, only their results are applied. Words
-    are taken by two thirds of a level's holders, and by more than half of all: the limits that
-    docs/security.md tells.
+    """They attest no results but their own. In their first epoch they are not judges. In the next
+    one, with more than a third of the deliveries, only their results are applied. A right to attest
+    is lost to two thirds of a level's holders that are more than half of all judges: the limits in
+    docs/security.md.
     """
     run, honest = established(world, FIVE)
     liars = dict.fromkeys(range(len(FIVE), len(FIVE) + wallets), tuple(honest))
-    mine, theirs = bitmap.from_seats(honest), bitmap.from_seats(liars)
+    mine = bitmap.from_seats(honest)
+    theirs = bitmap.from_seats(liars)
 
     def weights() -> list[int]:
         return [run.members.seats[run.seat_of(index)].weight for index in honest]
@@ -73,7 +74,7 @@ def test_who_refuses_everybody_takes_nobodys_word_before_they_are_most(
 
 @pytest.mark.parametrize("wallets", [3, 12])
 @pytest.mark.parametrize("tiers", [FIVE, (0, 0, 1), (0, 1, 1, 2)], ids=str)
-def test_newcomers_do_not_say_what_the_model_is_in_the_cooldown_of_their_first_epoch(
+def test_newcomers_do_not_attest_in_their_first_cooldown(
     world: World, tiers: tuple[int, ...], wallets: int
 ) -> None:
     """They have delivered all of it, and are more than a third, or more than two thirds."""
@@ -135,7 +136,8 @@ def test_first_epoch_one_more_than_a_third_has_no_word_alone(
     has a quorum, also while honest witnesses are late.
     """
     run = Scenario(world).start(rounds_per_epoch=rounds, overlap=overlap)
-    honest, liars = range(members - wallets), range(members - wallets, members)
+    honest = range(members - wallets)
+    liars = range(members - wallets, members)
     run.train_of(dict.fromkeys(range(members), 0))
     theirs = bitmap.from_seats(run.seat_of(index) for index in liars)
     while run.run.state.training:
@@ -170,9 +172,8 @@ def test_first_epoch_one_more_than_a_third_has_no_word_alone(
 
 
 @pytest.mark.parametrize("missed", [0, 1])
-def test_who_is_refused_by_the_only_other_judge_keeps_its_word_until_it_misses_a_round(
-    world: World, missed: int
-) -> None:
+def test_member_denied_by_only_other_judge_loses_by_one_miss(world: World, missed: int) -> None:
+    """It keeps its right to attest until it misses one round."""
     run, honest = established(world, (*FIVE, 2, 1))
     run.train_of(honest)
     while run.run.state.training:

@@ -1,7 +1,7 @@
-"""A server's `state.toml`: a run's config file, plus what a new run needs.
+"""Read a server's `state.toml`: a run's config file plus the run id.
 
-The tables are those of a run's config, so that one file serves both. Values that describe a run's
-progress may only describe its start, because only the saved state has the progress.
+For compatibility it may also have the keys of a run's progress, but only with their values before
+the first step. The progress itself is in the state directory.
 """
 
 from __future__ import annotations
@@ -18,37 +18,39 @@ from aftermath.config.tables import Table
 from aftermath.rules.limits import RUN_ID_BYTES
 
 
-class Beginning(Table):
-    """`[progress]`, as it is before a run's first step."""
+class InitialProgress(Table):
+    """The table `[progress]`, with the values before a run's first step."""
 
     epoch: Literal[0] = 0
     step: Literal[0, 1] = 1
     epoch_start_data_index: Literal[0] = 0
 
 
-class State(RunConfig):
-    """The whole file."""
+class StateFile(RunConfig):
+    """The content of a `state.toml`."""
 
     run_id: Annotated[str, Field(min_length=1, max_length=RUN_ID_BYTES)] | None = None
     run_state: Literal["WaitingForMembers"] = "WaitingForMembers"
-    progress: Beginning = Beginning()
+    progress: InitialProgress = InitialProgress()
 
 
-def load_state(
+def load_state_file(
     path: Path, run_id: str | None, init_warmup_time: int | None = None
-) -> tuple[str, State]:
-    """(the run's id, the file), with another `warmup_time` if one is given. Raises ConfigError,
-    UsageError.
+) -> tuple[str, StateFile]:
+    """Return the run id and the file, with `init_warmup_time` as warmup_time if it is given.
+
+    Raises ConfigError or UsageError.
     """
-    state = load_as(path, State)
+    state = load_as(path, StateFile)
     if run_id is not None and state.run_id not in (None, run_id):
         raise UsageError(
-            f"--run-id is {run_id!r}, and {path} says {state.run_id!r}", "Leave one of them out"
+            f"--run-id is {run_id!r}, but {path} says {state.run_id!r}",
+            f"Leave out --run-id, or change run_id in {path}",
         )
     chosen = run_id or state.run_id
     if chosen is None:
         raise UsageError(
-            f"{path} does not say the run's id",
+            f"{path} has no run_id",
             'Write run_id = "NAME" at its top, or pass --run-id NAME',
         )
     run_seed(chosen)

@@ -17,7 +17,7 @@ GOAL = 50_000
 
 
 @pytest.fixture
-def crowd(world: World) -> Scenario:
+def full_run(world: World) -> Scenario:
     """256 members of three tiers and many speeds in round 0."""
     world.load(_in_round_0())
     return Scenario(world)
@@ -43,83 +43,90 @@ def _in_round_0() -> Snapshot:
     return run.world.snapshot()
 
 
-def test_an_epoch_of_256(crowd: Scenario) -> None:
+def test_epoch_of_256_members_completes(full_run: Scenario) -> None:
     for _ in range(4):
-        for index in crowd.elected():
-            assert crowd.witness(index).ok().units <= GOAL
-    state = crowd.run
+        for index in full_run.elected():
+            assert full_run.witness(index).ok().units <= GOAL
+    state = full_run.run
     assert (state.state, state.step, state.data_index) == (RunState.COOLDOWN, 4, 3 * 4096)
     assert (state.backlog, state.lost_sequences) == (0, 0)
-    members = crowd.members
+    members = full_run.members
     for level in range(3):
         assert len(committee.cooldown_electees(state, members, level)) == 32
     for seat in sorted(
         {seat for level in range(3) for seat in committee.cooldown_electees(state, members, level)}
     ):
         levels = committee.levels_to_attest(state, members, seat)
-        assert crowd.attest(seat, {level: HASHES[level] for level in levels}).ok().units <= GOAL
-    assert crowd.run.levels_attested == 0b111
+        assert full_run.attest(seat, {level: HASHES[level] for level in levels}).ok().units <= GOAL
+    assert full_run.run.levels_attested == 0b111
     named = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
-    assert crowd.by(0, "checkpoint", named).ok().units <= GOAL
-    state = crowd.run
+    assert full_run.by(0, "checkpoint", named).ok().units <= GOAL
+    state = full_run.run
     assert (state.state, state.epoch, state.finishers) == (
         RunState.WAITING_FOR_MEMBERS,
         1,
         2**256 - 1,
     )
-    assert {seat.points for seat in crowd.members.seats} == {10}
-    assert {seat.state for seat in crowd.members.seats} == {MemberState.IDLE}
+    assert {seat.points for seat in full_run.members.seats} == {10}
+    assert {seat.state for seat in full_run.members.seats} == {MemberState.IDLE}
 
 
-def test_the_data_of_silent_members_comes_back(crowd: Scenario) -> None:
+def test_data_of_silent_members_returns(full_run: Scenario) -> None:
     rng = random.Random(1)
     silent = set(rng.sample(range(256), 85))
     heard = bitmap.from_seats(seat for seat in range(256) if seat not in silent)
-    crowd.everyone_witnesses()
-    first, fresh = crowd.run.rounds[0], crowd.run.current.data_index + 4096
-    for index in crowd.elected():
-        assert crowd.witness(index, heard).ok().units <= GOAL
-    state = crowd.run
-    shares = assignment.assign(first, crowd.members, 10)
+    full_run.witness_round()
+    first = full_run.run.rounds[0]
+    fresh = full_run.run.current.data_index + 4096
+    for index in full_run.elected():
+        assert full_run.witness(index, heard).ok().units <= GOAL
+    state = full_run.run
+    shares = assignment.assign(first, full_run.members, 10)
     settled = backlog.settle(backlog.Backlog(), first, shares, heard)
     redo, left = settled.backlog.take(4096)
     assert len(redo) == REDO
     assert state.current.redo == redo
-    assert (crowd.backlog, state.backlog, state.lost_sequences) == (left.intervals, left.waiting, 0)
+    assert (full_run.backlog, state.backlog, state.lost_sequences) == (
+        left.intervals,
+        left.waiting,
+        0,
+    )
     assert state.data_index == fresh + 4096 - state.current.redone
     owed_nothing = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
     assert state.rounds[1].attested == heard | owed_nothing
     missing = [seat for seat in range(256) if not bitmap.contains(state.rounds[1].attested, seat)]
     assert (
-        crowd.by(0 if 0 not in missing else 1, "health_check", crowd.names(missing)).ok().units
+        full_run.by(0 if 0 not in missing else 1, "health_check", full_run.names(missing))
+        .ok()
+        .units
         <= GOAL
     )
-    assert crowd.members.mask(MemberState.DROPPED).bit_count() == len(missing)
+    assert full_run.members.mask(MemberState.DROPPED).bit_count() == len(missing)
 
 
-def test_a_crowd_that_vanishes_ends_its_epoch(crowd: Scenario) -> None:
-    crowd.everyone_witnesses()
-    while crowd.run.state is not RunState.WAITING_FOR_MEMBERS:
-        crowd.world.advance(31)
-        assert crowd.tick().ok().units <= GOAL
-    state = crowd.run
-    assert (state.exit_reason, [(one.start, one.len) for one in crowd.backlog]) == (
+def test_epoch_whose_256_members_vanish_ends(full_run: Scenario) -> None:
+    full_run.witness_round()
+    while full_run.run.state is not RunState.WAITING_FOR_MEMBERS:
+        full_run.world.advance(31)
+        assert full_run.tick().ok().units <= GOAL
+    state = full_run.run
+    assert (state.exit_reason, [(one.start, one.len) for one in full_run.backlog]) == (
         ExitReason.NO_ATTESTATION,
         [(0, 8192)],
     )
 
 
-def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
+def test_disagreeing_witnesses_are_counted(full_run: Scenario) -> None:
     rng = random.Random(2)
-    crowd.everyone_witnesses()
+    full_run.witness_round()
     votes = [0] * 256
-    for index in crowd.elected():
+    for index in full_run.elected():
         seen = sum(1 << seat for seat in range(256) if rng.random() < seat / 256)
         for seat in range(256):
             votes[seat] += seen >> seat & 1
-        assert crowd.witness(index, seen).ok().units <= 60_000
-    state = crowd.run
-    shares = assignment.assign(state.rounds[0], crowd.members, 10)
+        assert full_run.witness(index, seen).ok().units <= 60_000
+    state = full_run.run
+    shares = assignment.assign(state.rounds[0], full_run.members, 10)
     expected = bitmap.from_seats(
         seat for seat in range(256) if votes[seat] >= 22 or shares[seat].len == 0
     )
@@ -129,7 +136,9 @@ def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
 
 @pytest.mark.parametrize("levels", [3, 8])
 @pytest.mark.parametrize("said", ["nothing", "half"])
-def test_a_cooldown_that_time_ends_costs_no_more(world: World, levels: int, said: str) -> None:
+def test_timed_out_cooldown_stays_within_its_compute_limit(
+    world: World, levels: int, said: str
+) -> None:
     """Nobody states what the model contains, or just half of the committees do, before the time is
     up.
     """

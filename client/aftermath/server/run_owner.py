@@ -1,8 +1,8 @@
-"""The server as the owner of its run: it creates, configures and starts it like a command.
+"""Create, configure and start a server's run, as its owner.
 
-The owner's key never leaves the server. With a state directory it is stored there, readable by the
-server's user only. A changed file is applied if the run is new, paused or finished (with more
-steps), like `update-config`; otherwise the server says that it is not.
+The owner's key stays on the server: in the state directory, readable by the server's user only. A
+changed config file is applied like `update-config` if the run is new, paused, or finished and gets
+more steps. Otherwise the server prints the keys that it ignores.
 """
 
 from __future__ import annotations
@@ -34,31 +34,35 @@ from aftermath.owner.difference import differences
 from aftermath.rules.model import Model
 from aftermath.rules.run import Config, Run
 from aftermath.rules.state import RunState
-from aftermath.server.files import LEDGER, ServerError
+from aftermath.server.option_files import LEDGER, ServerError
 
-_INSIDE = "http://127.0.0.1:1"  # where nobody listens: the calls do not leave this process
+_URL = "http://127.0.0.1:1"  # a placeholder: calls stay in this process
 
 
-class _Inside(httpx.AsyncBaseTransport):
-    """The chain of this process as a `chain.wire.Wire`."""
+class _InProcessWire(httpx.AsyncBaseTransport):
+    """A `chain.wire.Wire` to the chain of this process."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
 
     def http(self) -> httpx.AsyncClient:
+        """Return an HTTP client that calls the chain directly."""
         return httpx.AsyncClient(transport=self)
 
     def websocket(self, url: str) -> AbstractAsyncContextManager[Connection]:
-        raise NotImplementedError("an owner reads, and subscribes to nothing")
+        """Raise NotImplementedError: the owner's commands do not subscribe."""
+        raise NotImplementedError("an owner does not subscribe")
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a JSON-RPC request."""
         return httpx.Response(200, content=await self._rpc.answer(await request.aread()))
 
 
 def owner_wallet(directory: Path | None) -> Wallet:
-    """The owner's key in the directory of state, a new one if nothing is kept there yet. Raises
-    WalletError, and ServerError where a run is kept without its key: with another one nobody owns
-    it.
+    """Load the owner's key from the state directory, or create one if the directory has no run.
+
+    Raises WalletError. Raises ServerError if there is a run without its key, because no other key
+    can control that run.
     """
     if directory is None:
         return Wallet(Keypair())
@@ -67,24 +71,23 @@ def owner_wallet(directory: Path | None) -> Wallet:
         return load_wallet(path)
     if holds_chain(directory / LEDGER):
         raise ServerError(
-            f"{directory} keeps a run, but not the key of its owner: there is no {path}",
-            "Restore that file from a copy, or start again with an empty directory: --save-state-dir DIR",
+            f"{directory} has a run, but not its owner's key {path.name}",
+            f"Restore {path} from a backup, or start a new run with an empty --save-state-dir DIR",
         )
     return create_wallet(path)
 
 
 @asynccontextmanager
-async def inside(node: EmbeddedNode, wallet: Wallet) -> AsyncIterator[SignedCluster]:
-    """The chain of this process with the owner's wallet, as the owner's commands have it."""
-    async with RpcPool([endpoint(_INSIDE)], wire=_Inside(node.rpc(node.methods))) as pool:
+async def owner_cluster(node: EmbeddedNode, wallet: Wallet) -> AsyncIterator[SignedCluster]:
+    """Open the chain of this process with the owner's wallet, as the owner's commands use it."""
+    async with RpcPool([endpoint(_URL)], wire=_InProcessWire(node.rpc(node.methods))) as pool:
         yield SignedCluster(pool, CoordinatorClient(pool, wallet), Authorizer(pool), wallet)
 
 
 def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
-    """Return a sentence for every key of the file that a started run does not take up, with both
-    values.
-    """
-    # without the model's shape: to make it takes seconds, and what the run began with may be gone
+    """Return a sentence, with both values, for every changed key that a started run ignores."""
+    # The model's shape is left out. Computing it takes seconds, and the checkpoint that the run
+    # started from may be gone.
     change = Change(
         metadata={},
         config=file,
@@ -93,28 +96,27 @@ def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
         switch_to_hub=False,
         client_version=None,
     )
-    found = differences(change, run, model)
-    if not file.llm.data_hash:  # the run has a hash of its own then
-        found = [one for one in found if one.key != "model.data_location.secondary"]
+    changed = differences(change, run, model)
+    if not file.llm.data_hash:  # the server computed the run's hash by itself
+        changed = [one for one in changed if one.key != "model.data_location.secondary"]
     return [
         f"{one.key}: the run keeps {one.old!r}; {one.new!r} in {file.file} applies to a new run only"
-        for one in found
+        for one in changed
     ]
 
 
-async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[str]:
-    """See that the run exists, goes by the file if it may still be changed, and is started. What is
-    to be said of that.
+async def ensure_run(chain: SignedCluster, run_id: str, file: RunConfig) -> list[str]:
+    """Create the run if it does not exist, apply the file if the run allows it, and start the run.
 
-    Raises what the owner's commands raise, and ServerError where another run is kept and not this
-    one.
+    Return warnings for the operator. Raises what the owner's commands raise, and ServerError if the
+    state directory has another run.
     """
     names = [run.run_id for run, _, _ in await chain.coordinator.list_runs()]
     if names and run_id not in names:
-        kept = " and ".join(map(repr, names))
+        existing = " and ".join(map(repr, names))
         raise ServerError(
-            f"--save-state-dir keeps the run {kept}, not {run_id!r}",
-            f"Pass --run-id {shlex.quote(names[0])}, or pass an empty --save-state-dir DIR for {run_id!r}",
+            f"--save-state-dir has the run {existing}, not {run_id!r}",
+            f"Pass --run-id {shlex.quote(names[0])}, or an empty --save-state-dir DIR for {run_id!r}",
         )
     steps = await missing(chain, run_id, {}, chain.wallet.pubkey, "")
     if not steps:
@@ -122,16 +124,16 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
         rules = Config(**file.to_chain()["config"])
         if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
             return [
-                f"the run has trained all its {run.trained_steps} steps: raise total_steps in the file to continue"
+                f"the run has trained all its {run.trained_steps} steps: raise total_steps in {file.file} to continue"
             ]
         if not run.halted:
             return unused_keys(file, run, model)
-    # loads PyTorch: a server that resumes does not wait for it, since its members check
+    # These load PyTorch, which takes seconds. A server that only resumes does not need them.
     from aftermath.owner.schema import shape_of
     from aftermath.owner.warnings import warnings_of
 
     shape = await asyncio.to_thread(shape_of, file)
-    config, trouble = await asyncio.to_thread(with_agreed_data, file, shape.vocab_size)
+    config, data_warning = await asyncio.to_thread(with_agreed_data, file, shape.vocab_size)
     if steps:
         await chain.sender.afford(steps, chain.coordinator.sizes(run_id), later=LATER)
         await chain.sender.send_packed(steps)
@@ -147,4 +149,4 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
     await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
     await chain.coordinator.set_paused(run_id, False)
     run, model, _ = await chain.coordinator.snapshot(run_id)
-    return warnings_of(run, model, shape, trouble)
+    return warnings_of(run, model, shape, data_warning)
