@@ -98,7 +98,7 @@ docs: $(STAMP)  ## write the generated pages: commands, config, measurements
 site: $(STAMP)  ## the documentation as a site, in runs/site
 	$(RUN) -m mkdocs build -f config/site/mkdocs.yml
 
-# Measures anew what the documentation quotes; `make docs` afterwards.
+# Repeats the measurements that the documentation quotes; `make docs` afterwards.
 measure: $(STAMP)  ## measure what the pages quote
 	$(RUN) benchmarks/measure.py
 

@@ -1,20 +1,19 @@
-"""The arms that are compared: what a file like `arms.toml` names, how one of them is trained, and
-what is kept of it.
+"""Train the arms that are compared, as a file like `arms.toml` names them, and keep their results.
 
-Decided
-- An arm is trained by the laboratory of `train-local`, so by the members' own code. A training is
-  one arm at one number of steps, one rate and one seed; what is kept of it is a line of a file in
-  `measured/runs`.
-- A line counts only while the arm is still what it was trained as: it names everything that was
-  said to the laboratory.
-- Seconds are the process's own on the CPU, so that other work on the machine does not count as the
-  arm's. A line says on which processor, since seconds of two machines do not compare; older lines
-  do not, and are of one machine.
-- A stopped training continues from its last save, as `train-local` does: the large ones take
-  hours.
-- A size may say that it is for a GPU: in bf16, as members there train, with nothing saved on the
-  way and with seconds by the clock, which count only if nothing else had the GPU.
+An arm at one number of steps, one rate and one seed is a training. Its result is a line of a file
+in `measured/runs`.
 """
+
+# How it is measured:
+# - The laboratory of `train-local` trains an arm, so the members' own code does.
+# - A line counts only while its arm is unchanged: it contains all settings of the laboratory.
+# - Seconds are the process's CPU time, so other work on the machine does not count. A line names
+#   its processor, because seconds of two machines do not compare. Older lines name none; all of
+#   them are of one machine.
+# - A stopped training continues from its last save, as `train-local` does. The large ones take
+#   hours.
+# - A size may be for a GPU: it trains in bf16 as members there do, saves nothing on the way, and
+#   has seconds by the clock. They count only if nothing else used the GPU.
 
 from __future__ import annotations
 
@@ -108,7 +107,7 @@ class Arm:
     name: str
     question: str
     expected: Mapping[str, str]
-    """By size, as it was named first."""
+    """The expected result by size, as named before the training."""
     trainings: tuple[Training, ...]
 
 
@@ -185,7 +184,9 @@ def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
 
 
 def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
-    """What is said to the laboratory. Raises pydantic's ValidationError for what it does not know."""
+    """What is said to the laboratory. Raises pydantic's ValidationError for what it does
+    not know.
+    """
     return LabSettings(
         **places,  # type: ignore[arg-type]  # pydantic checks them
         **training.said,

@@ -1,17 +1,19 @@
-"""Rounds per second of a run on the centralized server, with light members: all of the protocol,
-and no training.
+"""Measure rounds per second of a run on the centralized server, with members that do not train.
 
-    python benchmarks/central.py [--members 64] [--rounds 30] [--processes 2] [--json]
-
-The server is `aftermath-centralized server run`, a process of its own that keeps its state on the
-disk. Each light member has its own identity, its two signed connections, the real client of the run
-and the real ticker; it joins, and where it is elected it attests, as fast as it can, that everybody
-delivered. Nobody trains, nobody has a model, and no result goes from peer to peer: so this is the
-pace that the server and the program allow, not that of a training run. The program's shortest round
-is one second of the chain's clock, which is whole seconds; `attested_seconds` says how long after a
-round began the quorum of its attestations was there, of which the rest is room for training. The
-members share the machine with the server.
+python benchmarks/central.py [--members 64] [--rounds 30] [--processes 2] [--json]
 """
+
+# How it is measured:
+# - The server is `aftermath-centralized server run`, in its own process, with its state on the
+#   disk.
+# - Each member has its own identity, two signed connections, the real client of the run and the
+#   real ticker. It joins. When it is elected it attests at once that all members delivered.
+# - No member trains, has a model or sends a result. So this is the pace that the server and the
+#   program allow, not that of a training run.
+# - The shortest round is one second of the chain's clock, which counts whole seconds.
+# - `attested_seconds` is the time from the start of a round to the quorum of its attestations.
+#   The rest of the round is room for training.
+# - The members share the machine with the server.
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""What the programs cost: compute units, account bytes and rent, bytes pushed to a subscriber,
-fees.
+"""Measure what the programs cost: compute units, account bytes, rent, pushed bytes and fees.
 
-    benchmarks/chain.py [--json] [--members 3 32 256]
-
-Runs a whole epoch per size in LiteSVM with the committed programs and measures every transaction.
-Units are the highest seen of an instruction. Pushed bytes are the websocket message that a
-subscriber of the Run account gets after a transaction, in the two encodings that clients use. Fees
-count one signature per transaction and no priority fee.
+python benchmarks/chain.py [--json] [--members 3 32 256]
 """
+
+# How it is measured:
+# - Run a whole epoch per size in LiteSVM with the committed programs, and measure each
+#   transaction.
+# - Units are the highest of an instruction.
+# - Pushed bytes are the websocket message to a subscriber of the Run account after a transaction,
+#   in the two encodings that clients use.
+# - Fees count one signature per transaction and no priority fee.
 
 import argparse
 import base64
@@ -45,7 +47,9 @@ ENCODINGS = ("base64", "base64+zstd")
 
 
 class Recorder(World):
-    """A world that remembers what each instruction cost and what a subscriber of the run was sent."""
+    """A world that remembers what each instruction cost and what a subscriber of the run
+    was sent.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +102,9 @@ class Recorder(World):
 
 
 def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
-    """A run with `clients` members in its first warm-up, created one instruction per transaction."""
+    """A run with `clients` members in its first warm-up, created one instruction per
+    transaction.
+    """
     run = Scenario(world, tiers=tiers)
     world.fund(run.authority.pubkey())
     for instruction in run.creation():
@@ -333,7 +339,7 @@ def fail(run: Scenario, tiers: int) -> None:
 
 
 def appoint(run: Scenario, record: Any, tiers: int) -> None:
-    """As if all who are in the epoch had begun it as established holders."""
+    """Make all members of the epoch established holders that began it."""
     state = run.world.record("Run", run.run_id)
     state["levels_established"] = (1 << tiers) - 1
     # later rounds are as the one before
@@ -376,7 +382,7 @@ def level_drop(clients: int) -> int:
 
 
 def lately(run: Scenario, record: Any, rounds: int) -> None:
-    """As if this number of further rounds had made a step in this epoch."""
+    """Add this number of further rounds that made a step in this epoch."""
     state = run.world.record("Run", run.run_id)
     state["step"] += rounds
     state["rounds"]["height"] += rounds

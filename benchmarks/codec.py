@@ -1,33 +1,31 @@
-"""Bytes and speed of results against DeMo's published algorithm, restated here, in the same
-process.
+"""Measure bytes and speed of results against DeMo's published algorithm, in the same process.
 
-Usage: python benchmarks/codec.py [--json]
-
-DeMo (Peng et al., arXiv 2411.19870; its reference code): per tensor, in 64 x 64 chunks, delta <-
-delta * decay + lr grad, DCT, top-k by magnitude, int64 indices of 8 bytes and fp32 values; delta
-loses the inverse DCT of what is sent; apply is a scatter mean of all peers, an inverse DCT and the
-sign.
-
-Decided
-- `encode` is from a gradient to the bytes that travel, with everything that error feedback does;
-  DeMo's to its tensors.
-- `apply` is from decoded results to changed weights. Ours is exact: the same bits on every replica.
-- Both of our kinds are measured as runs use them: DisTrO with one bit, SparseLoCo with two and the
-  mean.
-- Seconds are the CPU's, with one thread on both sides, the best of five by turns: other work on the
-  machine hardly changes them. Ratios are DeMo's seconds over ours: above 1 ours is faster.
-- `two_threads` is the same on two threads, in seconds of the clock, since what waits for another
-  thread takes no CPU. Other work on the machine changes them: measure where there is none, or read
-  them with `load_before`.
-- `bound` is log2 of how many different results there are: places, values and, with a power of two,
-  its exponent.
-- Where numba is installed, encoding and applying are compiled kernels' (`kernels`); DeMo's are
-  torch's.
-- `aggregate32_seconds` is the exact apply of 32 members' results to a model of 124 M parameters.
-- `all_numbers` is SparseLoCo as docs/experiments.md says to choose it, which sends 512 times as
-  many numbers as DeMo; `all_numbers_muon` has Muon at the apply too, whose exact polar factors DeMo
-  has nothing like.
+python benchmarks/codec.py [--json]
 """
+
+# How it is measured:
+# - DeMo (Peng et al., arXiv 2411.19870; its reference code) works per tensor in 64 x 64 chunks:
+#   delta <- delta * decay + lr grad, DCT, top-k by magnitude, int64 indices of 8 bytes and fp32
+#   values. Delta loses the inverse DCT of what is sent. Apply is a scatter mean of all peers, an
+#   inverse DCT and the sign.
+# - `encode` is from a gradient to the sent bytes, with error feedback; DeMo's is to its tensors.
+# - `apply` is from decoded results to changed weights. Ours is exact: the same bits on every
+#   replica.
+# - Both of our kinds are measured as runs use them: DisTrO with one bit, SparseLoCo with two and
+#   the mean.
+# - Seconds are CPU time with one thread on both sides, the best of five in turns: other work on
+#   the machine hardly changes them. Ratios are DeMo's seconds over ours: above 1 ours is faster.
+# - `two_threads` is the same on two threads in wall time, since a waiting thread uses no CPU.
+#   Other work on the machine changes it: measure on an idle machine, or compare with
+#   `load_before`.
+# - `bound` is log2 of the number of different results: positions, values and, with a power of
+#   two, its exponent.
+# - Where numba is installed, its compiled kernels encode and apply (`kernels`). DeMo's use torch.
+# - `aggregate32_seconds` is the exact apply of 32 members' results to a model of 124 M
+#   parameters.
+# - `all_numbers` is SparseLoCo as docs/experiments.md recommends it: it sends 512 times the
+#   numbers of DeMo. `all_numbers_muon` also has Muon at the apply. DeMo has nothing like its
+#   exact polar factors.
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ GPT2 = MODEL | {
 }
 
 Sent = Sequence[tuple[Tensor, Tensor]]
-"""Of one peer, per tensor: indices int64 and values fp32, [chunks, k]."""
+"""The tensors of one peer's result: indices int64 and values fp32, [chunks, k]."""
 
 
 class Demo:
@@ -156,9 +154,7 @@ def signs(model: Mapping[str, Any], topk: int) -> Schema:
 
 
 def least_bytes(results: ResultFormat) -> float:
-    """Of a result, if all that its blocks can say took equally many bits, and no whole number of
-    them.
-    """
+    """Return the fewest bytes of a result, if all messages of its blocks took equally many bits."""
     exponents = 1
     values = 2
     if results.values.lattice_bits:
@@ -171,8 +167,8 @@ def least_bytes(results: ResultFormat) -> float:
 
 
 def log2_messages(places: int, most: int, values: int, exponents: int) -> float:
-    """Of how many things a block can say: which numbers are kept, one of `values` for each, and an
-    exponent.
+    """Return log2 of the number of messages of a block: which numbers are kept, one of `values` for
+    each, and an exponent.
     """
     sets = 1
     some = 0
@@ -198,7 +194,9 @@ def bytes_of(schemas: Callable[[int], Schema]) -> dict[str, dict[str, float]]:
 
 
 def seconds(*actions: Callable[[], object], repeats: int = 5) -> list[float]:
-    """Of the fastest run of each: of the CPU with one thread, of the clock with more."""
+    """Return the seconds of the fastest run of each: CPU time with one thread, wall time
+    with more.
+    """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     return best(*actions, repeats=repeats, clock=clock)
 
@@ -261,7 +259,7 @@ def measure() -> dict[str, Any]:
 
 
 def speeds(threads: int, big: Schema) -> dict[str, Any]:
-    """Of both kinds against DeMo, and of the exact apply of many results to a big model."""
+    """Measure both kinds against DeMo, and the exact apply of many results to a big model."""
     torch.set_num_threads(threads)
     return {
         "distro": against_demo(the_schema()),

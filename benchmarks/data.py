@@ -1,15 +1,14 @@
-"""How fast tokens are read, from this machine's files and from a web server behind a slow link.
+"""Measure how fast tokens are read, from local files and from a web server behind a slow link.
 
-Usage: python benchmarks/data.py [--json]
-
-Decided
-- Local: shuffled sequences of 2,048 tokens of 2 bytes, in shares of 256, from files in the page
-  cache; `bytes` are those of the files, and each sequence is checked and handed over as a member
-  trains on it.
-- HTTP: a server on this machine whose answers take as long as at 100 Mb/s. A round is ROUND
-  seconds, of which the first APPLY apply results, while the share is read ahead as members do. What
-  is waited for is the rest of the read.
+python benchmarks/data.py [--json]
 """
+
+# How it is measured:
+# - Local: shuffled sequences of 2,048 tokens of 2 bytes, in shares of 256, from files in the page
+#   cache. `bytes` are those of the files. Each sequence is checked and returned as for training.
+# - HTTP: a server on this machine answers as slowly as at 100 Mb/s. A round takes ROUND seconds,
+#   and the first APPLY of them apply results while the share is read ahead, as in a member. The
+#   wait is the rest of the read.
 
 from __future__ import annotations
 

@@ -1,15 +1,19 @@
-"""How fast a result is encoded, decoded and applied exactly, against the float apply of DeMo in the
-same process.
+"""Measure encode, decode and exact apply of a result, against DeMo's float apply.
 
-Usage: python benchmarks/distro.py [--json]
-
-The model is a Llama of about 20 M parameters in three tiers, top-k 8 of 64 x 64 blocks, 1-bit.
-Gradients are independent noise per peer, so peers rarely agree on coefficients: the most entries an
-aggregate can get. Speeds are the best of five runs, in million parameters per second. The float
-reference is scatter-mean, one inverse DCT and sign in fp32 over the same blocks, batched like ours.
-Signs are compared with the same estimate in float64: `exact_differs` counts ours, `fp32_differs`
-the reference's, where the sum is beyond 1e-12 in float64 (below that, its own sign is noise).
+python benchmarks/distro.py [--json]
 """
+
+# How it is measured:
+# - The model is a Llama of about 20 M parameters in three tiers, top-k 8 of 64 x 64 blocks,
+#   1-bit.
+# - Gradients are independent noise per peer, so peers rarely share coefficients: an aggregate has
+#   the most entries possible.
+# - Speeds are the best of five runs, in million parameters per second.
+# - The float reference is scatter-mean, one inverse DCT and sign in fp32 over the same blocks,
+#   batched like ours, in the same process.
+# - Signs are compared with the same estimate in float64. `exact_differs` counts ours and
+#   `fp32_differs` the reference's, where the sum exceeds 1e-12 in float64. Below that, the sign
+#   is noise.
 
 from __future__ import annotations
 

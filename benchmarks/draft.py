@@ -1,24 +1,23 @@
-"""What a small tier as draft gains where a large one writes: `generate --draft-tier` against the
-same without it.
+"""Measure what a small tier gains as a draft model: `generate` with and without --draft-tier.
 
-Usage: python benchmarks/draft.py [--json]
-
-Decided
-- Who writes was trained: the arm `mixed` of unequal-kinds.toml, seed 0, whose tiers are cut by
-  width or by layers. It is trained again here, which takes a minute of a core for each; weights are
-  not kept with the figures.
-- Prompts are the beginnings of held-out text, and all of what is written fits into the window,
-  where a draft guesses.
-- The text with a draft has to be the one without, token by token, or there is no figure.
-- Seconds are the CPU's, with one thread, the best of three by turns, as in codec.py: `over_alone`
-  is tokens per second with the draft over those without, so above 1 the draft pays. `taken` is the
-  part of its guesses that were right.
-- `fewer_passes` is by how much the large tier itself is asked less often, what `over_alone` would
-  be if a draft cost nothing and several tokens took no longer than one.
-- `at_most` is the same for a model of GPT-2's size whose draft is right: hidden units beyond tier 2
-  add nothing there, so all tiers say the same and each costs what it does. It is what size could
-  give, not what a trained model gives.
+python benchmarks/draft.py [--json]
 """
+
+# How it is measured:
+# - The models are trained: the arm `mixed` of unequal-kinds.toml, seed 0, whose tiers are cut by
+#   width or by layers. It trains again here, for a minute of a core each, because weights are not
+#   kept with the figures.
+# - Prompts are the beginnings of held-out text. All written text fits into the window, where a
+#   draft guesses.
+# - The text with a draft must be the one without, token by token, or there is no figure.
+# - Seconds are CPU time with one thread, the best of three in turns, as in codec.py. `over_alone`
+#   is tokens per second with the draft over those without: above 1 the draft pays.
+# - `taken` is the part of its guesses that were right.
+# - `fewer_passes` is the reduction of the large tier's passes: `over_alone` if a draft cost
+#   nothing and several tokens took no longer than one.
+# - `at_most` is the same for a model of GPT-2's size whose draft is always right. Hidden units
+#   beyond tier 2 add nothing there, so all tiers agree and each has its real cost. It is what
+#   size could give, not what a trained model gives.
 
 from __future__ import annotations
 
@@ -60,11 +59,11 @@ DRAWN = {"greedy": 0.0, "drawn": 0.8}
 """Temperatures."""
 
 Models = Mapping[int, LanguageModel]
-"""By tier."""
+"""The trained models by tier."""
 
 
 def training(size: str) -> Training:
-    """Of the models that write."""
+    """Return the training of the models that write."""
     (arm,) = (arm for arm in arms(KIND) if arm.name == ARM)
     return next(one for one in arm.trainings if (one.size, one.seed) == (size, SEED))
 

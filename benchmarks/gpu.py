@@ -1,23 +1,23 @@
-"""Whether a GPU does what a member needs, how fast, and what it holds; `make gpu-check` calls it.
+"""Measure whether a GPU does what a member needs, how fast, and its memory; for `make gpu-check`.
 
-Usage: python benchmarks/gpu.py [PART ...]
-
-On the first CUDA device, part by part, all of them if none is named:
-
-    tests    those that need a GPU, Triton's kernels and ranks that speak NCCL among them
-    hashes   whether results applied there leave the hashes that the CPU leaves, for the light recipe's model and every
-             optimizer
-    kernels  whether Triton's kernels can be used
-    demo     the demonstration, with its largest member on the GPU and the others on the CPU
-    step     `benchmarks/step.py` of the light recipe in bf16
-    large    `benchmarks/large.py`: a member of 124 million parameters against a good plain loop
-    memory   the most bytes that a member of each tier of both recipes held at once, in fp32 and in bf16, training one
-             sequence at a time
-
-What a part found is kept in `benchmarks/measured/gpu.json` as soon as it is there, next to what
-others found on the same kind of GPU with the same PyTorch: a GPU may be at hand for minutes. It
-ends with 1 without a GPU, and after the first part that fails, of which nothing is kept.
+python benchmarks/gpu.py [PART ...]    run these parts on the first CUDA device, or all of them
 """
+
+# The parts:
+# - tests: those that need a GPU, including Triton's kernels and ranks with NCCL
+# - hashes: whether results applied on the GPU leave the CPU's hashes, for the light recipe's
+#   model and each optimizer
+# - kernels: whether Triton's kernels can be used
+# - demo: the demonstration, with its largest member on the GPU and the others on the CPU
+# - step: `benchmarks/step.py` of the light recipe in bf16
+# - large: `benchmarks/large.py`, a member of 124 million parameters against a plain loop
+# - memory: peak bytes of a member of each tier of both recipes, in fp32 and bf16, with one
+#   sequence at a time
+# - A part's figures are in `benchmarks/measured/gpu.json` as soon as it ends, next to those of
+#   other parts on the same kind of GPU with the same PyTorch: a GPU may be available for minutes
+#   only.
+# - The exit code is 1 without a GPU, and after the first part that fails. Its figures are not
+#   kept.
 
 from __future__ import annotations
 
@@ -164,8 +164,9 @@ def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) ->
 
 
 def kernels(device: torch.device) -> Mapping[str, bool]:
-    """By optimizer whether its results are chosen and counted by kernels there, where there are
-    kernels for it.
+    """Return by optimizer whether kernels on the device encode and count its results.
+
+    Optimizers without kernels are left out.
     """
     found = {}
     for name, settings in OPTIMIZERS.items():
@@ -222,14 +223,14 @@ def _step(device: torch.device, *options: str) -> Any:
 
 
 def memory(device: torch.device) -> Any:
-    """Of every model, by precision and tier."""
+    """Return the peak bytes of each model, by precision and tier."""
     return {
         model: {kind: peaks(model, kind, device) for kind in ("fp32", "bf16")} for model in MODELS
     }
 
 
 def peaks(model: str, precision: str, device: torch.device) -> Sequence[int | None]:
-    """By tier the most bytes that PyTorch held on the device; None where it was too small."""
+    """Return the peak bytes of PyTorch on the device by tier, or None where it was too small."""
     config = config_of(MODELS[model])
     found: list[int | None] = []
     for tier in range(TIERS):

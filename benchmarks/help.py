@@ -1,13 +1,13 @@
-"""How long `--help` takes: of the index and of every command, in milliseconds over an interpreter
-that does nothing.
+"""Measure how long `--help` takes, in milliseconds over an interpreter that does nothing.
 
-    python benchmarks/help.py                      # all commands
-    python benchmarks/help.py train tick --json
-
-Commands take turns, so that what else the machine does meets all of them; the least of several
-times counts, since nothing makes a process faster than it is. It is processor time, which a busy
-machine stretches least.
+python benchmarks/help.py                      # all commands
+python benchmarks/help.py train tick --json
 """
+
+# How it is measured:
+# - Commands take turns, so other work on the machine affects all of them.
+# - The least of several times counts, since nothing makes a process faster than it is.
+# - It is CPU time, which a busy machine changes least.
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""What unequal members are worth to each other: does the large one learn more with small ones, and
-they with it?
+"""Measure what unequal members gain from each other: large ones from small ones, and the reverse.
 
-    python benchmarks/heterogeneity.py [--json] [--kind KIND]    the figures, from what is kept in measured/runs
-    python benchmarks/heterogeneity.py --run SIZE [--kind KIND]  train what is named and nobody measured
-
-Decided
-- A kind is how the tiers are cut from the model and what trains them. Each has a file of arms of
-  its own.
-- An arm is taken at the rate that is best for its largest tier on the mean over seeds.
-- Gains are in nats per byte held out, of the same tier and seed with and without the others; an
-  interval holds the mean with 95 % by Student's t over the seeds. A gain is clear when its interval
-  does not hold 0.
-- Computing is counted in parameters times sequences: what a member of a tier does for a step.
+heterogeneity.py [--json] [--kind KIND]    print the figures of measured/runs
+heterogeneity.py --run SIZE [--kind KIND]  train the named trainings that are not measured yet
 """
+
+# How it is measured:
+# - A kind is how the tiers are cut from the model and what trains them. Each has its own file of
+#   arms.
+# - An arm counts at the rate that is best for its largest tier on the mean over seeds.
+# - Gains are in nats per held-out byte, of the same tier and seed with and without the others. An
+#   interval contains the mean with 95 % by Student's t over the seeds. A gain is clear if its
+#   interval does not contain 0.
+# - Compute is parameters times sequences: the work of a tier's member for a step.
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ Losses = Mapping[int, Mapping[int, float]]
 
 
 def losses_of(lines: Sequence[Mapping[str, Any]]) -> Losses:
-    """By tier and seed, of trainings of one arm at one rate."""
+    """Return the losses of trainings of one arm at one rate, by tier and seed."""
     found: dict[int, dict[int, float]] = {}
     for line in lines:
         for tier, loss in line.get("held_out_by_tier", {"0": line["held_out"]}).items():

@@ -1,19 +1,18 @@
-"""Ideas that a run's settings do not have, tried in the laboratory before anybody builds them.
+"""Try ideas that a run has no setting for, in the laboratory, before anyone builds them.
 
-    python benchmarks/ideas.py [--json]                the figures, from what is kept in measured/runs
-    python benchmarks/ideas.py --run [--only ARM ...]  train what ideas.toml names and nobody measured, and keep it
-
-Decided
-- The arms are named in ideas.toml before they run. An arm's table `idea` says what is put in the
-  place of the members' own code, for this training alone; all else is said to the laboratory as in
-  arms.toml.
-- `against` are the arms that an idea is held against: of ideas.toml, or FILE/ARM of another file of
-  arms. A gain is the loss of such an arm minus the idea's, of the same tier and seed, with the
-  interval of heterogeneity.py.
-- Replicas are equal bit by bit after an apply, which tests show. So here one applies and the others
-  copy it: it saves a quarter of the time, which is why no seconds are shown.
-- Floating point does here; what wins has to be built exactly.
+ideas.py [--json]                print the figures of measured/runs
+ideas.py --run [--only ARM ...]  train the arms of ideas.toml that are not measured yet
 """
+
+# How it is measured:
+# - ideas.toml names the arms before they run. An arm's table `idea` names what replaces the
+#   members' own code, for this training only. All other settings are as in arms.toml.
+# - `against` are the arms that an idea is compared with: of ideas.toml, or FILE/ARM of another
+#   file. A gain is the loss of such an arm minus the idea's, of the same tier and seed, with the
+#   interval of heterogeneity.py.
+# - Replicas are equal bit by bit after an apply, as tests show. So one applies here and the
+#   others copy it. That saves a quarter of the time, so no seconds are shown.
+# - Floating point suffices here. An idea that wins must be built exactly.
 
 from __future__ import annotations
 
@@ -61,11 +60,10 @@ FILE = Path(__file__).with_name("ideas.toml")
 SIZE = "0.2M"
 IDEA = "idea"
 _ALTERNATIONS = 3
-"""Of finding a matrix's strongest directions; more change hardly anything."""
+"""The number of steps to find a matrix's strongest directions. More change hardly anything."""
 
 
 # --- what is put in place
-#  -------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -100,7 +98,7 @@ Place = tuple[object, str, object]
 
 
 def _applied_once(self: Together, step: int, results: Results) -> None:
-    """As `Together._apply`, with one member's apply for all."""
+    """Apply like `Together._apply`, with one member's apply for all."""
     votes = {
         level: [decode_level(payload, self._schema.results, level) for payload in payloads]
         for level, payloads in results.items()
@@ -342,7 +340,6 @@ def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
 
 
 # --- results of low rank
-#  --------------------------------------------------------------------------------------------
 
 
 def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
@@ -452,11 +449,10 @@ IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
     "forget": forget,
     "low_rank": low_rank,
 }
-"""By the name in an arm's table, from its value and what else is said to the laboratory."""
+"""The ideas by their name in an arm's table. Each takes its value and the laboratory's settings."""
 
 
 # --- trainings and figures
-#  ------------------------------------------------------------------------------------------
 
 
 def plain_of(one: Training) -> Training:
@@ -510,9 +506,7 @@ def losses(name: str) -> Losses:
 
 
 def gains(idea: Losses, against: Losses) -> dict[str, dict[str, Any]]:
-    """By tier what the idea's arm gains, in nats per byte; without an interval where there is one
-    seed.
-    """
+    """Return by tier the gain of the idea's arm in nats per byte. One seed gives no interval."""
     found = {}
     for tier in sorted(idea.keys() & against.keys()):
         seeds = sorted(idea[tier].keys() & against[tier].keys())

@@ -1,21 +1,20 @@
-"""A member of 124 million parameters on a GPU, against a good plain loop: how fast it trains, and
-what a round costs.
+"""Measure a member of 124 million parameters on a GPU against a plain training loop.
 
-Usage: python benchmarks/large.py [--json] [--small] [PART ...]
-
-The model has GPT-2's vocabulary of 50,304; sequences have 1,024 tokens, and 32 of them are passed
-at once, in bf16, compiled. Parts:
-
-    plain           the plain loop (`benchmarks/plain.py`), tokens per second
-    distro          a member with a share of 64 sequences
-    sparseloco      30 inner steps of AdamW, 64 of 4,096 numbers sent
-    outer_muon      30 inner steps of Muon, all numbers sent, applied along the polar factor and as a mean
-
-Of a member: tokens per second while it trains; milliseconds to encode its result, to decode and
-apply those of eight, and to hash its replica; and the most bytes there were on the GPU. Every part
-prints a line as soon as it is done. `--small` takes a small model and no compiler, to try it on a
-CPU.
+python benchmarks/large.py [--json] [--small] [PART ...]
 """
+
+# The parts and how they are measured:
+# - The model has GPT-2's vocabulary of 50,304. Sequences have 1,024 tokens; a pass has 32 of
+#   them, in bf16, compiled.
+# - plain: the plain loop (`benchmarks/plain.py`), tokens per second
+# - distro: a member with a share of 64 sequences
+# - sparseloco: 30 inner steps of AdamW, 64 of 4,096 numbers sent
+# - outer_muon: 30 inner steps of Muon, all numbers sent, applied along the polar factor and as a
+#   mean
+# - Figures of a member: tokens per second while it trains; milliseconds to encode its result, to
+#   decode and apply eight results, and to hash its replica; and the peak bytes on the GPU.
+# - Each part prints a line as soon as it ends. `--small` takes a small model and no compiler, to
+#   try it on a CPU.
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ def table_of_worth(measured: Mapping[str, Any]) -> str:
 
 
 def from_step(seconds: Sequence[float | None]) -> str:
-    """Return the step length for a worth: if members are worth 10 % more, as measured, 10 % less."""
+    """Return the step length for a worth: if members are worth 10 % more, as measured, 10
+    % less.
+    """
     more, same, less = seconds
     if more is None:
         return "never"

@@ -1,13 +1,14 @@
-"""Signed transfers per second through the HTTP API of the embedded localnet, compared with LiteSVM
-called directly.
+"""Measure signed transfers per second through the HTTP API of the embedded localnet.
 
-    python benchmarks/localnet.py [--transactions 20000] [--connections 32] [--json]
-
-The server is a process of its own; the transactions are signed before the clock starts, one request
-each (with preflight, as clients send by default), over keep-alive connections. Two runs: in memory,
-and with a ledger (every answer synced to the disk). `ratio` is HTTP against LiteSVM verifying and
-executing the same transfers in one loop, in this run on this machine.
+python benchmarks/localnet.py [--transactions 20000] [--connections 32] [--json]
 """
+
+# How it is measured:
+# - The server is a process of its own. Transactions are signed before the clock starts, one
+#   request each (with preflight, as clients send by default), over keep-alive connections.
+# - There are two runs: in memory, and with a ledger that writes each answer to the disk.
+# - `ratio` is HTTP against LiteSVM, which verifies and executes the same transfers in one loop,
+#   in this run on this machine.
 
 from __future__ import annotations
 

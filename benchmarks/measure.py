@@ -1,12 +1,14 @@
-"""Runs the benchmarks and keeps what they measured, for the documentation to quote.
+"""Run the benchmarks and keep their figures, for the documentation to quote.
 
-    python benchmarks/measure.py            all of them: half an hour on two cores
-    python benchmarks/measure.py demo p2p   only these
-    make docs                               afterwards: the pages then quote the new figures
-
-`benchmarks/measured/NAME.json` holds the command that measured, the machine, and the benchmark's
-own JSON. A benchmark that fails leaves its file as it was.
+python benchmarks/measure.py            run all of them: half an hour on two cores
+python benchmarks/measure.py demo p2p   run only these
+make docs                               quote the new figures in the pages
 """
+
+# What is kept:
+# - `benchmarks/measured/NAME.json` contains the command, the machine, and the benchmark's own
+#   JSON.
+# - A benchmark that fails leaves its file unchanged.
 
 from __future__ import annotations
 

@@ -1,19 +1,23 @@
-"""How many bytes of tensors a member holds at most while it trains, per tier of three models.
+"""Measure the peak bytes of tensors of a member in training, per tier of three models.
 
-Usage: python benchmarks/memory.py [--json] [--only MODEL ...]
-
-A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`) trains
-on two sequences and applies a round, of eight members' results where every number is sent; every
-tensor that PyTorch makes and drops on the way is counted. It runs on the CPU: a GPU holds the same
-tensors, and some hundred MB of its own (its context, the libraries' workspaces, fragments) that are
-not counted here. `state` is 16 bytes for each parameter the tier holds, 24 with SparseLoCo; what
-the peak has beyond it are activations and results. `recomputed` is the peak with
-`--activation-checkpointing on`. `preset` is the model of 20 million parameters that `model init`
-has, trained as the recipe `test` has it, on sequences of 512. Models are measured whole but for
-that of `test`. Of it one and two layers are, and the peak of all of them lies on the straight line
-through both, since every layer holds the same. `laptop` is what its tier 2 holds at most with
-layers computed twice and passes in bf16. All else is fp32.
+python benchmarks/memory.py [--json] [--only MODEL ...]
 """
+
+# How it is measured:
+# - A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`)
+#   trains on two sequences and applies a round: of eight members where every number is sent. Each
+#   tensor that PyTorch makes and drops counts.
+# - It runs on the CPU. A GPU has the same tensors, and some hundred MB that are not counted here:
+#   its context, the libraries' workspaces, fragments.
+# - `state` is 16 bytes for each parameter of the tier, 24 with SparseLoCo. The rest of the peak
+#   is activations and results.
+# - `recomputed` is the peak with `--activation-checkpointing on`.
+# - `preset` is the model of 20 million parameters of `model init`, trained as the recipe `test`,
+#   on sequences of 512.
+# - Models are measured whole except that of `test`. It is measured with one and with two layers.
+#   The whole peak lies on the straight line through both, since each layer takes the same.
+# - `laptop` is the peak of its tier 2 with layers computed twice and passes in bf16. All others
+#   are fp32.
 
 from __future__ import annotations
 
@@ -56,8 +60,8 @@ STATE_BYTES = {"light": 24, "test": 16, "preset": 16}
 Muon's inner steps the moment and its copy as well.
 """
 MEMBERS = {"light": 8, "test": 1, "preset": 1}
-"""Whose results are applied together: with every number sent, a byte of a number for each is a good
-part of it.
+"""The number of members whose results are applied together. Where every number is sent, a byte of
+each is a good part of the peak.
 """
 
 
@@ -68,7 +72,7 @@ def shape_of_recipe(model: str) -> dict[str, int]:
 
 
 def document_of(model: str) -> dict[str, Any]:
-    """Its `config.json`."""
+    """Return the model's `config.json`."""
     if model == "preset":
         return dict(PRESETS[PRESET])
     sizes = shape_of_recipe(model)

@@ -1,14 +1,15 @@
-"""How far a training ends from the same one with another seed: what a difference has to exceed
-before it says anything.
+"""Compute how far trainings that differ only in their seed end from each other.
 
-Decided
-- All that is kept with several seeds is pooled, of every size and file, in three kinds: one machine
-  with AdamW or Muon, members with Muon at the apply, and members that go by the mean (DisTrO, of
-  which no seeds are kept, counts as these).
-- A training that is kept in several files under one name counts once.
-- Beyond nine degrees of freedom Student's t is taken from the normal distribution by the first term
-  of its expansion.
+A difference between arms must exceed this noise before it means anything.
 """
+
+# How it is measured:
+# - All trainings with several seeds are pooled, of each size and file, in three kinds: one
+#   machine with AdamW or Muon, members with Muon at the apply, and members that apply the mean.
+#   DisTrO counts as the last; it has no trainings with several seeds.
+# - A training that is in several files under one name counts once.
+# - Beyond nine degrees of freedom, Student's t is the normal distribution with the first term of
+#   its expansion.
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Noise = Mapping[str, float]
 
 
 def kind_of(said: Mapping[str, Any]) -> str:
-    """Of what was said to the laboratory: `machine`, `polar` or `mean`."""
+    """Return the kind of a training by its settings: `machine`, `polar` or `mean`."""
     if said["optimizer"] in ("adamw", "muon"):
         return "machine"
     return "polar" if said.get("orthogonal_lr") else "mean"
@@ -43,7 +44,7 @@ def student(freedom: int) -> float:
 
 
 def pooled(trainings: Mapping[str, list[tuple[float, ...]]]) -> dict[str, Noise]:
-    """By kind, from the losses of every training that has several seeds."""
+    """Return the noise by kind, from the losses of all trainings with several seeds."""
     found: dict[str, Noise] = {}
     for kind, losses in sorted(trainings.items()):
         freedom = sum(len(one) - 1 for one in losses)
@@ -59,7 +60,7 @@ def pooled(trainings: Mapping[str, list[tuple[float, ...]]]) -> dict[str, Noise]
 
 
 def noise() -> dict[str, Noise]:
-    """By kind, from what is kept."""
+    """Return the noise by kind, from the recorded trainings."""
     by_seed: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
     for path in sorted(RUNS.glob("*.jsonl")):
         for line in map(json.loads, path.read_text().splitlines()):

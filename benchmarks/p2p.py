@@ -1,13 +1,14 @@
-"""Measures the peer-to-peer room on loopback: blob throughput against plain TCP, and announcement
-round trips.
+"""Measure the peer-to-peer transport on loopback: blob throughput and announcement round trips.
 
-    python benchmarks/p2p.py [--json]
-
-Every holder is a process of its own; it serves the same bytes through our transport and through
-asyncio TCP, so both are measured in one run on one machine. Our figure includes encryption,
-authentication and the BLAKE3 check; TCP's is the bare copy. A round trip is: one peer announces,
-every other peer answers with an announcement, the first has all.
+python benchmarks/p2p.py [--json]
 """
+
+# How it is measured:
+# - Each holder is a process of its own. It serves the same bytes through our transport and
+#   through asyncio TCP, so both are measured in one run on one machine.
+# - Our figure includes encryption, authentication and the BLAKE3 check. TCP's is the bare copy.
+# - In a round trip, one peer announces, every other peer answers with an announcement, and the
+#   first one has all answers.
 
 import argparse
 import asyncio

@@ -43,15 +43,15 @@ KINDS = "kinds"
 KIND = "0.2M-"
 """The arms whose tiers are cut in different ways, and what their sizes begin with."""
 STRIPS = {
-    "every_40": "width, drawn anew\nevery 40 rounds",
-    "every_10": "width, drawn anew\nevery 10 rounds",
+    "every_40": "width, drawn again\nevery 40 rounds",
+    "every_10": "width, drawn again\nevery 10 rounds",
 }
 TIERS = {"0": "o", "1": "s", "2": "^"}
 """A mark for each."""
 
 
 def digest(found: Any) -> str:
-    """Of the figures of a picture."""
+    """Return the digest of a picture's figures."""
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
@@ -111,7 +111,7 @@ def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
             (line,) = axes.plot(
                 *_of(curve),
                 marker="o",
-                label=f"{int(steps):,} steps: the least loss for so many bytes",
+                label=f"{int(steps):,} steps: the least loss for its bytes",
             )
             axes.plot(*_of(points), marker="x", linestyle="", color=line.get_color(), alpha=0.5)
             axes.axhline(
@@ -172,7 +172,9 @@ def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path)
 
 
 def _by_tier(axes: Axes, columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """A column for each label, with the tiers' means next to each other and their 95 % intervals."""
+    """A column for each label, with the tiers' means next to each other and their 95 %
+    intervals.
+    """
     for place, (tier, marker) in enumerate(TIERS.items()):
         shown = [
             (column, held[tier]) for column, held in enumerate(columns.values()) if tier in held

@@ -223,7 +223,7 @@ def threads() -> str:
     found = figures("spinning")
     rows = [
         (label, *(f"{ratio:.1f}" for ratio in found[key]["sleeping_over_spinning"]))
-        for key, label in (("alone", "alone"), ("beside_one", "next to one busy process"))
+        for key, label in (("alone", "alone"), ("next_to_one", "next to one busy process"))
     ]
     return table(
         ("speed of sleeping threads over spinning ones", "tier 0", "tier 1", "tier 2"), rows

@@ -1,19 +1,21 @@
-"""What it brings that a member's ranks hold an inner optimizer's moments among them, and what it
-costs.
+"""Measure what a member's ranks gain by sharing an inner optimizer's moments, and what it costs.
 
-Usage: python benchmarks/ranks.py [--json] [--ranks 2]
-
-A member of the light recipe's model, of which it has four layers, trains shares of 4 sequences of
-64 tokens in four inner steps, on ranks of the CPU with one thread each. In turns, in another order
-each time, the first rank has all moments, and each has its part. Bytes are of tensors that were
-counted: `first_whole` and `first_dealt` are the most that the first rank has at once, from its
-replica's making to the end of a second share, and `moments` what each rank told of its own. Seconds
-are medians. `steps` are the inner optimizer's of a share, which beside what the ranks compute at
-the same time have what they send each other over the loopback, 4 bytes for each parameter of
-another rank's; `first_cpu` is what the first rank's processor spent on them, which other processes
-of the machine do not change; `share` is all of the training. Ratios are of what is dealt over what
-is not.
+python benchmarks/ranks.py [--json] [--ranks 2]
 """
+
+# How it is measured:
+# - A member of the light recipe's model, with four of its layers, trains shares of 4 sequences of
+#   64 tokens in four inner steps, on CPU ranks with one thread each.
+# - In turns, in another order each time, the first rank has all moments, or each rank has its
+#   part.
+# - Bytes are those of counted tensors. `first_whole` and `first_dealt` are the peaks of the first
+#   rank, from its replica's creation to the end of a second share. `moments` is what each rank
+#   reported.
+# - Seconds are medians. `steps` are the inner optimizer's of a share: what the ranks compute at
+#   the same time, and what they send each other over the loopback, 4 bytes for each parameter of
+#   another rank.
+# - `first_cpu` is the first rank's CPU time for the steps, which other processes do not change.
+#   `share` is all of the training. Ratios are of dealt over whole moments.
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ class Member:
 
 
 def most_bytes(lead: Leader, kind: Kind, dealt: bool) -> int:
-    """Of the first rank's tensors."""
+    """Return the peak bytes of the first rank's tensors."""
     spent = Spent(time.perf_counter)
     with LiveBytes() as live:
         member = Member(lead, kind, dealt)

@@ -1,18 +1,15 @@
-"""Whether small members learn more by strips that change: the prefix of a tier, against strips
-drawn again.
+"""Measure whether small members learn more by changing strips: a tier's prefix against new strips.
 
-    python benchmarks/rolling.py [--json]        the figures, from what is kept in measured/runs/rolling.jsonl
-    python benchmarks/rolling.py --run EVERY     train with strips drawn every EVERY rounds, and keep it
-
-Decided
-- Which strip a small member holds is drawn by permuting the hidden units of every feed-forward: the
-  whole model computes what it did, a small tier's prefix is another strip of it, and its members
-  take theirs from it again.
-- What optimizers have kept back of feed-forwards is forgotten at a draw; all else is as in the arm
-  `mixed` of unequal-kinds.toml at the size 0.2M-width, whose seeds and budget these trainings have.
-
-Source: rolling sub-models, FedRolex (arXiv 2212.01548).
+rolling.py [--json]        print the figures of measured/runs/rolling.jsonl
+rolling.py --run EVERY     train with strips drawn every EVERY rounds, and keep the result
 """
+
+# How it is measured:
+# - A draw permutes the hidden units of each feed-forward. The whole model computes what it did. A
+#   small tier's prefix is another strip of it, and its members copy theirs again.
+# - A draw forgets what optimizers have kept of feed-forwards. All else is as in the arm `mixed`
+#   of unequal-kinds.toml at the size 0.2M-width, whose seeds and budget these trainings have.
+# - Source: rolling sub-models, FedRolex (arXiv 2212.01548).
 
 from __future__ import annotations
 

@@ -1,15 +1,19 @@
-"""What the roots of a member's private state cost, of what its round takes.
+"""Measure the cost of the roots of a member's private state, relative to its round.
 
-Usage: python benchmarks/roots.py [--json]
-
-A member of the light recipe, of tier 0 (`benchmarks/step.py`), trains half of a round and encodes
-it; then its state is hashed, and copied for members that ask for its blocks. Figures are medians.
-`cpu_of_round` is the CPU time of hashing over that of training and encoding, `copy_cpu_of_round`
-that of the copy; `hash_ms` is what the announcement waits for at most, as the member's own result
-is checked meanwhile. `block_ms` is what a block takes to be looked up, read, hashed and proven by
-who is asked, `check_ms` by who asks; `proof_bytes` go with each. The first figures are the highest
-of all below.
+python benchmarks/roots.py [--json]
 """
+
+# How it is measured:
+# - A member of the light recipe, of tier 0 (`benchmarks/step.py`), trains half of a round and
+#   encodes it. Then its state is hashed, and copied for members that ask for its blocks. Figures
+#   are medians.
+# - `cpu_of_round` is the CPU time of hashing over that of training and encoding;
+#   `copy_cpu_of_round` is that of the copy.
+# - `hash_ms` is the longest wait of the announcement, since the member's own result is checked
+#   meanwhile.
+# - `block_ms` is the time to look up, read, hash and prove a block on the serving side, and
+#   `check_ms` on the asking side. `proof_bytes` travel with each block.
+# - The first figures are the highest of all below.
 
 from __future__ import annotations
 

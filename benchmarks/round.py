@@ -1,23 +1,21 @@
 #!/usr/bin/env python3
-"""Where a round's time goes: train, encode, announce, fetch, decode, chain, wait; for 3 and 8
-members on one machine.
+"""Measure where a round's time goes, for 3 and 8 members on one machine.
 
-Runs the real thing: the embedded chain, the real commands, one process per member over QUIC. The
-reference is the round's own training time in the same run: what a round takes beyond its slowest
-member's training is the protocol's overhead. All members share this machine's cores, so training
-times grow with the number of members. The run is the demonstration's: with its overlap of 0 results
-travel, and are attested, after the round's training; with `--overlap 1` during the next one's.
-
-Wall time grows with other load. So CPU seconds are counted too, as the
-system has them of each process: `cpu_ms` is a member's in a round, `chain_cpu_ms` the chain's, and
-`cores_busy` how many cores all of them kept busy. A machine of each member's own would need a
-member's CPU seconds and the waiting alone.
-
-A round of the demonstration has several inner steps of each member, and the protocol's part once
-for all of them: `overhead_per_step_ms` compares with a run of one step a round.
-
-Example: python benchmarks/round.py --members 3 8 --json
+python benchmarks/round.py --members 3 8 --json
 """
+
+# How it is measured:
+# - It runs the embedded chain and the real commands, with one process per member over QUIC.
+# - The reference is the round's own training time in the same run. What a round takes beyond its
+#   slowest member's training is the protocol's overhead.
+# - All members share this machine's cores, so training times grow with the number of members.
+# - The run is the demonstration's. With its overlap of 0, results travel and are attested after
+#   the round's training; with `--overlap 1`, during the next one's.
+# - Wall time grows with other load, so CPU seconds of each process count too: `cpu_ms` is a
+#   member's in a round, `chain_cpu_ms` the chain's, and `cores_busy` the cores that all of them
+#   used. A member on its own machine would need its CPU seconds and the waiting only.
+# - A round of the demonstration has several inner steps of each member, and the protocol's part
+#   once. `overhead_per_step_ms` compares with a run of one step a round.
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The seconds of arms and rounds, from which the part of worth comes that is no learning.
+"""Compute the seconds of arms and rounds: the part of worth that is not learning."""
 
-Decided
-- Seconds of two processors do not compare. So whatever is computed of seconds is computed for each
-  processor by itself, of arms that all have trained on it.
-- Of an arm's trainings on a processor the least counts: other work on a machine only adds.
-- The protocol's time is a model of home lines and a public chain, the same for every arm. With an
-  overlap of 1 a round's results travel while the next one trains, so that a round lasts as long as
-  the longer of the two.
-"""
+# How it is measured:
+# - Seconds of two processors do not compare. So each processor's figures are computed alone, from
+#   arms that all trained on it.
+# - The least of an arm's trainings on a processor counts: other work on a machine only adds.
+# - The protocol's time is a model of home lines and a public chain, the same for each arm. With
+#   an overlap of 1, a round's results travel while the next one trains, so a round lasts as long
+#   as the longer of the two.
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ more.
 """
 
 Seconds = Mapping[str, float]
-"""Of a step of an arm, by processor."""
+"""The seconds of a step of an arm, by processor."""
 
 
 def protocol_seconds(members: int, result_bytes: float) -> float:
@@ -69,16 +68,16 @@ def _by_processor(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, list[float
 def shares(
     training: Training, sent: int, own: Seconds, one: Seconds
 ) -> dict[str, tuple[float, float]]:
-    """By processor that both have: the seconds of one machine alone over those of a member, with
-    and without protocol.
+    """Return the compute share with and without the protocol, by processor.
 
-    `own` are those of all members in one process; `sent` are the bytes of a result.
+    It is the seconds of one machine alone over those of a member. `own` are those of all members in
+    one process; `sent` are the bytes of a result.
     """
-    beside = protocol_seconds(training.members, sent) / training.inner_steps
+    protocol = protocol_seconds(training.members, sent) / training.inner_steps
     found = {}
     for machine in sorted(own.keys() & one.keys()):
         member = own[machine] / training.members
-        lasts = max(member, beside) if training.overlap else member + beside
+        lasts = max(member, protocol) if training.overlap else member + protocol
         found[machine] = one[machine] / lasts, one[machine] / member
     return found
 
@@ -94,6 +93,6 @@ def step_seconds_for(
     addition to the gradient takes the same part of a step, so that without the protocol they have
     the same `share`.
     """
-    beside = protocol_seconds(training.members, sent) / training.inner_steps
+    protocol = protocol_seconds(training.members, sent) / training.inner_steps
     left = [most / worth - 1 / share for most in (tokens * UNSURE, tokens, tokens / UNSURE)]
-    return [round(beside / rest, 3) if rest > 0 else None for rest in left]
+    return [round(protocol / rest, 3) if rest > 0 else None for rest in left]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What it costs that threads wait by spinning, on a machine alone and next to another busy process.
+"""Measure the cost of threads that wait by spinning, alone and next to another busy process.
 
-Usage: python benchmarks/spinning.py [--json]
-
-Asks `aftermath-solana estimate --device cpu` how many sequences of a model of a million parameters
-this machine trains in a minute, by tier: as commands have it (`base.openmp`), and, the reference,
-with as many turns as GNU's OpenMP takes by itself; with nothing else running, and next to a process
-that does nothing but count.
+python benchmarks/spinning.py [--json]
 """
+
+# How it is measured:
+# - It asks `aftermath-solana estimate --device cpu` for the sequences per minute of a model of a
+#   million parameters, by tier: as commands set it (`base.openmp`), and, as the reference, with
+#   GNU's OpenMP default. It does so alone, and next to a process that only counts.
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def main() -> int:
     if as_json:
         print(json.dumps(found))
     else:
-        for beside, kinds in found.items():
+        for name, kinds in found.items():
             print(
-                f"{beside}: {kinds['sleeping']} sequences a minute by tier, spinning {kinds['spinning']}"
+                f"{name}: {kinds['sleeping']} sequences a minute by tier, spinning {kinds['spinning']}"
             )
     return 0
 
@@ -54,14 +54,14 @@ def measure() -> dict[str, Any]:
         config = Path(folder) / "run.toml"
         line = [*COMMAND, "init", "--out", str(config), "--preset", PRESET]
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for beside, busy in (("alone", 0), ("beside_one", 1)):
+        for name, busy in (("alone", 0), ("next_to_one", 1)):
             with counting(busy):
                 spinning = paces(config, GNU)
                 sleeping = paces(config, {})
             ratios = [
                 round(ours / theirs, 2) for ours, theirs in zip(sleeping, spinning, strict=True)
             ]
-            found[beside] = {
+            found[name] = {
                 "spinning": spinning,
                 "sleeping": sleeping,
                 "sleeping_over_spinning": ratios,

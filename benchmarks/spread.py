@@ -1,27 +1,27 @@
-"""How far apart two honest computations of one round's pseudo-gradient are, and how far a dishonest
-one is from them.
+"""Measure how far two honest computations of a round's pseudo-gradient differ, and a dishonest one.
 
-Usage: python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--moments kept reset] [--keep]
+An audit trains a member's share again and compares the results. This measures what it can tell.
 
-An audit trains a member's share again and compares the results. This benchmark measures what an
-audit can tell: it trains one round in several ways and compares each with the reference, which has
-the precision `--precision`.
-
-Honest ways start from the same weights, data and moments. `again` repeats the reference. `micro`
-halves the micro-batch. `other` has the other precision. `compiled` compiles the passes. `cpu` runs
-on the CPU instead of a GPU (fp32 only). `threads` uses half of the CPU threads.
-
-Dishonest ways: `skip_1`, `skip_3` and `skip_half` leave out inner steps at the end. `stale` starts
-from the weights of the round before. `other_data` trains on other data. `direction` adds 5 % of the
-norm along a fixed random direction.
-
-Each case has figures over the 64 x 64 blocks of matrices. `distance` is the norm of the difference
-over the norm of the reference (median, 99.9th percentile, maximum). `overlap` is the part of the 64
-largest entries that both have. `signs` is the part of entries with equal signs. `whole` is the
-distance of all blocks as one vector. `loss` is the largest difference of an inner step's mean loss.
-With moments `kept` the optimizer starts with the moments of one round before; with `reset` it
-starts without moments.
+    python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--keep]
 """
+
+# How it is measured:
+# - The round is trained in several ways. Each is compared with the reference, which has the
+#   precision `--precision`.
+# - Honest ways start from the same weights, data and moments. `again` repeats the reference.
+#   `micro` halves the micro-batch. `other` has the other precision. `compiled` compiles the
+#   passes. `cpu` runs on the CPU instead of a GPU (fp32 only). `threads` uses half of the CPU
+#   threads.
+# - Dishonest ways: `skip_1`, `skip_3` and `skip_half` leave out inner steps at the end. `stale`
+#   starts from the weights of the round before. `other_data` trains on other data. `direction`
+#   adds 5 % of the norm along a fixed random direction.
+# - Each case has figures over the 64 x 64 blocks of matrices. `distance` is the norm of the
+#   difference over the norm of the reference (median, 99.9th percentile, maximum). `overlap` is
+#   the part of the 64 largest entries that both have. `signs` is the part of entries with equal
+#   signs. `whole` is the distance of all blocks as one vector. `loss` is the largest difference
+#   of an inner step's mean loss.
+# - With `--moments kept` the optimizer starts with the moments of one round before; with `reset`
+#   it starts without moments.
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Round:
     settings: SparseLoCo
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
-    """By the names of `InnerSteps.state`. Empty for a new optimizer."""
+    """The moments by the names of `InnerSteps.state`. Empty for a new optimizer."""
     share: Tensor
     """Token ids [inner steps x sequences, tokens]."""
 

@@ -1,17 +1,22 @@
-"""What a member's step takes, against a plain PyTorch loop on the same shapes in the same run.
+"""Measure a member's step against a plain PyTorch loop on the same shapes in the same run.
 
-Usage: python benchmarks/step.py [--json] [--device cuda --precision bf16 --compile on] [--model 124M --members 8]
-
-A member of the light recipe, of tier 0, trains half of a round (4 sequences of 512 tokens), encodes
-it, and decodes and applies the results of three members; that is the code of `train`, with the
-recipe's DisTrO, and with SparseLoCo and its four inner steps, of AdamW with few numbers or of Muon
-with all of them (`outer_muon`, what docs/experiments.md recommends). The plain loop
-(`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them next to
-SparseLoCo. Both take turns, in another order each time, and ratios are of medians:
-`train_over_plain` is the member's tokens per second while it trains over the loop's,
-`with_encode_over_plain` those of training and encoding. `encode_of_step`, `decode_of_step` and
-`apply_of_step` are parts of all four. The two ratios at the top are the lowest there are below.
+python benchmarks/step.py [--json] [--device cuda --precision bf16 --compile on]
+python benchmarks/step.py [--model 124M --members 8]
 """
+
+# How it is measured:
+# - A member of the light recipe, of tier 0, trains half of a round (4 sequences of 512 tokens),
+#   encodes it, and decodes and applies the results of three members. That is the code of `train`.
+# - It does so with the recipe's DisTrO, and with SparseLoCo and its four inner steps, of AdamW
+#   with few numbers or of Muon with all of them (`outer_muon`, what docs/experiments.md
+#   recommends).
+# - The plain loop (`benchmarks/plain.py`) takes a step of AdamW on the same share, and four of
+#   them against SparseLoCo. Both take turns in another order each time, and ratios are of
+#   medians.
+# - `train_over_plain` is the member's tokens per second while it trains over the loop's;
+#   `with_encode_over_plain` is that of training and encoding.
+# - `encode_of_step`, `decode_of_step` and `apply_of_step` are parts of the whole step. The two
+#   ratios at the top are the lowest of those below.
 
 from __future__ import annotations
 

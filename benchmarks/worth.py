@@ -1,25 +1,23 @@
-"""What joining is worth: the time one machine alone needs to a held-out loss, over the time N of
-them need together.
+"""Measure what joining is worth: the time to a held-out loss alone, over that of N members.
 
-    python benchmarks/worth.py [--json]            the figures, from what is kept in measured/runs
-    python benchmarks/worth.py --run SIZE          train what arms.toml names and nobody measured; it can be stopped
-    python benchmarks/worth.py --run SIZE --anew   train all of it once more, beside what is kept
-    python benchmarks/worth.py --quick             train a few arms of 0.2M anew, beside what is kept: ten minutes
-
-    worth(N) = N * token efficiency * compute share
-
-Decided
-- Token efficiency: the steps that one machine alone needs to the loss, over the steps of all
-  members together. Alone is the best rate of the curve in arms.toml at each length; between two
-  lengths loss is a straight line over the logarithm of steps. What lies beyond the curve's ends is
-  not guessed.
-- Steps alone have a range: what they are if the losses of members and of the machine alone are as
-  far off, by their seeds, as noise.py says 95 of 100 are at most.
-- Compute share: the seconds that one machine alone would need for a member's steps, over the
-  seconds of a member's rounds: its own computing with encoding and applying, as measured, and the
-  protocol's time by the model of seconds.py. It is of one processor, and so is worth: one of each
-  that has trained both.
+worth.py [--json]             print the figures of measured/runs
+worth.py --run SIZE           train the arms of arms.toml that are not measured yet
+worth.py --run SIZE --again   train all of them once more, without keeping the results
+worth.py --quick              train a few arms of 0.2M once more: ten minutes
 """
+
+# How it is measured:
+# - worth(N) = N * token efficiency * compute share.
+# - Token efficiency: the steps that one machine alone needs to the loss, over the steps of all
+#   members together. Alone is the best rate of the curve in arms.toml at each length. Between two
+#   lengths, loss is a straight line over the logarithm of steps. Beyond the curve's ends nothing
+#   is extrapolated.
+# - Steps alone have a range: their values if the losses of members and of the machine alone
+#   differ by as much as 95 of 100 differ at most, by their seeds (noise.py).
+# - Compute share: the seconds that one machine alone would need for a member's steps, over the
+#   seconds of a member's rounds. Those are its own measured computing, encoding and applying, and
+#   the protocol's time by the model of seconds.py. It is of one processor, and so is worth: one
+#   for each that has trained both.
 
 from __future__ import annotations
 
@@ -192,7 +190,7 @@ def _reach(members: Noise, seeds: int, alone: Noise) -> float:
 def _step_seconds(
     against: Mapping[str, Any], training: Training, sent: int
 ) -> dict[str, dict[str, list[float | None]]]:
-    """By processor and worth."""
+    """Return the step seconds by processor and worth."""
     if against["token_efficiency"] is None:
         return {}
     tokens = training.members * against["token_efficiency"]
@@ -208,9 +206,10 @@ def _step_seconds(
 
 
 def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """By number of steps what eight members lose by sending less, against the loss that one machine
-    with all their sequences reaches with AdamW; nothing where that machine was not trained for as
-    many steps.
+    """Return what eight members lose by sending less, by number of steps.
+
+    The reference is the loss of one machine that trains all their sequences with AdamW for as many
+    steps. Without it there are no figures.
 
     An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at
     the bar, with the loss as a straight line over the logarithm of bytes between two arms; None if
@@ -303,15 +302,15 @@ def over(
 
 
 def run(
-    trainings: Sequence[Training], source: Path = ARMS, *, anew: bool = False
+    trainings: Sequence[Training], source: Path = ARMS, *, again: bool = False
 ) -> list[tuple[Training, dict[str, Any]]]:
-    """Train them, of the arms that `source` names, and keep each, unless it is only done `anew`."""
+    """Train them, of the arms that `source` names. Keep each result, unless `again` is set."""
     ended = []
     for number, training in enumerate(trainings, 1):
         told = f"{training.arm}, {training.steps} steps, rate {training.lr:g}, seed {training.seed}"
         print(f"{number} of {len(trainings)}: {told}", file=sys.stderr, flush=True)
         line = train(training, WORK)
-        if not anew:
+        if not again:
             keep(training.size, line, source)
         seconds = line["cpu_seconds_per_step"] * training.steps
         print(f"  {line['held_out']}, {seconds:.0f} s", file=sys.stderr, flush=True)
@@ -320,9 +319,9 @@ def run(
 
 
 def repeated() -> list[dict[str, Any]]:
-    """A few trainings of the smallest size once more, each beside what is kept of it."""
+    """Train a few of the smallest size once more, and return both losses."""
     done = kept("0.2M")
-    return anew(
+    return train_again(
         [
             min(
                 (one for one in arm.trainings if one.size == "0.2M" and one.key in done),
@@ -346,15 +345,15 @@ def trained(size: str, names: set[str] | None) -> list[Training]:
     ]
 
 
-def anew(chosen: Sequence[Training]) -> list[dict[str, Any]]:
-    """Trainings of one size that were kept once more, and the loss of then."""
+def train_again(chosen: Sequence[Training]) -> list[dict[str, Any]]:
+    """Train recorded trainings once more, and return both losses."""
     return [
         {
             **{name: getattr(one, name) for name in ("arm", "steps", "lr", "seed")},
             "held_out": line["held_out"],
             "kept": kept(one.size)[one.key]["held_out"],
         }
-        for one, line in run(chosen, anew=True)
+        for one, line in run(chosen, again=True)
     ]
 
 
@@ -391,9 +390,11 @@ def main() -> None:
         "--run", choices=SIZES, help="train what is named and not measured yet, and keep it"
     )
     what.add_argument(
-        "--quick", action="store_true", help="train a few arms anew, beside what is kept"
+        "--quick", action="store_true", help="train a few arms once more, and print both losses"
     )
-    parser.add_argument("--anew", action="store_true", help="with --run: what is kept, once more")
+    parser.add_argument(
+        "--again", action="store_true", help="with --run: repeat recorded trainings"
+    )
     parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of lines"
@@ -401,10 +402,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     only = set(given.only) if given.only else None
-    if given.run and not given.anew:
+    if given.run and not given.again:
         run(list(missing(given.run, only)))
-    if given.quick or (given.run and given.anew):
-        print(json.dumps(repeated() if given.quick else anew(trained(given.run, only)), indent=1))
+    if given.quick or (given.run and given.again):
+        print(
+            json.dumps(
+                repeated() if given.quick else train_again(trained(given.run, only)), indent=1
+            )
+        )
         return
     report = {size: of_size(size) for size in SIZES if (RUNS / f"{size}.jsonl").exists()}
     print(json.dumps(report, indent=1) if given.json else table(report))

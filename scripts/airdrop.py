@@ -2,8 +2,7 @@
 """Ask the faucet of devnet, testnet or a local network for test SOL, and wait for it.
 
 The wallet is that of WALLET_PRIVATE_KEY_PATH, else the stored one (`config set wallet`). A public
-faucet gives little at a time and not to everybody; https://faucet.solana.com gives some to a public
-key too.
+faucet gives little at a time; https://faucet.solana.com also gives some to a public key.
 
 Example: WALLET_PRIVATE_KEY_PATH=wallet.json python scripts/airdrop.py devnet --sol 2
 """

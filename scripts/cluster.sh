@@ -1,4 +1,5 @@
-# Sourced by the scripts beside it: tells errors, finds the console script, checks a cluster's name, and sees to a wallet.
+# Other scripts source it. It prints errors, finds the console script, checks a cluster's name,
+# and makes sure of a wallet.
 
 # fail STATUS SENTENCE FIX: the form of every error.
 fail() {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Draw the Mermaid blocks of README.md and docs/ as pictures for the site (`site_pages.py`).
 
-    npm pack mermaid@11 && tar xzf mermaid-*.tgz
-    python scripts/diagrams.py package/dist/mermaid.min.js
-
-GitHub draws the blocks itself. The site shows the pictures in docs/assets, so that it loads no
-script.
+npm pack mermaid@11 && tar xzf mermaid-*.tgz
+python scripts/diagrams.py package/dist/mermaid.min.js
 """
+
+# GitHub draws the blocks itself. The site shows the pictures in docs/assets, so it loads no
+# script.
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Assembles a program's canonical IDL (spec 0.1.0) from what its tests print.
+"""Assemble a program's canonical IDL (spec 0.1.0) from the output of its tests.
 
-`scripts/build-programs.sh` pipes `cargo test --features idl-build` into this: idl.py PROGRAM <
-output > PROGRAM.json. The sections are those that `anchor idl build` reads; the program's address
-comes from keys/PROGRAM-keypair.json.
+    idl.py PROGRAM < output > PROGRAM.json
 
-What other clients would stumble over is mended: Anchor lists the types of all accounts that an
-instruction reads, also of those that other programs own, and takes any expression for the fixed
-address of an account.
+`scripts/build-programs.sh` pipes `cargo test --features idl-build` into it.
 """
+
+# The sections are those that `anchor idl build` reads. The program's address comes from
+# keys/PROGRAM-keypair.json.
+# Two things that would stop other clients are fixed here. Anchor lists the types of all accounts
+# that an instruction reads, also of those that other programs own. It accepts any expression for
+# the fixed address of an account.
 
 import json
 import re

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Draw mutants of the source and report whether the tests kill each one.
 
-    scripts/mutants.py draw --seed 38 --count 60 > runs/mutants.json
-    scripts/mutants.py run runs/mutants.json > runs/killed.json
-    scripts/mutants.py run runs/mutants.json --whole --only 3 17 > runs/survivors.json
-
-For a Python mutant, the test files of its package and those that name its module run up to the
-first failure; with `--whole`, all fast tests. A Rust mutant is built (minutes each, needs the
-toolchain of scripts/build-programs.sh) and tried with the programs' tests. The checkout is changed
-while this runs, and restored after each mutant. `git diff` afterwards must be empty.
+scripts/mutants.py draw --seed 38 --count 60 > runs/mutants.json
+scripts/mutants.py run runs/mutants.json > runs/killed.json
+scripts/mutants.py run runs/mutants.json --whole --only 3 17 > runs/survivors.json
 """
+
+# For a Python mutant, the test files of its package and those that name its module run up to the
+# first failure; with `--whole`, all fast tests. A Rust mutant is built (minutes each, needs the
+# toolchain of scripts/build-programs.sh) and tried with the programs' tests.
+# The checkout changes while this runs, and is restored after each mutant. `git diff` afterwards
+# must be empty.
 
 from __future__ import annotations
 

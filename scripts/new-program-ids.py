@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Give both programs new addresses, everywhere: keys/, declare_id!, Anchor.toml, the pages; then
-build them.
+"""Give both programs new addresses in keys/, declare_id!, Anchor.toml and the pages, then build.
 
-The keys in the repository are public, so whoever comes first can take their addresses on any
-cluster. Keep the new ones to yourself until the programs are deployed. The old ones are lost unless
-git has them.
+Anyone can use the public keys in the repository. Keep the new keys private until you deploy.
 
 Example: python scripts/new-program-ids.py
          python scripts/new-program-ids.py --sources-only   # and later: make programs
 """
+
+# The first one to deploy takes an address on a cluster. The old keys are lost unless git has
+# them.
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def _build() -> None:
         [ROOT / "scripts" / "build-programs.sh"], stdout=sys.stderr, check=False
     ).returncode:
         raise CommandError(
-            "the addresses are changed, but the programs could not be built: why is said above",
-            "mend that, and then: make programs",
+            "the addresses are changed, but the programs could not be built: see the error above",
+            "fix that, and then: make programs",
         )
 
 

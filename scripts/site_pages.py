@@ -1,10 +1,8 @@
-"""What MkDocs is told while it builds the site (`config/site/mkdocs.yml`): pages from outside
-`docs/`, and llms.txt.
+"""MkDocs hooks of the site (`config/site/mkdocs.yml`): pages from outside `docs/`, and llms.txt.
 
-Decided: pages are written for the repository, where a link may lead to a source file. On the site
-such a link is the file's name and no link, since the site does not hold the sources; all others are
-checked by the build. Diagrams, which are text in the repository, are the pictures that
-`diagrams.py` drew of them, as part of the page: so they have its colours, light or dark.
+Pages are written for the repository. A link to a source file becomes the file's name, because the
+site has no sources; the build checks all other links. Diagrams become the pictures of
+`diagrams.py`, inside the page, so they have its colours.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _NO_SENTENCE = ("#", "<", "|", "```", "- ")  # but words set as code begin many
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Beside the files of `docs/`, those of the root."""
+    """Add the pages of the root to those of `docs/`."""
     for name, called in OUTSIDE.items():
         files.append(File.generated(config, called, content=(ROOT / name).read_text()))
     return files

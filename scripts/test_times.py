@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Print what each test file costs, and fail if a tier exceeds its budget.
 
-    scripts/test_times.py           print the tables of the last `make test` and `make slow`, check the budgets
+    scripts/test_times.py           check the budgets of the last `make test` and `make slow`
     scripts/test_times.py --keep    also write them to tests/durations.tsv, which is committed
 
-Reads runs/test-times/TIER.json (tests/duration_table.py). Budgets and reasons for costly files:
-tests/budget.toml. A budget is compared with the CPU seconds that the tests would have taken on the
-machine it was set on: the same tests take twice the CPU seconds on a machine whose memory is slow,
-and a gate must not fail for that.
+It reads runs/test-times/TIER.json. tests/budget.toml has the budgets and reasons for costly files.
 """
+
+# A budget is compared with the CPU seconds that the tests would have taken on the machine it was
+# set on. The same tests take twice the CPU seconds on a machine with slow memory, and a gate must
+# not fail for that.
 
 from __future__ import annotations
 

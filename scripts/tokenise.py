@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
-"""Tokenise a folder of text, or by default the Python standard library, into token files for the
-local data provider.
+"""Tokenise a folder of text, or the Python standard library, into token files.
 
 Example: python scripts/tokenise.py --output data/stdlib
-         python scripts/tokenise.py --input books/ --tokenizer model/tokenizer.json --output
-         data/books python scripts/tokenise.py --output data/stdlib --held-out data/stdlib-held-out
-         --held-out-percent 20
+         python scripts/tokenise.py --input books/ --tokenizer model/tokenizer.json --output x
+         python scripts/tokenise.py --output data/stdlib --held-out data/stdlib-held-out
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--held-out-percent",
         type=share,
         default=20,
-        help="about so many percent of the files go there (default 20)",
+        help="percentage of the files for held-out tokens, about (default 20)",
     )
     return run(parser, _convert, argv)
 

@@ -31,13 +31,9 @@ def memory() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param("light", marks=pytest.mark.slow),
-        pytest.param("preset", marks=pytest.mark.nightly),
-    ],
-)
+# The fast tests compare the figures with what the client computes.
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", ["light", "preset"])
 def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
     measured = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
     for name, value in memory.of_tier(model, 2).items():

@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[2]
                 "distro.1.hash_ms",
                 "distro.1.proof_bytes",
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,  # ten CPU seconds of a model that is only measured
         ),
         pytest.param(
             ("round.py", "--members", "3"),

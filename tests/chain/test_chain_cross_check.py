@@ -1,4 +1,4 @@
-"""That a run is finished or closed, its program missing or its training spec unreadable, is
+"""That a run is finished, closed or far ahead, its program missing or its spec unreadable, is
 believed only if no other node contradicts.
 """
 
@@ -72,6 +72,15 @@ def finished(account: dict[str, Any]) -> dict[str, Any]:
     data = bytearray(base64.b64decode(account["data"][0]))
     data[run_account().offset("state")] = RunState.FINISHED
     data[run_account().offset("seq")] += 1
+    return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
+
+
+def far_ahead(account: dict[str, Any]) -> dict[str, Any]:
+    """The run in a state that it reaches after many more changes."""
+    if not is_run(account):
+        return account
+    data = bytearray(base64.b64decode(account["data"][0]))
+    data[run_account().offset("seq") + 2] = 1
     return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
 
 
@@ -154,8 +163,12 @@ async def changed(place: Place, rate: int) -> int:
     return (await coordinator.run(place.run_id)).seq
 
 
-@pytest.mark.parametrize("lie", [finished, no_run, nothing], ids=["finished", "closed", "unknown"])
-async def test_end_of_run_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
+@pytest.mark.parametrize(
+    "lie",
+    [finished, no_run, nothing, far_ahead],
+    ids=["finished", "closed", "unknown", "far ahead"],
+)
+async def test_state_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
     node = Switch(lie)
     async with watched(embedded, node, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
@@ -239,7 +252,7 @@ async def test_spec_that_one_node_denies_is_not_believed(embedded: Place, lie: F
         assert not (await client.snapshot(embedded.run_id))[1].spec_error
 
 
-async def test_unreadable_spec_at_start_is_not_believed_if_a_node_denies(embedded: Place) -> None:
+async def test_unreadable_spec_at_start_that_a_node_denies_is_ignored(embedded: Place) -> None:
     async with watched(embedded, UNREADABLE, None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         assert (await reader.view()).model.configured

@@ -194,7 +194,7 @@ async def test_torn_attestations_are_fetched_from_the_next_node(
 
 async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -> None:
     """A member also asks again when it reads the run before it acts, not only in its watch."""
-    await embedded.configured_run("clock")
+    await embedded.configured_run("clock-again")
     torn = 3
 
     async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -208,7 +208,7 @@ async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -
         where = Endpoint(url, embedded.network.ws_url)
         async with (
             RpcPool([where]) as pool,
-            SolanaMember(pool, embedded.wallet, "clock", client_version="") as member,
+            SolanaMember(pool, embedded.wallet, "clock-again", client_version="") as member,
         ):
-            assert (await member.view(fresh=True)).run.run_id == "clock"
+            assert (await member.view(fresh=True)).run.run_id == "clock-again"
     assert not torn

@@ -21,7 +21,7 @@ from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 from cli.cli_runs import invoke
-from member.desk import SCHEMA, empty_payload
+from member.result_inbox import SCHEMA, empty_payload
 
 LATTICE = Schema(SCHEMA.state, SparseLoCo(inner_steps=1, topk=4, topk_embeddings=4, chunk=8))
 
@@ -115,7 +115,7 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def told(*words: Any) -> dict[str, str]:
         return invoke("decode-gradients", *words, "--json").error
 
-    assert "is no result of a member" in told(tmp_path / "text.safetensors")["error"]
+    assert "is not a result of a member" in told(tmp_path / "text.safetensors")["error"]
     assert "cannot read" in told(tmp_path / "gone.safetensors")["error"]
     assert "cannot write to" in told(path, "--out", tmp_path / "taken")["error"]
     assert (
@@ -139,7 +139,7 @@ def test_a_payload_that_is_no_encoding_is_told(tmp_path: Path) -> None:
     size = SCHEMA.results.payload_bytes(2)
     broken = GradientFile(SCHEMA, file.about, {2: b"\xff" * size})
     told = invoke("decode-gradients", put(tmp_path, broken), "--json").error
-    assert "is no result of a member: level 2" in told["error"]
+    assert "is not a result of a member: level 2" in told["error"]
     assert told["fix"]
 
 

@@ -15,7 +15,7 @@ from aftermath.server.index import CENTRALIZED
 from cli.cli_runs import invoke, invoke_ending
 from cli.test_cli_decode_gradients import put, result_of
 from cli.test_cli_outputs import events_in, everything_in
-from member.desk import SCHEMA
+from member.result_inbox import SCHEMA
 
 USAGE = [
     "init --out .",

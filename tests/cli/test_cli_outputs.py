@@ -19,7 +19,7 @@ from cli.cli_runs import invoke
 from cli.conftest import SHAPE
 from cli.test_cli_decode_gradients import put, result_of
 from cli.test_cli_events import Writer
-from member.desk import SCHEMA
+from member.result_inbox import SCHEMA
 
 Line = Callable[[Path, Path], list[str | Path]]
 

@@ -87,7 +87,7 @@ def test_interrupted_lone_member_resumes_from_its_steps(
         first.send_signal(signal.SIGINT)
         stopped = list(events_until(first, lambda event: event["kind"] == "stopped"))[-1]
         assert first.wait(30) == 0
-    assert stopped["goes_on"]
+    assert stopped["continues"]
     assert Path(stopped["path"]).is_dir()
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as again:
         told = list(events_until(again, lambda event: event["kind"] == "applied"))

@@ -10,6 +10,7 @@ import pytest
 from aftermath.base.errors import Unsuitable
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.spec import Spec, read_spec, spec_hash
+from aftermath.config.training import SparseLoCoSettings
 from aftermath.rules.limits import SPEC_BYTES
 from config.config_cases import SEED
 from programs.scenario import SPEC
@@ -33,6 +34,14 @@ def test_spec_of_config_encodes_and_decodes_to_itself() -> None:
     assert Spec.decode(encoded) == spec
     assert Spec.decode(encoded).encode() == encoded
     assert read_spec(encoded, spec_hash(encoded)).values() == spec.values()
+
+
+def test_spec_of_config_has_a_value_for_every_default() -> None:
+    """Only a key whose absence is the setting is absent."""
+    text = SEED[: SEED.index("[model.LLM.optimizer.Distro]")] + "[model.LLM.optimizer.SparseLoCo]\n"
+    spec = parse_as(text, "config.toml", RunConfig).llm.spec
+    written = json.loads(spec.encode())["optimizer"]["SparseLoCo"]
+    assert set(SparseLoCoSettings.model_fields) - set(written) == {"compression_topk_embeddings"}
 
 
 def test_spec_without_a_key_that_has_a_default_is_read() -> None:

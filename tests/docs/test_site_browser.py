@@ -17,8 +17,6 @@ from selenium.webdriver.chrome.service import Service
 from docs.test_site import ROOT, site  # noqa: F401 (a fixture)
 from ui.web.test_observer_browser import DRIVER, chromium
 
-pytestmark = pytest.mark.slow
-
 # Of every letter of a diagram what it is drawn with, and whether it is in its picture.
 LETTERS = """
 return [...document.querySelectorAll(".diagram text")].map((text) => {
@@ -45,7 +43,13 @@ def served(site: Path) -> Iterator[str]:  # noqa: F811
     server.server_close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param("light", marks=pytest.mark.slow),
+        pytest.param("dark", marks=pytest.mark.nightly),
+    ],
+)
 def test_diagrams_have_the_colours_of_their_page(served: str, tmp_path: Path, scheme: str) -> None:
     with Chrome(options=chromium(tmp_path / "profile"), service=Service(DRIVER)) as browser:
         colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}

@@ -43,7 +43,9 @@ class Central:
     def __init__(
         self, xprocess: XProcess, place: Path, material: Material, setting: Setting, **rules: int
     ) -> None:
-        self._xprocess, self._place, self._setting = xprocess, place, setting
+        self._xprocess = xprocess
+        self._place = place
+        self._setting = setting
         self._state = self._files(material, **rules)
         self.members: dict[str, Running] = {}
         self.diaries: dict[str, Diary] = {}

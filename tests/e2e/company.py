@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,6 @@ from e2e.processes import CONSOLE, PATIENCE, Running, RunningMember, until
 
 _run_numbers = itertools.count(1)
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_POISED = Path(__file__).with_name("poised.py")
 
 
 @dataclass
@@ -53,7 +51,9 @@ class Company:
     """One run on a network, its owner and its members."""
 
     def __init__(self, network: Network, xprocess: XProcess, place: Path) -> None:
-        self.network, self._xprocess, self.place = network, xprocess, place
+        self.network = network
+        self._xprocess = xprocess
+        self.place = place
         self.run_id = f"run-{next(_run_numbers)}"
         self.players: list[Player] = []
         self.starts_commands = False
@@ -62,7 +62,6 @@ class Company:
         self.owner_key = create_wallet(self.owner).pubkey
 
     # --- the owner's commands
-    #  -----------------------------------------------------------------------------------
 
     def command(self, name: str, *words: str | Path, wallet: Path | None = None) -> Any:
         """Run a command with `--json` in this process; its document."""
@@ -77,7 +76,7 @@ class Company:
         self.command("update-config", "--run-id", self.run_id, "--config-path", config)
 
     def set_paused(self, word: str) -> None:
-        """As the owner types it, in a process of its own."""
+        """Pause or resume the run with the owner's command, in a process of its own."""
         line: list[str | Path] = [
             CONSOLE,
             "set-paused",
@@ -92,7 +91,6 @@ class Company:
         assert done.returncode == 0, done.stdout + done.stderr
 
     # --- members
-    #  ------------------------------------------------------------------------------------------------
 
     def player(self, tier: int) -> Player:
         """A new wallet."""
@@ -141,19 +139,9 @@ class Company:
         player.processes.append(member)
         return member
 
-    def poise(self, player: Player) -> Callable[[], None]:
-        """Start it up to the point where its command begins, and wait for that; the result lets it
-        begin.
-        """
-        go = self.place / f"go-{player.name}-{len(player.processes)}"
-        self._launch(player, [sys.executable, _POISED, go, *self.line(player)], ready="poised")
-        return go.touch
-
-    def _launch(
-        self, player: Player, command: Sequence[str | Path], ready: str | None = None, **own: str
-    ) -> Running:
+    def _launch(self, player: Player, command: Sequence[str | Path], **own: str) -> Running:
         name = f"{self.run_id}-{player.name}"
-        player.processes.append(Running(self._xprocess, name, command, THREADS | own, ready))
+        player.processes.append(Running(self._xprocess, name, command, THREADS | own))
         return player.process
 
     def start_three(self) -> list[Player]:
@@ -165,7 +153,6 @@ class Company:
         return three
 
     # --- looking
-    #  ------------------------------------------------------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -225,7 +212,6 @@ class Company:
                 process.check()
 
     # --- what must hold
-    #  -----------------------------------------------------------------------------------------
 
     def compare_replicas(self) -> int:
         """How many times two replicas were compared; fails if any two differed."""

@@ -52,7 +52,9 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def xprocess(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[XProcess]:
-    """pytest-xprocess with a directory of this session: no process id of an earlier one is in it."""
+    """pytest-xprocess with a directory of this session: no process id of an earlier one
+    is in it.
+    """
     root = py.path.local(tmp_path_factory.mktemp("processes"))
     with XProcess(request.config, root) as processes:
         request.config._xprocess = processes  # type: ignore[attr-defined]

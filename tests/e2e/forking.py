@@ -27,7 +27,9 @@ _LONGEST = 1 << 18  # bytes of a request
 
 
 class Forked:
-    """A child process that was forked elsewhere, with the part of subprocess.Popen that tests use."""
+    """A child process that was forked elsewhere, with the part of subprocess.Popen that
+    tests use.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -113,9 +115,10 @@ def _serve(requests: socket.socket) -> None:
     import aftermath.optim.proof
     import aftermath.train.assembly
     import aftermath.train.device_options
-    import aftermath.train.session  # noqa: F401
+    import aftermath.train.session
 
     torch.set_num_threads(1)
+    aftermath.optim.proof.unfit()  # loads the compiled kernels, which members then share
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads: what is forked would lack all but one"
     while request := requests.recv(_LONGEST):

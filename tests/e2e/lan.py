@@ -30,13 +30,15 @@ def possible() -> bool:
 @contextmanager
 def lan(count: int) -> Iterator[list[list[str]]]:
     """Yield `count` machines, each as the words before a command that runs on it."""
-    bridge, spaces = f"am{os.getpid()}", [f"am{os.getpid()}n{index}" for index in range(count)]
+    bridge = f"am{os.getpid()}"
+    spaces = [f"am{os.getpid()}n{index}" for index in range(count)]
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("addr", "add", f"{HERE}/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for index, space in enumerate(spaces):
-            outside, inside = f"{bridge}v{index}", f"{bridge}w{index}"
+            outside = f"{bridge}v{index}"
+            inside = f"{bridge}w{index}"
             _ip("netns", "add", space)
             _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
             _ip("link", "set", inside, "netns", space)

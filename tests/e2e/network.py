@@ -33,7 +33,10 @@ class Network:
     def __init__(
         self, xprocess: XProcess, engine: str, place: Path, host: str = "127.0.0.1"
     ) -> None:
-        self._xprocess, self.engine, self._place, self._host = xprocess, engine, place, host
+        self._xprocess = xprocess
+        self.engine = engine
+        self._place = place
+        self._host = host
         self.process = self._start("0")
         found = re.search(r"rpc=(\S+) ws=(\S+)", self.process.output)
         assert found is not None, self.process.output
@@ -61,7 +64,6 @@ class Network:
         return ["--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
     # --- faults
-    #  -------------------------------------------------------------------------------------------------
 
     def go_down(self) -> None:
         """The embedded network is killed with -9; the validator (which loses its last slots then)
@@ -81,7 +83,6 @@ class Network:
         until(lambda: healthy(self.rpc), "the network answers again")
 
     # --- reading
-    #  ------------------------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> Run:
         return self._read(run_addresses(PROGRAM, run_id).run, parse_run)

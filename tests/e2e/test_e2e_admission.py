@@ -47,8 +47,10 @@ def refusal(company: Company, player: Player) -> str:
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # both run the same program
 def test_permissioned_run_admits_delegates_only(company: Company, material: Material) -> None:
-    grantor, grantee = company.place / "grantor.json", company.place / "grantee.json"
-    grantor_key, grantee_key = create_wallet(grantor).pubkey, create_wallet(grantee).pubkey
+    grantor = company.place / "grantor.json"
+    grantee = company.place / "grantee.json"
+    grantor_key = create_wallet(grantor).pubkey
+    grantee_key = create_wallet(grantee).pubkey
     rules = {"init_min_clients": 2, "rounds_per_epoch": STEPS, "total_steps": STEPS}
     company.configure(material.config(company.place, **rules), "--join-authority", str(grantor_key))
     company.command("set-paused", "resume", "--run-id", company.run_id)
@@ -81,7 +83,7 @@ def test_permissioned_run_admits_delegates_only(company: Company, material: Mate
 def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(
     company: Company, material: Material
 ) -> None:
-    """And does not try to leave what is no longer there."""
+    """The member does not try to leave the closed run."""
     company.configure(material.config(company.place, init_min_clients=2))
     waiting = company.player(0)
     process = company.start(waiting)

@@ -1,5 +1,5 @@
-"""What `train` says to a user who got something wrong: a sentence and a fix on stderr, exit code 1,
-no traceback.
+"""What `train` says to a user who got something wrong: a sentence and a fix, exit code 1, no
+traceback.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,13 +18,12 @@ from xprocess import XProcess
 
 from aftermath.localnet.free_ports import free_ports
 from aftermath.programs import AUTHORIZER_ID
-from e2e.company import Company
+from e2e.company import THREADS, Company
 from e2e.material import Material
 from e2e.network import Network
-from e2e.processes import CONSOLE, PATIENCE
+from e2e.processes import Running, RunningMember
 
 pytestmark = pytest.mark.slow
-AT_ONCE = 3  # processes: each spends seconds importing
 
 
 @dataclass
@@ -163,43 +160,35 @@ def outcomes(
     xprocess: XProcess,
     material: Material,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[Mistake, Future[subprocess.CompletedProcess[str]]]]:
-    """What `train` did with each mistake asked for; a few at a time run while the tests look at the
-    first.
-    """
-    scene = Scene(network, xprocess, material, tmp_path_factory.mktemp("mistakes"))
+) -> Iterator[dict[Mistake, Running]]:
+    """`train` with each mistake asked for; all are at work while the tests look at the first."""
+    place = tmp_path_factory.mktemp("mistakes")
+    scene = Scene(network, xprocess, material, place)
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     asked = [
         spec.params["mistake"]
         for spec in parameters
         if spec is not None and "mistake" in spec.params
     ]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {
-            mistake: pool.submit(attempt, mistake(scene))
-            for mistake in MISTAKES
-            if mistake in asked
-        }
+    yield {
+        mistake: RunningMember(mistake.__name__, mistake(scene), place / "logs", THREADS)
+        for mistake in MISTAKES
+        if mistake in asked
+    }
     for taken in scene.held:
         taken.close()
-
-
-def attempt(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [CONSOLE, *line], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_is_a_sentence_and_its_fix(
-    outcomes: dict[Mistake, Future[subprocess.CompletedProcess[str]]], mistake: Mistake
+    outcomes: dict[Mistake, Running], mistake: Mistake
 ) -> None:
-    done = outcomes[mistake].result()
+    done = outcomes[mistake]
     sentence, fix = MISTAKES[mistake]
-    assert done.returncode == (2 if mistake is no_program_id else 1), done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.stderr)
-    assert said is not None, done.stderr
+    assert done.wait() == (2 if mistake is no_program_id else 1), done.output
+    assert "Traceback" not in done.output
+    said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.output)
+    assert said is not None, done.output
     assert sentence in said[1]
     assert fix in said[2]

@@ -34,7 +34,7 @@ def trained(
     """
     company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
     model = shutil.copytree(material.model, company.place / "first-model")
-    rules = {"rounds_per_epoch": 16, "min_round_time": 2, "total_steps": 100_000}
+    rules = {"rounds_per_epoch": 14, "total_steps": 100_000}
     company.configure(material.but(model=model).config(company.place, **rules))
     company.start_three()
     company.until_run(
@@ -85,18 +85,18 @@ PLACES = [
 
 
 @pytest.mark.parametrize("there", PLACES)
-def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(
+def test_checkpoint_without_model_is_skipped_for_an_earlier_one(
     trained: Company, there: bool
 ) -> None:
-    newcomer, place = trained.player(1), trained.place / "bad"
+    newcomer = trained.player(1)
+    place = trained.place / "bad"
     if there:
         place.mkdir()
         config = json.loads((trained.place / "first-model" / "config.json").read_text())
         (place / "config.json").write_text(json.dumps({**config, "hidden_size": 32, "head_dim": 8}))
-    begin = trained.poise(newcomer)
     trained.until_early_in_an_epoch()
     name_place(trained, place)
-    begin()
+    trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any(
         "is passed over" in message and str(place) in message for message in warnings(newcomer)
@@ -105,16 +105,15 @@ def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(
 
 
 @pytest.mark.slow  # the last one, since it deletes the run's places
-def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_is(
+def test_newcomer_without_any_checkpoint_asks_members_for_model(
     trained: Company,
 ) -> None:
     newcomer = trained.player(0)
-    begin = trained.poise(newcomer)
     trained.until_early_in_an_epoch()
     name_place(trained, trained.place / "nowhere")
     shutil.rmtree(trained.place / "checkpoints")
     shutil.rmtree(trained.place / "first-model")
-    begin()
+    trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any("asking other members for the model" in message for message in warnings(newcomer))
     kept = trained.until(lambda: newcomer.diary.saw("checkpoint"), "it keeps a checkpoint")[-1]

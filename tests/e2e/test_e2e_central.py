@@ -20,7 +20,8 @@ from e2e.lan import HERE, lan, possible
 from e2e.material import Material
 
 pytestmark = pytest.mark.slow
-STEPS, BATCH = 24, 9
+STEPS = 24
+BATCH = 9
 LATE = 4  # rounds whose data may be done again after the run's end
 
 
@@ -33,7 +34,8 @@ def check_whole(central: Central, name: str, steps: int) -> None:
     """
     diary = central.diaries[name]
     assert [event["step"] for event in diary.saw("applied")] == list(range(1, steps + 1))
-    done, sure = applied_sequences(diary), (steps - LATE) * BATCH
+    done = applied_sequences(diary)
+    sure = (steps - LATE) * BATCH
     assert done[:sure] == list(range(sure))
     losses = [event["loss"] for event in diary.saw("trained")]
     assert mean(losses[-3:]) < mean(losses[:3])
@@ -67,12 +69,13 @@ def test_a_run_outlives_kill_9_of_its_server_and_of_a_member(
         central.disband()
 
 
-def test_members_on_networks_of_their_own_meet_through_the_server_over_tls(
+def test_members_on_separate_networks_meet_through_tls_server(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     if not possible():
         pytest.skip("network namespaces need root and iproute2")
-    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    certificate = str(tmp_path / "cert.pem")
+    key = str(tmp_path / "key.pem")
     line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test"
     names = ["-addext", f"subjectAltName=IP:{HERE}", "-keyout", key, "-out", certificate]
     subprocess.run([*line.split(), *names], check=True, capture_output=True)

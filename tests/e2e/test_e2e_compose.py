@@ -37,8 +37,10 @@ class Machine:
     """
 
     def __init__(self, xprocess: XProcess, place: Path) -> None:
-        self._xprocess, self.place = xprocess, place
-        rpc, metrics = free_ports("127.0.0.1", 2), free_ports("127.0.0.1", 5)
+        self._xprocess = xprocess
+        self.place = place
+        rpc = free_ports("127.0.0.1", 2)
+        metrics = free_ports("127.0.0.1", 5)
         self._ports = {
             "8899": rpc,
             "8600": metrics,
@@ -80,7 +82,7 @@ class Machine:
 
 
 def shorter(config: Path) -> None:
-    """The same run with fewer and smaller steps, on a smaller text."""
+    """Change the run to fewer and smaller steps, on a smaller text."""
     text = config.read_text()
     changes = [("total_steps", 48, 24), ("rounds_per_epoch", 24, 8)]
     changes += [("global_batch_size_start", 48, 12), ("global_batch_size_end", 48, 12)]
@@ -92,10 +94,11 @@ def shorter(config: Path) -> None:
     files.write_text(files.read_text().replace("budget-bytes = 2000000", "budget-bytes = 400000"))
 
 
-def test_the_run_of_the_compose_file_is_trained_though_a_member_is_killed(
+def test_compose_run_is_trained_although_a_member_is_killed(
     xprocess: XProcess, tmp_path: Path
 ) -> None:
-    machine, them = Machine(xprocess, tmp_path), services()
+    machine = Machine(xprocess, tmp_path)
+    them = services()
     shorter(tmp_path / "config" / "demo" / "config.toml")
     localnet = machine.start(them["localnet"])
     until(lambda: machine.well(them["localnet"]), "the network is healthy", watched=localnet.check)

@@ -19,7 +19,8 @@ from e2e.material import Material
 from e2e.network import Network
 
 pytestmark = pytest.mark.slow
-STEPS, PORT = 6, 4800
+STEPS = 6
+PORT = 4800
 
 
 def p2p_key(company: Company, player: Player) -> str:
@@ -46,7 +47,8 @@ def test_members_that_name_each_other_train_to_the_end(
             company.configure(material.config(tmp_path, rounds_per_epoch=STEPS, total_steps=STEPS))
             named: list[str] = []
             for tier, machine in enumerate(machines):
-                player, address = company.player(tier), f"{NETWORK}.{10 + tier}"
+                player = company.player(tier)
+                address = f"{NETWORK}.{10 + tier}"
                 fund(network, player.wallet)
                 company.command(
                     "join-authorization-create",

@@ -36,7 +36,7 @@ SMALLER = {
     "global_batch_size_start": 32,
     "global_batch_size_end": 32,
 }
-"""Of the shipped recipe; in the test a quarter of each."""
+"""The values of the shipped recipe. The test uses a quarter of each."""
 
 
 def told(page: str, heading: str) -> Iterator[str]:
@@ -112,7 +112,9 @@ def person(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator
 
 
 def at_network(person: Person, line: str) -> None:
-    """Start the network as told, on ports that nobody has, and let every further command find it."""
+    """Start the network as told, on ports that nobody has, and let every further command
+    find it.
+    """
     network = person.starts(f"{line} --port 0 --slot-ms 50", ready="localnet ready")
     found = re.search(r"rpc=(\S+) ws=(\S+)", network.output)
     assert found is not None, network.output

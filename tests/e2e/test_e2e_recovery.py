@@ -30,21 +30,30 @@ def test_all_gone_and_back_from_the_durable_checkpoint(
         "an epoch has ended",
     )
     company.disband()
-    dead, model = company.run, company.model
+    dead = company.run
+    model = company.model
     assert dead.state is RunState.WAITING_FOR_MEMBERS, "they died between two epochs"
     assert model.checkpoint_step == dead.attested_step == dead.step == between.step
     assert model.checkpoint_hashes == dead.level_hashes
     assert saved_steps(company.place / "checkpoints", company.run_id)
 
+    # The dead are signed up for the next epoch. It must not begin before all are back, however long
+    # they take to start.
+    company.command("set-paused", "pause", "--run-id", company.run_id)
     marks = [player.diary.mark() for player in players]
     for player in players:
         company.start(player)
+    for player, mark in zip(players, marks, strict=True):
+        company.until(
+            lambda player=player, mark=mark: player.diary.saw("state", mark, state="PAUSED"),
+            f"{player.name} is back",
+        )
+    company.command("set-paused", "resume", "--run-id", company.run_id)
     back = company.until_run(lambda run: run.state.training, "they train again")
     assert (back.start_step, back.level_hashes) == (dead.step, model.checkpoint_hashes)
     company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player in players] == [0, 0, 0]
-    # The dead still stood in line for this epoch: it may begin before the last of them is back, who
-    # sits it out.
+    # The last one may sign up when the epoch has begun, and sit it out.
     first = [
         event
         for player, mark in zip(players, marks, strict=True)

@@ -23,7 +23,8 @@ from model.hub_server import Hub
 from model.hub_server import serving as serving_hub
 
 SEED = Path(__file__).parents[1] / "config" / "seed-config.toml"
-BUCKET, FOLDER = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2"
+BUCKET = "nous-pretraining-public-us"
+FOLDER = "fineweb-edu-tokenized-llama2"
 CONFIG = LlamaConfig.from_hf(
     {
         "vocab_size": 320,

@@ -15,7 +15,6 @@ from e2e.material import Material
 from e2e.processes import CONSOLE, PATIENCE
 from ui.terminal.tui_terminal import Terminal
 
-pytestmark = pytest.mark.slow
 SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0, "total_steps": 5000}
 
 
@@ -45,6 +44,7 @@ def family(terminal: Terminal) -> list[psutil.Process]:
     return psutil.Process(terminal.process.pid).children(recursive=True)
 
 
+@pytest.mark.slow
 def test_it_shows_clients_a_kill_and_their_logs_and_ends_with_q(
     line: list[str | Path], state: dict[str, str], tmp_path: Path
 ) -> None:
@@ -67,7 +67,8 @@ def test_it_shows_clients_a_kill_and_their_logs_and_ends_with_q(
     assert psutil.wait_procs(descendants, 10)[1] == []
 
 
-def test_nothing_outlives_it_when_it_is_killed_and_the_terminal_is_as_before(
+@pytest.mark.slow
+def test_killed_testnet_ends_its_processes_and_resets_terminal(
     line: list[str | Path], state: dict[str, str]
 ) -> None:
     with Terminal(line, state, PATIENCE) as terminal:
@@ -84,6 +85,8 @@ def test_nothing_outlives_it_when_it_is_killed_and_the_terminal_is_as_before(
     assert psutil.wait_procs(descendants, 10)[1] == []
 
 
+# tests/testnet and tests/ui have the lines, and terminals without a screen, in slow.
+@pytest.mark.nightly
 def test_a_dumb_terminal_gets_lines(line: list[str | Path], state: dict[str, str]) -> None:
     with Terminal(line, {**state, "TERM": "dumb"}, PATIENCE) as terminal:
         terminal.shows("testnet  | started 2 clients")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly
 
 
 def losses_of_wandb(place: Path) -> dict[str, list[Any]]:
-    """By wallet."""
+    """Return the losses by wallet."""
     found = {}
     for file in place.glob("wandb/offline-run-*/*.wandb"):
         about, rows = kept(file)
@@ -50,10 +50,8 @@ def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
 def test_clients_of_a_local_testnet_have_their_losses_there(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    config, place = (
-        material.config(tmp_path / "config", init_min_clients=2, total_steps=12),
-        tmp_path / "testnet",
-    )
+    config = material.config(tmp_path / "config", init_min_clients=2, total_steps=12)
+    place = tmp_path / "testnet"
     line = [
         CONSOLE,
         "local-testnet",

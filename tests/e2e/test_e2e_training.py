@@ -1,4 +1,6 @@
-"""The main job: three members of tiers 0, 1 and 2 train one model from the first to the last step."""
+"""The main job: three members of tiers 0, 1 and 2 train one model from the first to the
+last step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from e2e.company import Company
 from e2e.diary import applied_sequences
 from e2e.material import Material, make_material
 
-STEPS, EPOCHS = 16, 2
+STEPS = 16
+EPOCHS = 2
 
 
 # The first is the end-to-end run of the fast tests.
@@ -29,7 +32,8 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
     # Level 2 is on three members, level 1 on two, level 0 on one; after every step, and once more
     # per cooldown.
     assert company.compare_replicas() == 3 * (STEPS + EPOCHS)
-    run, model = company.run, company.model
+    run = company.run
+    model = company.model
     assert run.epoch == EPOCHS
     assert run.lost_sequences == 0
     assert not run.backlog

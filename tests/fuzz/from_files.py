@@ -57,7 +57,7 @@ from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG, RULES
 from fuzz.decoder import Decode, Decoder, folder, now, through_file
-from member.desk import SCHEMA, empty_payload
+from member.result_inbox import SCHEMA, empty_payload
 from replica.whole_round import MODELS
 
 KEY = Keypair.from_seed(bytes(32))

@@ -21,7 +21,15 @@ from aftermath.rules import commitment
 from aftermath.rules.seal import Closed, masked
 from aftermath.sim.setup import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
-from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, key_to, p2p_of
+from member.result_inbox import (
+    SCHEMA,
+    SECRETS,
+    ResultInbox,
+    commitment_of,
+    empty_payload,
+    key_to,
+    p2p_of,
+)
 from optim.private_states import OPTIMIZERS, trained
 
 READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, seat=0)
@@ -56,8 +64,8 @@ def frames(*messages: msgspec.Struct) -> tuple[list[bytes], Decode]:
 
 
 def questions() -> tuple[list[bytes], Decode]:
-    desk = Desk()
-    results: Results = desk.results
+    inbox = ResultInbox()
+    results: Results = inbox.results
     return [msgspec.msgpack.encode((4, [0, 1, 2]))], lambda data: now(
         results._answer(p2p_of(1), data)
     )
@@ -121,9 +129,9 @@ def model_parts() -> tuple[list[bytes], Decode]:
 
 
 def private_questions() -> tuple[list[bytes], Decode]:
-    desk = Desk()
+    inbox = ResultInbox()
     kept = private_state()
-    share = stateshare.StateShare(desk.transports[0])
+    share = stateshare.StateShare(inbox.transports[0])
     share.offer(kept)
     question = stateshare.question(kept.tree.root, 1)
     return [question], lambda data: now(share.answer(p2p_of(1), data))

@@ -1,10 +1,8 @@
-"""The process of all hostile members of a run: each comes for its epochs, and does there what it
-does.
+"""The process of all hostile members of a run. Each one joins for its epochs and attacks.
 
-python cast.py SCHEDULE     a JSON list of {"attack", "first", "epoch", "settings"}, with the settings of `train`
+python cast.py SCHEDULE
 
-In addition to the schedule it writes deeds.json: how often each attack was made, and from which
-round of its epoch on.
+SCHEDULE is a JSON list of {"attack", "first", "epoch", "settings"}. It also writes deeds.json.
 """
 
 from __future__ import annotations
@@ -47,7 +45,8 @@ class Cast:
     """All hostile members of a run, by their keys."""
 
     def __init__(self, schedule: list[dict[str, Any]], place: Path) -> None:
-        self._schedule, self._deeds_at = schedule, place
+        self._schedule = schedule
+        self._deeds_at = place
         self._by_secret: dict[bytes, Hostile] = {}
         self._by_wallet: dict[Pubkey, Hostile] = {}
         self._deeds: dict[str, tuple[int, int]] = {}
@@ -83,7 +82,8 @@ class Cast:
 
     async def _part(self, part: dict[str, Any]) -> None:
         """One member, from shortly before its first epoch to the end of its last."""
-        first, last = part["first"], part["epoch"]
+        first = part["first"]
+        last = part["epoch"]
         while not self._close_to(first):
             await asyncio.sleep(POLL_S)
         while not self._past(last):
@@ -101,7 +101,8 @@ class Cast:
 
     async def _live(self, part: dict[str, Any]) -> None:
         """One life of a member: until its epochs are over, or it ends to begin again."""
-        kinds, settings = ATTACKS[part["attack"]], SETTINGS.validate_python(part["settings"])
+        kinds = ATTACKS[part["attack"]]
+        settings = SETTINGS.validate_python(part["settings"])
         wallet = load_wallet(settings.wallet_private_key_path)
         secret = identity_secret(settings.run_id, wallet)
         me = Hostile([kind() for kind in kinds], part["epoch"], secret)
@@ -109,7 +110,8 @@ class Cast:
         lives_for = min(
             (kind.lives_for for kind in kinds if kind.lives_for is not None), default=float("inf")
         )
-        playing, loop = asyncio.create_task(_session(settings)), asyncio.get_running_loop()
+        playing = asyncio.create_task(_session(settings))
+        loop = asyncio.get_running_loop()
         ends_at = float("inf")
         while not self._past(part["epoch"]) and loop.time() < ends_at and not playing.done():
             if self._run.epoch == part["epoch"] and self._run.state.training:

@@ -55,7 +55,6 @@ class Lies(Behaviour):
 
 
 # --- results that are none
-#  ------------------------------------------------------------------------------------------
 
 
 class WrongHash(Lies):
@@ -112,7 +111,7 @@ class NotANumber(Lies):
 class OutOfRange(Lies):
     """A number of no set of places: the highest there is, in the first block and some after it."""
 
-    blamed_for = "no set of at most"
+    blamed_for = "not a set of at most"
 
     def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
         yield me.forge(said, lambda data: b"\xff" * 32 + data[32:])
@@ -150,7 +149,9 @@ class AnotherShare(Lies):
 
 
 class Respelled(Lies):
-    """A right commitment, signed, whose levels are not in order, and one that names a level twice."""
+    """A right commitment, signed, whose levels are not in order, and one that names a
+    level twice.
+    """
 
     blamed_for = "canonical form"
 
@@ -208,7 +209,6 @@ class Silent(Lies):
 
 
 # --- results to some
-#  ------------------------------------------------------------------------------------------------
 
 
 class TwoResults(Lies):
@@ -308,7 +308,6 @@ class LateByLevel(Behaviour):
 
 
 # --- others' results
-#  --------------------------------------------------------------------------------------------------
 
 
 class Copies(Lies):
@@ -343,7 +342,8 @@ class Copies(Lies):
         while said.height not in (self._keys if self.opened else self._theirs):
             self._news.clear()
             await self._news.wait()
-        theirs, levels = self._theirs[said.height], {}
+        theirs = self._theirs[said.height]
+        levels = {}
         for level, payload in theirs.levels.items():
             data = await me.transport.fetch(payload.blake3, payload.size, [theirs.sender], 5.0)
             if self.opened:
@@ -353,8 +353,8 @@ class Copies(Lies):
 
 
 class CopiesWhatIsOpened(Copies):
-    """The same once it is opened, under a seal of its own: nothing is wrong with it but that it
-    comes too late.
+    """Announce a copy after the reveal, with a seal of its own. It is valid except that it comes
+    too late.
     """
 
     opened = True

@@ -77,7 +77,9 @@ class Hostile:
     """One hostile member, which does what it does in one epoch."""
 
     def __init__(self, behaviours: list[Behaviour], epoch: int, secret: bytes) -> None:
-        self.behaviours, self.epoch, self.secret = behaviours, epoch, secret
+        self.behaviours = behaviours
+        self.epoch = epoch
+        self.secret = secret
         self.began: int | None = None
         """The height of the round in which it first did what it is hostile for."""
         self._deeds = 0
@@ -124,16 +126,15 @@ class Hostile:
         return next(one.p2p for one in keys if one.tier == tier and one.p2p != self.node_id)
 
     # --- what it is made of
-    #  ---------------------------------------------------------------------------------------
 
     def on_endpoint(self, transport: IrohTransport) -> HostileTransport:
-        """Its endpoint is open; the transport that its session gets."""
+        """Return the transport for the session, once its endpoint is open."""
         self.transport = transport
         self._tasks = [asyncio.create_task(self._besides(one)) for one in self.behaviours]
         return HostileTransport(self, transport)
 
     def on_chain(self, chain: SolanaMember) -> SolanaMember:
-        """Its way to the chain, with the verbs that are different."""
+        """Return the member's chain client, with the changed verbs."""
         self.chain = chain
         self.honest = {verb: getattr(chain, verb) for verb in VERBS} | {
             "join": partial(self._declare, chain.join)
@@ -180,10 +181,9 @@ class Hostile:
                 task.result()
 
     # --- tools of behaviours
-    #  --------------------------------------------------------------------------------------
 
     def sign(self, said: Said) -> bytes:
-        """As it goes over the wire."""
+        """Return the signed message as it goes over the wire."""
         return said if isinstance(said, bytes) else encode_announcement(said, self.secret)
 
     def signed(self, said: Commitment, body: bytes) -> bytes:
@@ -203,8 +203,9 @@ class Hostile:
                 outbox.put(self.sign(said))
 
     def forge(self, said: Commitment, change: Callable[[bytes], bytes]) -> Commitment:
-        """The same commitment, to changed payloads, which are served, masked as its own are."""
-        key, levels = self.key(said), {}
+        """Commit to changed payloads, and serve them, masked like the member's own."""
+        key = self.key(said)
+        levels = {}
         for level, payload in said.levels.items():
             data = masked(change(masked(self.published[payload.blake3], key, level)), key, level)
             levels[level] = LevelPayload(self.publish(data), len(data))
@@ -241,7 +242,8 @@ class HostileTransport:
     """The real transport, except for what its member's behaviours change."""
 
     def __init__(self, me: Hostile, inner: IrohTransport) -> None:
-        self._me, self._inner = me, inner
+        self._me = me
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

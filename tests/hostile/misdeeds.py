@@ -27,7 +27,6 @@ _encode = msgspec.msgpack.encode
 
 
 # --- duties
-#  ---------------------------------------------------------------------------------------------------------
 
 
 class NeverReady(Behaviour):
@@ -226,11 +225,10 @@ class Restarts(Behaviour):
 
 
 # --- floods
-#  ---------------------------------------------------------------------------------------------------------
 
 
 class FloodsAnnouncements(Behaviour):
-    """As many signed announcements as go through."""
+    """Send as many signed announcements as possible."""
 
     async def meanwhile(self, me: Hostile) -> None:
         number = 0
@@ -252,9 +250,7 @@ class FloodsAnnouncements(Behaviour):
 
 
 class FloodsStreams(Behaviour):
-    """As many requests for blobs that nobody has as go through, and much that nobody asked for
-    behind each.
-    """
+    """Request as many missing blobs as possible, with unrequested data after each request."""
 
     async def meanwhile(self, me: Hostile) -> None:
         await asyncio.gather(
@@ -281,7 +277,8 @@ class FloodsConnections(Behaviour):
     """Connects again and again under its own key, from another endpoint: up to 240 at a time."""
 
     async def meanwhile(self, me: Hostile) -> None:
-        endpoint, peers = await me.another_endpoint(), await me.connected()
+        endpoint = await me.another_endpoint()
+        peers = await me.connected()
         await asyncio.gather(
             *(self._connect(me, endpoint, peer) for peer in peers for _ in range(80))
         )

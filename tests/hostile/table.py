@@ -27,7 +27,8 @@ AT_LIMIT = 0.78
 """A round that lasts for this part of its time is one at its limit: witnesses wait no longer than
 nine tenths.
 """
-MOST_AT_LIMIT, MOST_AGAINST_CONTROL = 2, 1.5
+MOST_AT_LIMIT = 2
+MOST_AGAINST_CONTROL = 1.5
 DROPPED_WITHIN = 3
 """Rounds in which whose fault is provable has lost its place, from the one on in which it first did
 it.
@@ -36,7 +37,7 @@ it.
 
 @dataclass(frozen=True)
 class Attacker:
-    """Who does what, and the key by which its peers know it, shortened."""
+    """An attack, and the shortened key by which peers know its member."""
 
     attack: str
     player: Player
@@ -62,9 +63,7 @@ class Row:
     rounds_at_limit: int
     due: int
     trained: int
-    """Of the sequences that were due in this epoch, those that some honest member had applied by
-    the end of the run.
-    """
+    """The sequences due in this epoch that an honest member had applied by the end of the run."""
     rounds: int
     honest_applied: int
     """Rounds with data, and how many the honest member that applied fewest has applied."""
@@ -86,7 +85,7 @@ class Row:
     honest: int
     honest_dropped: int
     honest_megabytes: float
-    """By how much the memory of the honest member that grew most has grown."""
+    """The largest memory growth of an honest member."""
     honest_cpu_per_round: float
     honest_lines: int
     """Lines that the honest members wrote about peers: refusals, failures, warnings."""
@@ -144,9 +143,11 @@ class Watch:
 
     def see(self, run: Run, members: Members | None) -> None:
         """Note a state of the run; `members` where they have changed."""
-        epoch, before = self.epochs[run.epoch], self.epochs[run.epoch - 1]
+        epoch = self.epochs[run.epoch]
+        before = self.epochs[run.epoch - 1]
         if before.began and not before.ended:
-            before.ended, before.attested = self._cost(), run.levels_attested.bit_count()
+            before.ended = self._cost()
+            before.attested = run.levels_attested.bit_count()
         if run.state.active:
             epoch.began, epoch.levels = epoch.began or self._cost(), run.levels
             for header in run.rounds:
@@ -159,7 +160,7 @@ class Watch:
                 epoch.dropped.setdefault(seat, run.current.height)
 
     def _cost(self) -> dict[str, tuple[float, float]]:
-        """Of each honest process: megabytes of memory, and seconds of CPU."""
+        """Return megabytes of memory and seconds of CPU of each honest process."""
         found = {}
         for player in self._honest:
             process = psutil.Process(player.process.pid)
@@ -190,7 +191,8 @@ def rows_of(
     usual = median([seconds for epoch in controls for seconds in _seconds(honest, epoch)] or [0.0])
     rows = []
     for epoch, attacker in sorted(attackers.items()):
-        seen, took = watch.epochs[epoch], _seconds(honest, epoch) or [0.0]
+        seen = watch.epochs[epoch]
+        took = _seconds(honest, epoch) or [0.0]
         due = {i for header in seen.headers.values() for i in _batch(header)}
         seat = next((e["seat"] for e in attacker.player.diary.saw("joined")), None)
         both = seen.began.keys() & seen.ended.keys()
@@ -262,7 +264,8 @@ def _warmup(honest: Sequence[Player], epoch: int) -> float:
 
 def _said(player: Player, epoch: int) -> list[Event]:
     """What a member said about others in an epoch, from its warm-up on."""
-    found, inside = [], False
+    found = []
+    inside = False
     for event in player.diary.events:
         if event["kind"] == "state":
             inside = event["epoch"] == epoch and event["state"] != RunState.WAITING_FOR_MEMBERS.name

@@ -1,10 +1,8 @@
-"""Runs of three honest members, and in every epoch one member that does its worst: what must hold
-all the same.
+"""Runs of three honest members with one hostile member in each epoch.
 
 `make hostile` prints the table and writes runs/hostile.json, and `make hostile
-ATTACKS="silence,early ticks"` has only these rows. Several runs share the attacks, at the same
-time, since a round that waits needs no processor. How long rounds take is written down and not
-judged.
+ATTACKS="silence,early ticks"` has only these rows. Several runs share the attacks at the same time.
+How long rounds take is recorded and not judged.
 """
 
 from __future__ import annotations
@@ -37,14 +35,16 @@ RUNS = 3
 SHORT = (
     "truncated results",
     "two results to all",
-    "copies of others' results",
     "false witness",
     "false offers of the model",
     "early ticks",
 )
-"""One attack of each class: bytes, equivocation, copying, votes, the shared model, the clock."""
+"""One attack of each class: bytes, equivocation, votes, the shared model, the clock. Copying is in
+tests/member/test_member_copies.py.
+"""
 ROUNDS = 4
-LIMIT, WARMUP = 15, 20
+LIMIT = 15
+WARMUP = 20
 LOOK_EVERY_S = 0.1
 LEAVING_S = 20.0
 PATH = Path(__file__).parents[2] / "runs" / "hostile.json"
@@ -72,7 +72,8 @@ class Stage:
     def __init__(
         self, company: Company, material: Material, xprocess: XProcess, attacks: list[str]
     ) -> None:
-        self.company, self.epochs = company, 0
+        self.company = company
+        self.epochs = 0
         self.attackers: dict[int, Attacker] = {}
         self.newcomers: list[tuple[str, Player]] = []
         self._members_seq = -1
@@ -99,7 +100,8 @@ class Stage:
         """
         first = self.epochs
         self.epochs += epochs(name)
-        player, last = self.company.player(0), self.epochs - 1
+        player = self.company.player(0)
+        last = self.epochs - 1
         secret = identity_secret(self.company.run_id, load_wallet(player.key))
         self.attackers[last] = Attacker(
             name, player, short(bytes(Keypair.from_seed(secret).pubkey()))

@@ -299,7 +299,7 @@ def test_votes_in_any_order_apply_and_bad_positions_raise(schema: Schema) -> Non
         (first, *rest) = results[2]
         wrong = Votes(2, first.positions.clone(), first.values, first.shifts)
         wrong.positions[0] = position
-        with pytest.raises(ValueError, match="there is not"):
+        with pytest.raises(ValueError, match="outside the level"):
             engine.apply({2: [*rest, wrong]}, 0.01)
         assert bits(params) == before
 
@@ -378,7 +378,7 @@ def test_strided_parameters_change_in_place(kind: str) -> None:
 
 def test_segment_that_is_not_a_stack_of_matrices_raises() -> None:
     """A kernel could change such matrices only in a copy."""
-    with pytest.raises(SchemaError, match="w has 4 dimensions and is cut along its second one"):
+    with pytest.raises(SchemaError, match="w has 4 dimensions and is cut along the second one"):
         cut([Segment("w", 0, 1, 0, 4, (3, 4, 7, 9))], chunk=8, topk=5, topk_embeddings=5)
 
 

@@ -49,10 +49,10 @@ def _raises(kernel: Kernel) -> Kernel:
 
 
 WRONG = [
-    (encode, "encode", _flips_what_is_sent, "do not do what torch does, where signs are chosen"),
+    (encode, "encode", _flips_what_is_sent, "differ from torch where signs are chosen"),
     (encode, "encode", _raises, "fail where signs are chosen"),
-    (aggregate, "sign", _applies_backwards, "do not do what torch does, where signs are applied"),
-    (aggregate, "mean", _applies_backwards, "do not do what torch does, where values are applied"),
+    (aggregate, "sign", _applies_backwards, "differ from torch where signs are applied"),
+    (aggregate, "mean", _applies_backwards, "differ from torch where values are applied"),
     (aggregate, "mean", _raises, "fail where values are applied"),
 ]
 

@@ -25,7 +25,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import round_learning_rate
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
-from member.desk import SCHEMA
+from member.result_inbox import SCHEMA
 
 CPU = torch.device("cpu")
 STEPS = 6  # of a simulated run

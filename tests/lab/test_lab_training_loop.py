@@ -41,7 +41,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 FAST_KILLS = [("adamw", 1), ("distro", 4)]
-SLOW_KILLS = [("sparseloco", 5), ("muon", 4), ("at once", 5), ("inner muon, late", 4)]
+SLOW_KILLS = [("sparseloco", 5), ("muon", 4), ("inner muon, late", 4)]
 NIGHTLY_KILLS = sorted(set(itertools.product(ARMS, (1, 4, 5))) - {*FAST_KILLS, *SLOW_KILLS})
 
 

@@ -15,8 +15,8 @@ from aftermath.rules.commitment import Commitment, encode_announcement
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.desk import SECRETS, Desk, commitment_of
-from member.saboteurs import Lie, other_result, sabotage, sign, tell_all
+from member.lying_members import Lie, other_result, send_lies, sign, tell_all
+from member.result_inbox import SECRETS, ResultInbox, commitment_of
 from member.test_member_hostile import seat_of
 
 
@@ -63,8 +63,8 @@ def test_no_changed_byte_leaves_a_proof(at: int, value: int) -> None:
 
 @pytest.mark.slow
 def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
-    desk = Desk()
-    kept = Evidence(desk.ports.events)
+    inbox = ResultInbox()
+    kept = Evidence(inbox.ports.events)
     for height in range(evidence.MOST + 5):
         said = commitment_of(None, 0, height)
         pair = (
@@ -73,7 +73,7 @@ def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
         )
         kept.add(said, *pair), kept.add(said, *pair)
     assert len(kept.pairs) == evidence.MOST
-    assert len([e for e in desk.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
+    assert len([e for e in inbox.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
 
 
 def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
                 transport.tell(peer, faces[index % 2])
 
         lie: Lie = two_faced
-        sabotage(players[0], lie)
+        send_lies(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5, rounds_per_epoch=4)
@@ -111,7 +111,7 @@ def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path)
             tell_all(transport, sign(players[0], other_result(sim, said, transport)))
 
         lie: Lie = both
-        sabotage(players[0], lie)
+        send_lies(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, rounds_per_epoch=4)

@@ -18,7 +18,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.setup import CONFIG
-from member.desk import SCHEMA, header_of, run_at, three_members
+from member.result_inbox import SCHEMA, header_of, run_at, three_members
 from rules import builders
 
 # --- health ---------------------------------------------------------------------------------------

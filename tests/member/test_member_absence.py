@@ -21,6 +21,7 @@ from aftermath.rules.state import ExitReason, ModelSource, RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import hold_up
+from member.short_runs import EITHER_OVERLAP
 
 
 def _witness(sim: SimulatedRun) -> SimMember:
@@ -249,8 +250,7 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(
     assert sim.check(dropped=[sim.players[3]]) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overlap: int) -> None:
     """Some results are there and that of the only holder of level 0 is not: it gets its time, and
     is not dropped.

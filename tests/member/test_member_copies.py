@@ -24,7 +24,7 @@ from aftermath.sim.run_record import InvariantBroken
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.saboteurs import Lie, sabotage, sign, tell_all
+from member.lying_members import Lie, send_lies, sign, tell_all
 from member.short_runs import SHORT
 
 ROUND_SECONDS = 15  # of the run's rules
@@ -150,7 +150,9 @@ def test_who_copies_is_not_credited_and_falls_out(
     """
 
     def hostile(sim: SimulatedRun, players: list[SimMember]) -> None:
-        sabotage(players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work))
+        send_lies(
+            players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work)
+        )
 
     sim = _an_epoch(tmp_path, hostile, overlap=overlap)
     _honest_are_whole(sim)
@@ -186,7 +188,7 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
         for liar in players[:2]:
             _closes_early_and_continues(liar)
         sim.chain.observers.append(look)
-        sabotage(players[0], copies(sim, players[0], players[3], the_work, opened=True))
+        send_lies(players[0], copies(sim, players[0], players[3], the_work, opened=True))
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=5)

@@ -26,7 +26,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train.checkpoint_checks import gradients_place
 from aftermath.train.settings import TrainSettings
-from member.short_runs import ALONE, SHORT
+from member.short_runs import ALONE, EITHER_OVERLAP, SHORT
 
 STEPS = range(1, SHORT["total_steps"] + 1)
 
@@ -71,8 +71,7 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     assert others == [first, first]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_they_hold_the_very_votes_that_are_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:

@@ -21,7 +21,8 @@ from aftermath.sim.faulty_rpc import NodeFault
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.saboteurs import hides, hides_from, never_fetch_from, sabotage, serves_late
+from member.lying_members import hides, hides_from, never_fetch_from, send_lies, serves_late
+from member.short_runs import EITHER_OVERLAP
 
 TIERS = (0, 0, 1, 1, 2, 2, 2)
 WITNESSES = 4
@@ -35,7 +36,7 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
     async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
-        sabotage(liar, hides(liar, 0) if lie == "from all" else hides_from(liar, 0, [holder]))
+        send_lies(liar, hides(liar, 0) if lie == "from all" else hides_from(liar, 0, [holder]))
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {
@@ -47,16 +48,8 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
     return play(place, story, rounds_per_epoch=6, **rules)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lie", "overlap"),
-    [
-        ("from the other holder", 0),
-        ("from the other holder", 1),
-        ("from all", 0),
-        ("from all", 1),
-    ],
-)
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
+@pytest.mark.parametrize("lie", ["from the other holder", "from all"])
 def test_level_hidden_from_nonwitness_holders_drops_nobody(
     tmp_path: Path, lie: str, overlap: int
 ) -> None:
@@ -93,7 +86,7 @@ def test_holder_that_missed_a_round_fetches_from_attesters(tmp_path: Path) -> No
     async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
-        sabotage(liar, hides_from(liar, 0, [holder]))
+        send_lies(liar, hides_from(liar, 0, [holder]))
         holder.set_moods([NodeFault.REFUSES])
         await sim.until(lambda _: _over(sim, 3))
         holder.set_moods([NodeFault.GOOD])
@@ -119,7 +112,7 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 8)]
         await sim.until_round(1)
-        sabotage(liar, hides_from(liar, 0, [holder]))
+        send_lies(liar, hides_from(liar, 0, [holder]))
         while not sim.run.epoch and sim.run.state.training:
             height = sim.run.current.height
             drawn = _names(sim, availability.drawn(sim.run.current, sim.run, sim.members))
@@ -188,7 +181,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
             await asyncio.sleep((0.75 - sim.now) % 1.0)
             await hide(said, transport)
 
-        sabotage(liar, tell)
+        send_lies(liar, tell)
         if lie == "silent":
             _attests_nothing(liar)
         while not sim.run.epoch:
@@ -222,8 +215,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, overlap: int) -> None:
     """Three of eleven witness, others in each round: whom these waited for in vain the next ones
     know.
@@ -233,7 +225,7 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
     async def story(sim: SimulatedRun) -> None:
         liar, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 9)]
         await sim.until_round(1)
-        sabotage(liar, hides(liar, 0))
+        send_lies(liar, hides(liar, 0))
         while not sim.run.epoch and sim.run.state.training:
             began = sim.now
             height = sim.run.current.height
@@ -253,8 +245,7 @@ def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, over
     assert sum(seconds > 0.7 * 15 for seconds in took) <= 2, took
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, overlap: int) -> None:
     """One of three has opened a result that another one has not got yet; the third says that it has
     it, and hands on nothing.
@@ -318,7 +309,7 @@ def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, ov
     async def story(sim: SimulatedRun) -> None:
         alone, *_ = [sim.add(tier) for tier in (0, *[2] * 6)]
         await sim.until_round(1)
-        sabotage(alone, serves_late(alone, 0, 40.0))
+        send_lies(alone, serves_late(alone, 0, 40.0))
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 7, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}

@@ -19,18 +19,18 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
-from member.saboteurs import (
+from member.lying_members import (
     Lie,
     conspire,
     garbage_in,
     hides,
     nan_in,
     other_result,
-    sabotage,
+    send_lies,
     sign,
     tell_all,
 )
-from member.short_runs import SHORT
+from member.short_runs import EITHER_OVERLAP, SHORT
 
 ROUND_SECONDS = 15  # of the run's rules
 
@@ -49,7 +49,7 @@ def _epoch_with_a_liar(
         players = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
         lie: Lie = lie_of(sim, players[0])  # type: ignore[operator]
-        sabotage(players[0], lie)
+        send_lies(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
     return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
@@ -132,8 +132,7 @@ def test_level_hidden_from_its_other_holder_is_left_out_by_all(tmp_path: Path) -
     _runs_without_level_0(sim)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_two_colluding_newcomers_do_not_drop_the_holder(tmp_path: Path, overlap: int) -> None:
     """They are two of three that declare tier 0 and show level 0 to each other only; the third has
     shown it before.

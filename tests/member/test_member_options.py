@@ -14,7 +14,7 @@ import pytest
 from aftermath.member.payloads import Candidate, Payloads
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import Desk, commitment_of, plan_of
+from member.result_inbox import ResultInbox, commitment_of, plan_of
 from member.short_runs import ALONE
 
 
@@ -32,7 +32,7 @@ def test_share_delay_makes_a_member_slower(tmp_path: Path, delay: float, longer:
 @pytest.mark.parametrize(("downloads", "most"), [(1, 1), (3, 1), (4, 2), (None, 3)])
 def test_downloads_of_one_author_are_limited(downloads: int | None, most: int) -> None:
     async def story() -> None:
-        desk = Desk()
+        inbox = ResultInbox()
         running = reached = 0
 
         async def fetch(*_: Any, **__: Any) -> bytes:
@@ -43,10 +43,10 @@ def test_downloads_of_one_author_are_limited(downloads: int | None, most: int) -
             running -= 1
             return b""
 
-        transport = desk.ports.transport
+        transport = inbox.ports.transport
         transport.fetch = fetch  # type: ignore[method-assign]
         payloads = Payloads(
-            desk.ports, replace(desk.role, tier=0), desk.workers.decode, lambda: None, downloads
+            inbox.ports, replace(inbox.role, tier=0), inbox.workers.decode, lambda: None, downloads
         )
         said = commitment_of(None, 0)
         candidate = Candidate(said, b"", b"")

@@ -69,8 +69,14 @@ async def _outage(sim: SimulatedRun, seconds: float = 20) -> None:
     sim.chain.down = False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("outages", [((0, 14), (3, 11)), ((1, 22), (2, 20))], ids=str)
+@pytest.mark.parametrize(
+    "outages",
+    [
+        pytest.param(((0, 14), (3, 11)), marks=pytest.mark.slow),
+        pytest.param(((1, 22), (2, 20)), marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 def test_rpc_outage_at_cooldown_end_leaves_model_attested(
     tmp_path: Path, outages: tuple[tuple[int, int], ...]
 ) -> None:

@@ -16,8 +16,8 @@ from aftermath.rules.state import ExitReason, RunState
 from aftermath.sim.setup import RUN_ID
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.saboteurs import other_result, sabotage, sign, tell_all
-from member.short_runs import SHORT
+from member.lying_members import other_result, send_lies, sign, tell_all
+from member.short_runs import EITHER_OVERLAP, SHORT
 
 
 def _down(player: SimMember, down: bool) -> None:
@@ -177,7 +177,7 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
             for one in (said, other_result(sim, said, transport)):
                 tell_all(transport, sign(liar, one))
 
-        sabotage(liar, lie)
+        send_lies(liar, lie)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, overlap=0, init_min_clients=4, rounds_per_epoch=3)
@@ -189,8 +189,10 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [5, 20])
+@pytest.mark.parametrize(
+    "seconds",
+    [pytest.param(5, marks=pytest.mark.nightly), pytest.param(20, marks=pytest.mark.slow)],
+)
 def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -> None:
     """A round that it outlasts is no step, and its data waits; the run has all of its steps all the
     same. It begins with the round, before anybody can read what the one before came to.
@@ -306,8 +308,7 @@ def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
     assert sim.run.lost_sequences == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap: int) -> None:
     async def story(sim: SimulatedRun) -> None:
         for _ in range(3):

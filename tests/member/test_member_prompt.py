@@ -15,7 +15,7 @@ from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
-from member.short_runs import SHORT
+from member.short_runs import EITHER_OVERLAP, SHORT
 from model.of_library import in_its_process
 
 WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
@@ -40,8 +40,7 @@ def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> SimulatedRun:
     return play(place, story, **SHORT, **rules)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_members_continue_the_prompt_and_replicas_stay_equal(tmp_path: Path, overlap: int) -> None:
     sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
     assert sim.check() == 24, "all rounds were applied by all"

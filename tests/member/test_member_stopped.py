@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.member.stake import SAVE_SECONDS
 from aftermath.rules.state import RunState
 from aftermath.sim.simulation import SimulatedRun, play
 from member.disk import Disk
@@ -33,7 +34,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
         await asyncio.sleep(later)
         await sim.stop(player)
         (stopped,) = player.saw("stopped")
-        assert stopped["goes_on"]
+        assert stopped["continues"]
         assert stopped["step"] >= 1
         sim.start(player)
         await sim.until(lambda run: run.epoch == 1)
@@ -62,7 +63,7 @@ def test_last_holder_of_a_level_among_others_saves_a_copy(tmp_path: Path) -> Non
         assert (stake.levels, stake.saves) == ([0], True)
         await sim.stop(player)
         (stopped,) = player.saw("stopped")
-        assert not stopped["goes_on"]
+        assert not stopped["continues"]
         assert Path(stopped["path"]).name == f"sim-step{stopped['step']}"
         assert player.saw("left")
 
@@ -107,7 +108,30 @@ def test_stopped_member_with_a_full_disk_stays_and_retries(
         disk.full = True
         await sim.stop(player, again)
         assert tries == [False] * 3 + [frees_space]
-        assert [event["goes_on"] for event in player.saw("stopped")] == [True] * frees_space
+        assert [event["continues"] for event in player.saw("stopped")] == [True] * frees_space
         assert len(player.saw("warning")) == 1
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
+
+
+def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        player, *others = [sim.add(tier) for tier in (0, 1, 1)]
+        await sim.until(lambda run: len(player.saw("trained")) == 2)
+        for other in others:
+            sim.network.cut(player.id, other.id)
+        await sim.until_round(3)  # in which this member applies the results of round 1
+        await asyncio.sleep(4)
+        began = sim.now
+        await sim.stop(player)
+        assert sim.now - began < SAVE_SECONDS
+        assert len(player.saw("applied")) == 1
+        (stopped,) = player.saw("stopped")
+        assert stopped["step"] == 1
+        place = Path(stopped["path"])
+        assert place.name == "sim-step1"
+        assert not list(place.parent.glob("*unfinished*")), "no mark to continue from it"
+        warnings = [event["message"] for event in player.saw("warning")]
+        assert any("could not be had" in one and "saves step 1" in one for one in warnings)
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 3})

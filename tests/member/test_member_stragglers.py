@@ -20,8 +20,9 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import Desk, header_of, plan_of, run_at, three_members
-from member.saboteurs import sabotage, sign, tell_all
+from member.lying_members import send_lies, sign, tell_all
+from member.result_inbox import ResultInbox, header_of, plan_of, run_at, three_members
+from member.short_runs import EITHER_OVERLAP
 from rules import builders
 
 LIMIT = 30
@@ -34,7 +35,7 @@ def _late(player: SimMember, seconds: float) -> None:
     async def lie(said: object, transport: object) -> None:
         asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(player, said))  # type: ignore[arg-type]
 
-    sabotage(player, lie)
+    send_lies(player, lie)
 
 
 def _rounds(player: SimMember) -> list[float]:
@@ -43,8 +44,7 @@ def _rounds(player: SimMember) -> list[float]:
     return [later - now for now, later in pairwise(begun)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [1, 0])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: int) -> None:
     """It announces when 78 % of the limit are over, as long as it is in the run."""
 
@@ -254,21 +254,21 @@ def test_next_duty_counts_members_a_quorum_left_out(
     attested: int, next_height: int, left_out: set[int]
 ) -> None:
     async def story() -> Allowances:
-        desk = Desk()
+        inbox = ResultInbox()
         allowances = Allowances(20.0)
-        desk.results.open(plan_of(4))
+        inbox.results.open(plan_of(4))
         # neither duty closes a round
         parts: dict[str, Any] = {"reveals": None, "allowances": allowances, "seat": 0}
         running = replace(run_at(4), state=RunState.ROUND_WITNESS, seq=1)
-        await desk.feed.put(builders.view(running, three_members()))
-        before = WitnessDuty(desk.ports, desk.results, plan=plan_of(4), judged=4, **parts)
+        await inbox.feed.put(builders.view(running, three_members()))
+        before = WitnessDuty(inbox.ports, inbox.results, plan=plan_of(4), judged=4, **parts)
         closed = replace(header_of(4), attested=attested)
         rounds = (closed, header_of(5), header_of(6), builders.header(0))
         over = replace(running, rounds=rounds, head=next_height - 4, seq=2)
-        await desk.feed.put(builders.view(over, three_members()))
+        await inbox.feed.put(builders.view(over, three_members()))
         WitnessDuty(
-            desk.ports,
-            desk.results,
+            inbox.ports,
+            inbox.results,
             plan=plan_of(next_height),
             judged=next_height,
             before=before,

@@ -10,7 +10,7 @@ from aftermath.data.dummy import DummyTokens
 from aftermath.data.source import DataError, Sequences, SourceUnavailable
 from aftermath.member.rounds.read_ahead import Reading
 from aftermath.sim.virtual_time import InlineWorker, run_virtual
-from member.desk import Desk
+from member.result_inbox import ResultInbox
 
 
 class Faulty(DummyTokens):
@@ -31,7 +31,7 @@ class Faulty(DummyTokens):
 def test_a_share_is_there_when_it_is_asked_for() -> None:
     async def play() -> None:
         source = Faulty()
-        reading = Reading(Desk().ports, InlineWorker(5.0), source)
+        reading = Reading(ResultInbox().ports, InlineWorker(5.0), source)
         reading.begin([1, 2])
         await asyncio.sleep(5.0)
         now = asyncio.get_running_loop().time()
@@ -45,12 +45,12 @@ def test_a_share_is_there_when_it_is_asked_for() -> None:
 
 def test_unreachable_source_is_reported_once_and_retried() -> None:
     async def play() -> None:
-        desk = Desk()
+        inbox = ResultInbox()
         source = Faulty(*[SourceUnavailable("http://x does not answer")] * 4)
-        share = await Reading(desk.ports, InlineWorker(), source).share([3])
+        share = await Reading(inbox.ports, InlineWorker(), source).share([3])
         assert share.shape == (1, 4)
         assert source.asked == 5
-        told = [event["message"] for event in desk.events if event["kind"] == "warning"]
+        told = [event["message"] for event in inbox.events if event["kind"] == "warning"]
         assert told == [
             "http://x does not answer; this member continues when it is available again"
         ]
@@ -62,6 +62,8 @@ def test_unreachable_source_is_reported_once_and_retried() -> None:
 def test_permanent_error_is_raised() -> None:
     async def play() -> None:
         with pytest.raises(DataError, match="shrank"):
-            await Reading(Desk().ports, InlineWorker(), Faulty(DataError("x shrank"))).share([3])
+            await Reading(ResultInbox().ports, InlineWorker(), Faulty(DataError("x shrank"))).share(
+                [3]
+            )
 
     run_virtual(play())

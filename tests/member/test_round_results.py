@@ -17,11 +17,11 @@ from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import (
+from member.result_inbox import (
     BATCH,
     SCHEMA,
     SECRETS,
-    Desk,
+    ResultInbox,
     commitment_of,
     header_of,
     key_to,
@@ -92,28 +92,28 @@ def test_member_with_empty_share_owes_and_announces_nothing() -> None:
 
 def test_a_result_is_held_once_all_its_levels_are_here() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of())
-        said = desk.hear(1)
-        assert desk.results.announced(4) == {1}
-        assert desk.results.held(4) == {}
-        assert desk.results.settled(4) == frozenset()
+        inbox = ResultInbox()
+        inbox.results.open(plan_of())
+        said = inbox.hear(1)
+        assert inbox.results.announced(4) == {1}
+        assert inbox.results.held(4) == {}
+        assert inbox.results.settled(4) == frozenset()
         await asyncio.sleep(1)
-        assert desk.results.held(4) == {1: said.digest}
-        assert desk.results.settled(4) == {1}
-        desk.results.close()
+        assert inbox.results.held(4) == {1: said.digest}
+        assert inbox.results.settled(4) == {1}
+        inbox.results.close()
 
     run_virtual(story())
 
 
 def test_a_repeated_announcement_changes_nothing() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of())
-        desk.hear(1)
-        desk.hear(1, loss=9.0)  # hearsay: the commitment is the same
+        inbox = ResultInbox()
+        inbox.results.open(plan_of())
+        inbox.hear(1)
+        inbox.hear(1, loss=9.0)  # hearsay: the commitment is the same
         await asyncio.sleep(1)
-        assert len(desk.results.candidates(4, 1)) == 1
+        assert len(inbox.results.candidates(4, 1)) == 1
 
     run_virtual(story())
 
@@ -122,78 +122,78 @@ def test_member_without_share_is_not_barred_for_strangers() -> None:
     """Anybody can make as many keys as they like, and peers pass on what was signed with them."""
 
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of())
+        inbox = ResultInbox()
+        inbox.results.open(plan_of())
         for number in range(40):
             key = bytes([100 + number // 39]) * 32
             sender = bytes(Keypair.from_seed(key).pubkey())
             said = msgspec.structs.replace(
                 commitment_of(None, 1), sender=sender, loss=float(number)
             )
-            desk.results.admit(said, encode_announcement(said, key))
-        assert desk.transports[0].barred == []
+            inbox.results.admit(said, encode_announcement(said, key))
+        assert inbox.transports[0].barred == []
         for number in range(17):
-            desk.hear(1, loss=float(number), schema_hash=bytes(32))
-        assert [who for who, _ in desk.transports[0].barred] == [p2p_of(1)]
+            inbox.hear(1, loss=float(number), schema_hash=bytes(32))
+        assert [who for who, _ in inbox.transports[0].barred] == [p2p_of(1)]
 
     run_virtual(story())
 
 
 def test_announcements_of_a_round_not_seen_yet_wait_for_it() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        desk.hear(1, 5)
-        assert desk.results.announced(5) == frozenset()
-        desk.results.open(plan_of(5))
-        assert desk.results.announced(5) == {1}
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        inbox.hear(1, 5)
+        assert inbox.results.announced(5) == frozenset()
+        inbox.results.open(plan_of(5))
+        assert inbox.results.announced(5) == {1}
 
     run_virtual(story())
 
 
 def test_announcements_of_other_epochs_or_far_ahead_are_dropped() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        desk.hear(1, 9)
-        desk.hear(1, 5, epoch=3)
-        desk.hear(1, 3)
-        assert desk.results._early == {}
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        inbox.hear(1, 9)
+        inbox.hear(1, 5, epoch=3)
+        inbox.hear(1, 3)
+        assert inbox.results._early == {}
 
     run_virtual(story())
 
 
 def test_old_rounds_are_forgotten_and_their_payloads_withdrawn() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        said = desk.hear(2, signer=(2).to_bytes(32, "big"))
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        said = inbox.hear(2, signer=(2).to_bytes(32, "big"))
         await asyncio.sleep(1)
         digest = said.levels[2].blake3
-        assert digest in desk.transports[0]._blobs
+        assert digest in inbox.transports[0]._blobs
         for height in (5, 6, 7):
-            desk.results.open(plan_of(height))
-            assert desk.results.plan(4) is not None
-        desk.results.open(plan_of(8))
-        assert desk.results.plan(4) is None
-        assert digest not in desk.transports[0]._blobs
+            inbox.results.open(plan_of(height))
+            assert inbox.results.plan(4) is not None
+        inbox.results.open(plan_of(8))
+        assert inbox.results.plan(4) is None
+        assert digest not in inbox.transports[0]._blobs
 
     run_virtual(story())
 
 
 def test_applied_round_frees_votes_and_serves_payloads() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        digest = desk.hear(1).levels[2].blake3
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        digest = inbox.hear(1).levels[2].blake3
         await asyncio.sleep(1)
-        (candidate,) = desk.results.candidates(4, 1)
+        (candidate,) = inbox.results.candidates(4, 1)
         assert sorted(candidate.votes) == [1, 2]
-        desk.results.applied(4)
+        inbox.results.applied(4)
         assert not candidate.votes
-        assert desk.results.payloads.whole(candidate)
-        assert desk.results.held(4) == {1: candidate.digest}
-        assert digest in desk.transports[0]._blobs
+        assert inbox.results.payloads.whole(candidate)
+        assert inbox.results.held(4) == {1: candidate.digest}
+        assert digest in inbox.transports[0]._blobs
 
     run_virtual(story())
 
@@ -202,17 +202,17 @@ def test_a_payload_that_a_newer_round_names_too_stays_served() -> None:
     """No two results have the same bytes, but anybody may name what it likes."""
 
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        levels = desk.hear(1).levels
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        levels = inbox.hear(1).levels
         digest = levels[2].blake3
         await asyncio.sleep(1)
         for height in (5, 6, 7):
-            desk.results.open(plan_of(height))
-        desk.hear(1, 7, levels=levels)
+            inbox.results.open(plan_of(height))
+        inbox.hear(1, 7, levels=levels)
         await asyncio.sleep(1)
-        desk.results.open(plan_of(8))
-        assert digest in desk.transports[0]._blobs
+        inbox.results.open(plan_of(8))
+        assert digest in inbox.transports[0]._blobs
 
     run_virtual(story())
 
@@ -221,45 +221,45 @@ def test_what_was_never_fetched_is_not_withdrawn() -> None:
     """A liar that names the digest of something else we serve must not make us stop serving it."""
 
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        ours = desk.transports[0].publish(b"a tensor for joiners")
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        ours = inbox.transports[0].publish(b"a tensor for joiners")
         levels = {
             level: LevelPayload(ours, SCHEMA.results.payload_bytes(level)) for level in (1, 2)
         }
-        desk.hear(1, levels=levels)
+        inbox.hear(1, levels=levels)
         await asyncio.sleep(5)
         for height in range(5, 9):
-            desk.results.open(plan_of(height))
-        desk.results.close()
-        assert ours in desk.transports[0]._blobs
+            inbox.results.open(plan_of(height))
+        inbox.results.close()
+        assert ours in inbox.transports[0]._blobs
 
     run_virtual(story())
 
 
 def test_payload_comes_from_another_holder_without_its_trainer() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        said = commitment_of(desk.transports[1], 1)
-        for data in desk.transports[1]._blobs.values():
-            desk.transports[0]._network._nodes[p2p_of(2)].publish(data)
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        said = commitment_of(inbox.transports[1], 1)
+        for data in inbox.transports[1]._blobs.values():
+            inbox.transports[0]._network._nodes[p2p_of(2)].publish(data)
         members = three_members()
         seats = list(members.seats)
         seats[2] = replace(seats[2], tier=0)
-        desk.results.begin(2)
-        desk.results.open(replace(plan_of(4), seats=tuple(seats)))
-        desk.transports[0]._network.crash(p2p_of(1))
-        desk.results.hear(said, encode_announcement(said, SECRETS[1]))
-        desk.tell(key_to(said))
+        inbox.results.begin(2)
+        inbox.results.open(replace(plan_of(4), seats=tuple(seats)))
+        inbox.transports[0]._network.crash(p2p_of(1))
+        inbox.results.hear(said, encode_announcement(said, SECRETS[1]))
+        inbox.tell(key_to(said))
         await asyncio.sleep(2)
-        assert desk.results.held(4) == {1: said.digest}
+        assert inbox.results.held(4) == {1: said.digest}
 
     run_virtual(story())
 
 
-class _HasForOthers(Desk):
-    """Return the desk of a member that holds level 2 only and serves level 1 as a witness."""
+class _HasForOthers(ResultInbox):
+    """Return the inbox of a member that holds level 2 only and serves level 1 as a witness."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,55 +285,55 @@ class _HasForOthers(Desk):
 
 def test_witness_fetches_its_own_levels_first() -> None:
     async def story() -> None:
-        desk = _HasForOthers()
-        own = await desk.hear_without(2)
-        assert desk.fetched() == []
-        desk.transports[1].publish(own)
+        inbox = _HasForOthers()
+        own = await inbox.hear_without(2)
+        assert inbox.fetched() == []
+        inbox.transports[1].publish(own)
         await asyncio.sleep(10)
-        assert desk.fetched() == [1, 2]
-        assert list(desk.results.held(4)) == [1]
+        assert inbox.fetched() == [1, 2]
+        assert list(inbox.results.held(4)) == [1]
 
     run_virtual(story())
 
 
 def test_witness_stops_fetching_for_others_after_attesting() -> None:
     async def story() -> None:
-        desk = _HasForOthers()
-        lacking = await desk.hear_without(1)
-        assert not desk.results.held(4)
-        desk.results.has_attested(4)
-        desk.transports[1].publish(lacking)
-        desk.hear(2)
+        inbox = _HasForOthers()
+        lacking = await inbox.hear_without(1)
+        assert not inbox.results.held(4)
+        inbox.results.has_attested(4)
+        inbox.transports[1].publish(lacking)
+        inbox.hear(2)
         await asyncio.sleep(30)
-        assert desk.fetched() == [2]
-        assert not [event for event in desk.events if event["kind"] == "warning"]
+        assert inbox.fetched() == [2]
+        assert not [event for event in inbox.events if event["kind"] == "warning"]
 
     run_virtual(story())
 
 
 def test_only_first_failures_of_a_payload_are_reported() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of())
+        inbox = ResultInbox()
+        inbox.results.open(plan_of())
         payload = LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(2))
-        desk.hear(2, levels={2: payload})
+        inbox.hear(2, levels={2: payload})
         counts = []
         for _ in range(2):
-            await desk.ports.clock.sleep(1000)
-            counts.append(sum(event["kind"] == "fetch_failed" for event in desk.events))
+            await inbox.ports.clock.sleep(1000)
+            counts.append(sum(event["kind"] == "fetch_failed" for event in inbox.events))
         assert 1 < counts[0] == counts[1] < 10
-        assert not desk.results.payloads.complete(desk.results.candidates(4, 2)[0])
-        desk.results.close()
+        assert not inbox.results.payloads.complete(inbox.results.candidates(4, 2)[0])
+        inbox.results.close()
 
     run_virtual(story())
 
 
 def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        said = desk.hear_sealed(1)
-        ask = desk.results._answer
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        said = inbox.hear_sealed(1)
+        ask = inbox.results._answer
         assert msgspec.msgpack.decode(
             await ask(b"", msgspec.msgpack.encode((4, [1, 1, 2, 99999])))
         ) == [encode_announcement(said, SECRETS[1])]
@@ -359,25 +359,25 @@ def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
 )
 def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
 
         async def answer(peer: bytes, body: bytes) -> bytes:
             return reply
 
-        desk.transports[1].handle("commitments", answer)
-        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(
+        inbox.transports[1].handle("commitments", answer)
+        await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
             4, [1, 2], lambda said: True
         )
-        assert desk.results.announced(4) == frozenset()
+        assert inbox.results.announced(4) == frozenset()
 
     run_virtual(story())
 
 
 def test_answer_counts_only_for_the_requested_round_and_seats() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
         replies = [commitment_of(None, 1), commitment_of(None, 2)]
 
         async def answer(peer: bytes, body: bytes) -> bytes:
@@ -385,12 +385,12 @@ def test_answer_counts_only_for_the_requested_round_and_seats() -> None:
                 [encode_announcement(said, SECRETS[said.seat]) for said in replies]
             )
 
-        desk.transports[1].handle("commitments", answer)
-        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(
+        inbox.transports[1].handle("commitments", answer)
+        await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
             4, [2], lambda said: False
         )
-        assert desk.results.announced(4) == {2}
-        desk.results.close()
+        assert inbox.results.announced(4) == {2}
+        inbox.results.close()
 
     run_virtual(story())
 
@@ -402,24 +402,24 @@ def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bo
     """
 
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
         said = encode_announcement(commitment_of(None, 2), SECRETS[2])
 
         async def answer(peer: bytes, body: bytes) -> bytes:
             return msgspec.msgpack.encode([said] + [said if values < 10 else b""] * (values - 1))
 
         kept_out: list[bytes] = []
-        desk.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
-        desk.transports[1].handle("commitments", answer)
-        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(
+        inbox.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
+        inbox.transports[1].handle("commitments", answer)
+        await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
             4, [2], lambda said: False
         )
-        assert (desk.results.announced(4) == {2}) is not barred
+        assert (inbox.results.announced(4) == {2}) is not barred
         assert (p2p_of(1) in kept_out) is (values == 9), (
             "more bytes than were asked for are not even read"
         )
-        desk.results.close()
+        inbox.results.close()
 
     run_virtual(story())
 
@@ -431,8 +431,8 @@ def test_signer_answers_for_what_it_sends_itself(relay: int, barred: bool) -> No
     """
 
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
         seeds = iter(range(1000, 2000))
 
         async def answer(peer: bytes, body: bytes) -> bytes:
@@ -440,9 +440,9 @@ def test_signer_answers_for_what_it_sends_itself(relay: int, barred: bool) -> No
             return msgspec.msgpack.encode([encode_announcement(one, SECRETS[2]) for one in said])
 
         kept_out: list[bytes] = []
-        desk.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
-        desk.transports[relay].handle("commitments", answer)
-        collector = Collector(desk.ports, desk.role.levels, desk.results, 2)
+        inbox.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
+        inbox.transports[relay].handle("commitments", answer)
+        collector = Collector(inbox.ports, inbox.role.levels, inbox.results, 2)
         for _ in range(5):
             await collector.ask(4, [2], lambda said: False)
         assert (p2p_of(2) in kept_out) is barred

@@ -10,17 +10,17 @@ from aftermath.member.results import CLOSED_ON
 from aftermath.rules.commitment import encode_announcement
 from aftermath.rules.seal import Closed
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import SECRETS, Desk, commitment_of, key_to, p2p_of, plan_of
+from member.result_inbox import SECRETS, ResultInbox, commitment_of, key_to, p2p_of, plan_of
 
 
 def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of())
-        said = desk.hear_sealed(1)
+        inbox = ResultInbox()
+        inbox.results.open(plan_of())
+        said = inbox.hear_sealed(1)
         await asyncio.sleep(1)
-        assert desk.results.fetched(4) == desk.results.sealed(4) == {1}
-        assert desk.results.held(4) == {}
+        assert inbox.results.fetched(4) == inbox.results.sealed(4) == {1}
+        assert inbox.results.held(4) == {}
         for wrong in (
             key_to(said, key=b"k" * 32),
             key_to(said, seed=8),
@@ -29,66 +29,66 @@ def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
             key_to(said, signer=b"x" * 32),
             key_to(said, seat=0),
         ):
-            desk.results.hear_key(wrong, b"")
+            inbox.results.hear_key(wrong, b"")
         await asyncio.sleep(1)
-        assert desk.results.held(4) == {}
-        desk.tell(key_to(said))
+        assert inbox.results.held(4) == {}
+        inbox.tell(key_to(said))
         await asyncio.sleep(1)
-        assert desk.results.held(4) == {1: said.digest}
+        assert inbox.results.held(4) == {1: said.digest}
         answer = msgspec.msgpack.decode(
-            await desk.results._answer(b"", msgspec.msgpack.encode((4, [1])))
+            await inbox.results._answer(b"", msgspec.msgpack.encode((4, [1])))
         )
         assert answer == [encode_announcement(one, SECRETS[1]) for one in (said, key_to(said))]
-        desk.results.close()
+        inbox.results.close()
 
     run_virtual(story())
 
 
 def test_copied_bytes_cannot_be_revealed() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of())
-        theirs = commitment_of(desk.transports[2], 2)
-        levels = commitment_of(desk.transports[1], 1).levels | theirs.levels
-        said = desk.hear_sealed(1, levels=levels, seal=theirs.seal)
+        inbox = ResultInbox()
+        inbox.results.open(plan_of())
+        theirs = commitment_of(inbox.transports[2], 2)
+        levels = commitment_of(inbox.transports[1], 1).levels | theirs.levels
+        said = inbox.hear_sealed(1, levels=levels, seal=theirs.seal)
         for key in (key_to(theirs), key_to(said), key_to(said, key=key_to(theirs).key)):
-            desk.results.hear_key(key, b"")
+            inbox.results.hear_key(key, b"")
         await asyncio.sleep(1)
-        assert not desk.results.candidates(4, 1)[0].key
-        assert desk.results.held(4) == {}
-        desk.results.close()
+        assert not inbox.results.candidates(4, 1)[0].key
+        assert inbox.results.held(4) == {}
+        inbox.results.close()
 
     run_virtual(story())
 
 
 def test_what_is_heard_after_closing_is_kept_and_not_attested() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of())
-        said = desk.hear(1)
-        desk.results.close_round(4)
-        late = desk.hear(2)
+        inbox = ResultInbox()
+        inbox.results.open(plan_of())
+        said = inbox.hear(1)
+        inbox.results.close_round(4)
+        late = inbox.hear(2)
         await asyncio.sleep(1)
-        assert desk.results.held(4) == {1: said.digest}
-        assert desk.results.settled(4) == {1, 2}
-        assert [c.said for c in desk.results.candidates(4, 2)] == [late]
-        assert [(e["seat"], e["why"]) for e in desk.events if e["kind"] == "refused"] == [
+        assert inbox.results.held(4) == {1: said.digest}
+        assert inbox.results.settled(4) == {1, 2}
+        assert [c.said for c in inbox.results.candidates(4, 2)] == [late]
+        assert [(e["seat"], e["why"]) for e in inbox.events if e["kind"] == "refused"] == [
             (2, CLOSED_ON)
         ]
-        desk.results.close()
+        inbox.results.close()
 
     run_virtual(story())
 
 
 def test_closings_count_once_for_each_witness_of_the_round() -> None:
-    desk = Desk()
-    closed_rounds = desk.results.closed_rounds
+    inbox = ResultInbox()
+    closed_rounds = inbox.results.closed_rounds
 
     def closed(by: int, **changed: object) -> Closed:
         said = Closed(
             sender=p2p_of(by),
             signer=by.to_bytes(32, "big"),
-            run_id=desk.feed.run.run_id,
+            run_id=inbox.feed.run.run_id,
             epoch=2,
             height=4,
             seed=7,

@@ -19,10 +19,10 @@ from aftermath.member.signed_results import SignedResults
 from aftermath.rules.commitment import NOTHING, PrivateRoots
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import Desk, empty_payload, plan_of
+from member.result_inbox import ResultInbox, empty_payload, plan_of
 
 
-def _announcing(desk: Desk) -> Announcing:
+def _announcing(inbox: ResultInbox) -> Announcing:
     async def trained(*_: object) -> PrivateRoots:
         return PrivateRoots(NOTHING, b"a" * 32, None)
 
@@ -30,11 +30,11 @@ def _announcing(desk: Desk) -> Announcing:
 
     wallet: Any = SimpleNamespace(wallet=bytes(32))
     kept: Any = SimpleNamespace(
-        results=desk.results, own=SimpleNamespace(trained=trained, offer=offer)
+        results=inbox.results, own=SimpleNamespace(trained=trained, offer=offer)
     )
     epoch: Any = SimpleNamespace(began=SimpleNamespace(replica=None, seat=0))
     return Announcing(
-        replace(desk.ports, coordinator=wallet), desk.role, desk.workers.decode, kept, epoch
+        replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, kept, epoch
     )
 
 
@@ -55,23 +55,23 @@ def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
     """A trusted node shows the same round, with the same seed, and another share."""
 
     async def story() -> None:
-        desk = Desk()
-        announcing = _announcing(desk)
-        desk.results.open(plan_of())
+        inbox = ResultInbox()
+        announcing = _announcing(inbox)
+        inbox.results.open(plan_of())
         await announcing.announce(plan_of(), _trained(1.0))
-        told = desk.results.candidates(4, 0)
+        told = inbox.results.candidates(4, 0)
         header = replace(plan_of().header, data_index=500)
-        desk.results.begin(2)  # it fell out, and begins the epoch again
+        inbox.results.begin(2)  # it fell out, and begins the epoch again
         again = replace(
             plan_of(), header=header, shares={**plan_of().shares, 0: plan_of().shares[1]}
         )
-        desk.results.open(again)
+        inbox.results.open(again)
         with pytest.raises(Desync, match="signed another result"):
             await announcing.announce(again, _trained(1.0))
         assert len(told) == 1
-        assert desk.results.candidates(4, 0) == []
+        assert inbox.results.candidates(4, 0) == []
         await announcing.announce(plan_of(5), _trained(1.0))
-        desk.results.close()
+        inbox.results.close()
 
     run_virtual(story())
 
@@ -93,14 +93,14 @@ def test_round_shown_to_a_restarted_member_is_not_signed_again(
     async def story() -> None:
         other = replace(plan_of(), shares={**plan_of().shares, 0: plan_of().shares[1]})
         for plan, allowed in ((plan_of(), True), (other, False)):
-            desk = Desk()
-            signed = SignedResults(tmp_path, desk.transports[0].node_id)
-            desk.results = Results(desk.ports, desk.role, desk.workers.decode, signed)
-            desk.results.begin(2)
-            desk.results.open(plan)
+            inbox = ResultInbox()
+            signed = SignedResults(tmp_path, inbox.transports[0].node_id)
+            inbox.results = Results(inbox.ports, inbox.role, inbox.workers.decode, signed)
+            inbox.results.begin(2)
+            inbox.results.open(plan)
             with nullcontext() if allowed else pytest.raises(Desync, match="signed another result"):
-                await _announcing(desk).announce(plan, _trained(1.0))
-            desk.results.close()
+                await _announcing(inbox).announce(plan, _trained(1.0))
+            inbox.results.close()
 
     run_virtual(story())
     assert on_disk == [True]
@@ -108,17 +108,17 @@ def test_round_shown_to_a_restarted_member_is_not_signed_again(
 
 def test_result_that_cannot_be_recorded_is_not_announced(tmp_path: Path) -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results = Results(
-            desk.ports, desk.role, desk.workers.decode, SignedResults(tmp_path / "s", b"k" * 32)
+        inbox = ResultInbox()
+        inbox.results = Results(
+            inbox.ports, inbox.role, inbox.workers.decode, SignedResults(tmp_path / "s", b"k" * 32)
         )
         (tmp_path / "s").rmdir()
         (tmp_path / "s").write_text("a file")
-        desk.results.begin(2)
-        desk.results.open(plan_of())
+        inbox.results.begin(2)
+        inbox.results.open(plan_of())
         with pytest.raises(Desync, match="cannot record"):
-            await _announcing(desk).announce(plan_of(), _trained(1.0))
-        assert desk.results.candidates(4, 0) == []
-        desk.results.close()
+            await _announcing(inbox).announce(plan_of(), _trained(1.0))
+        assert inbox.results.candidates(4, 0) == []
+        inbox.results.close()
 
     run_virtual(story())

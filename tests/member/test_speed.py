@@ -16,7 +16,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.state import RunState
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.virtual_time import InlineWorker, run_virtual
-from member.desk import SCHEMA, Desk
+from member.result_inbox import SCHEMA, ResultInbox
 from rules import builders
 
 MICRO = 8
@@ -104,9 +104,11 @@ def test_it_is_said_what_is_measured_and_how_long_that_can_take(
     """
 
     async def measure() -> tuple[int, list[dict[str, object]]]:
-        desk = Desk()
+        inbox = ResultInbox()
         compute = InlineWorker(seconds)
-        return await measured_weight(desk.ports, desk.role, compute, origin(), SEQ_LEN), desk.events
+        return await measured_weight(
+            inbox.ports, inbox.role, compute, origin(), SEQ_LEN
+        ), inbox.events
 
     found, events = run_virtual(measure())
     assert found == weight
@@ -154,14 +156,14 @@ def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
     assert expected_share(view, b"x" * 32, weight) == share
 
     async def measure() -> list[dict[str, object]]:
-        desk = Desk()
-        desk.feed.view = view
+        inbox = ResultInbox()
+        inbox.feed.view = view
         monkeypatch.setattr(Replica, "measure_weight", lambda *_: weight)
         assert (
-            await measured_weight(desk.ports, desk.role, InlineWorker(), origin(), SEQ_LEN)
+            await measured_weight(inbox.ports, inbox.role, InlineWorker(), origin(), SEQ_LEN)
             == weight
         )
-        return desk.events
+        return inbox.events
 
     said = [str(event["message"]) for event in run_virtual(measure()) if event["kind"] == "warning"]
     assert len(said) == bool(told)

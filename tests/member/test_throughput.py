@@ -5,13 +5,13 @@ from __future__ import annotations
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.rounds.throughput import Throughput
-from member.desk import Desk
+from member.result_inbox import ResultInbox
 
 DECLARED = 60
 
 
 def test_trained_share_sets_the_speed() -> None:
-    time = Throughput(Desk().ports.events, 15.0, DECLARED)
+    time = Throughput(ResultInbox().ports.events, 15.0, DECLARED)
     assert time.weight == DECLARED
     for seconds, weight in ((2.0, 90), (6.0, 30)):
         time.took(3, seconds, done=True)
@@ -22,7 +22,7 @@ def test_share_given_up_at_once_does_not_raise_the_speed() -> None:
     """A member that waited for results until the run was ahead gives its share up as soon as it
     begins.
     """
-    time = Throughput(Desk().ports.events, 15.0, DECLARED)
+    time = Throughput(ResultInbox().ports.events, 15.0, DECLARED)
     time.took(3, 0.001, done=False)
     assert time.weight == DECLARED
     time.took(3, 16.0, done=False)

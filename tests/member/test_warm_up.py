@@ -33,7 +33,7 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import SCHEMA, Desk, three_members
+from member.result_inbox import SCHEMA, ResultInbox, three_members
 from rules import builders
 
 STEP = 7
@@ -69,7 +69,7 @@ class Joiner:
             place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={}
         )
         self._checkpoint = Checkpoint(CheckpointKind.LOCAL, str(place / "model"), "")
-        self.desk = Desk()
+        self.inbox = ResultInbox()
         self.run = builders.run(
             RunState.WARMUP,
             epoch=2,
@@ -85,9 +85,9 @@ class Joiner:
         )
         self._model = builders.model(checkpoint=self._checkpoint)
         self.feed = RunFeed(self.view(self.run))
-        self._ports = replace(self.desk.ports, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
+        self._ports = replace(self.inbox.ports, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
         for seat in (1, 2):
-            ModelShare(self.desk.transports[seat])  # they answer, though they offer nothing yet
+            ModelShare(self.inbox.transports[seat])  # they answer, though they offer nothing yet
 
     def view(self, run: Run) -> View:
         return builders.view(run, three_members(), self._model)
@@ -113,7 +113,7 @@ class Joiner:
 
     def offer(self, seat: int, seed: int, step: int = STEP) -> None:
         """Member `seat`, of tier `seat`, offers these weights."""
-        ModelShare(self.desk.transports[seat]).offer(
+        ModelShare(self.inbox.transports[seat]).offer(
             snapshot(init_weights(CONFIG, seed, seat), SCHEMA.state, seat, step)
         )
 
@@ -139,8 +139,8 @@ class Joiner:
             replica = origin.replica(init_weights(CONFIG, seed, 1))
         return await WarmUp(
             self._ports,
-            replace(self.desk.role, tier=1),
-            self.desk.workers,
+            replace(self.inbox.role, tier=1),
+            self.inbox.workers,
             origin,
             began,
             0,
@@ -149,11 +149,11 @@ class Joiner:
         ).obtain(replica)
 
     def said(self, kind: str, what: str) -> list[str]:
-        return [event[what] for event in self.desk.events if event["kind"] == kind]
+        return [event[what] for event in self.inbox.events if event["kind"] == kind]
 
     def sent(self, seat: int) -> int:
         """Bytes of tensors that member `seat` has sent."""
-        return self.desk.transports[seat].stats().sent["blob"]
+        return self.inbox.transports[seat].stats().sent["blob"]
 
 
 @pytest.mark.parametrize("there", ["nothing", "another model", "other weights"])
@@ -286,7 +286,7 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b100, source=source)
-        clock = joiner.desk.ports.clock
+        clock = joiner.inbox.ports.clock
 
         async def end() -> None:
             await clock.sleep(10)
@@ -316,7 +316,7 @@ def test_who_gets_the_model_from_nowhere_gives_up_halfway(
         joiner = Joiner(tmp_path, attested=0b100, source=source)
         with pytest.raises(NoModel, match="for half of the warm-up's time"):
             await joiner.obtain()
-        assert 15 <= joiner.desk.ports.clock.monotonic() < 25
+        assert 15 <= joiner.inbox.ports.clock.monotonic() < 25
 
     run_virtual(story())
 
@@ -325,13 +325,13 @@ def test_endless_source_is_abandoned_when_too_late(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED)
-        clock = joiner.desk.ports.clock
+        clock = joiner.inbox.ports.clock
 
         async def fetch(*_: object, **__: object) -> bytes:
             await clock.sleep(1e6)
             return b""
 
-        joiner.desk.transports[0].fetch = fetch  # type: ignore[method-assign]
+        joiner.inbox.transports[0].fetch = fetch  # type: ignore[method-assign]
 
         async def give_up_late() -> None:
             for height in range(5):
@@ -374,7 +374,7 @@ def test_unattested_level_comes_from_the_checkpoint(
             return
         replica = await joiner.obtain(own)
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
-        assert joiner.desk.ports.clock.monotonic() < 10
+        assert joiner.inbox.ports.clock.monotonic() < 10
         assert joiner.sent(2) == 0
         assert not [told for told in joiner.said("warning", "message") if "level 2" in told]
 

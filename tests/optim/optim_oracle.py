@@ -1,6 +1,4 @@
-"""The aggregate in arbitrary precision: Python integers and fractions, block by block as
-defined.
-"""
+"""Compute the aggregates in arbitrary precision with Python integers and fractions."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ RAGGED = {"vocab_size": 41, "hidden_size": 20, "intermediate_size": 68}
 
 
 def toy_schema(**changes: Any) -> Schema:
-    """A small run of three tiers; keyword arguments change its settings or, if they name one, its
-    model's config.
+    """Return the schema of a small DisTrO run with three tiers. Keywords change settings or the
+    model.
     """
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
     tiers = changes.pop("tiers", 3)
@@ -61,7 +59,9 @@ def toy_schema(**changes: Any) -> Schema:
 
 
 def toy_inner(**changes: Any) -> Schema:
-    """Return the settings with inner steps."""
+    """Return the schema of a small SparseLoCo run with three tiers. Keywords change settings or the
+    model.
+    """
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
     tiers = changes.pop("tiers", 3)
     settings: dict[str, Any] = {"topk": 4, "chunk": 8} | changes
@@ -71,8 +71,8 @@ def toy_inner(**changes: Any) -> Schema:
 
 
 def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
-    """The blocks [n, h, w] of a segment's tensor, padded with zeros, number by number; of a stack
-    one after another.
+    """Return the blocks [n, h, w] of a segment's tensor, padded with zeros. Stacks are cut matrix
+    by matrix.
     """
     if tensor.ndim > 2:
         return np.concatenate(
@@ -80,7 +80,8 @@ def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
         )
     matrix = np.atleast_2d(tensor)
     height, width = (1, *cut.edges)[-2:]
-    tall, wide = -(-matrix.shape[0] // height), -(-matrix.shape[1] // width)
+    tall = -(-matrix.shape[0] // height)
+    wide = -(-matrix.shape[1] // width)
     blocks = np.zeros((tall * wide, height, width), matrix.dtype)
     for row, column in np.ndindex(matrix.shape):
         blocks[row // height * wide + column // width, row % height, column % width] = matrix[
@@ -90,7 +91,7 @@ def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
 
 
 def joined(blocks: np.ndarray, cut: Blocks) -> np.ndarray:
-    """The tensor of a segment's blocks [n, h, w], number by number; padding is dropped."""
+    """Return the tensor of a segment's blocks [n, h, w], without the padding."""
     segment = cut.segment
     places = cut_blocks(np.arange(1, segment.numel + 1).reshape(segment.shape), cut)
     out = np.empty(segment.numel, blocks.dtype)
@@ -99,13 +100,13 @@ def joined(blocks: np.ndarray, cut: Blocks) -> np.ndarray:
 
 
 def real_basis(edge: int) -> list[list[Decimal]]:
-    """B[i][x] of the orthonormal DCT-II to 60 digits, by its textbook formula and Taylor series."""
+    """Return B[i][x] of the orthonormal DCT-II to 60 digits, by its formula and Taylor series."""
     getcontext().prec = 70
     pi = Decimal("3.141592653589793238462643383279502884197169399375105820974944592307816406286209")
 
     @cache
     def cosine(place: int) -> Decimal:
-        """Return the cosine of `angle` parts of a circle that has 4 * edge of them."""
+        """Return the cosine of `angle` parts of a circle that has 4 * edge parts."""
         angle = 2 * pi * place / (4 * edge)
         term = total = Decimal(1)
         for k in range(2, 120, 2):
@@ -123,12 +124,12 @@ def real_basis(edge: int) -> list[list[Decimal]]:
 
 
 def _away(value: Fraction) -> int:
-    """Nearest integer, halves away from zero."""
+    """Return the nearest integer, halves away from zero."""
     return int(math.copysign(math.floor(abs(value) + Fraction(1, 2)), value)) if value else 0
 
 
 def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
-    """Return m of every coefficient in [low, high) with a vote."""
+    """Return the mean m of every coefficient in [low, high) with a vote."""
     given: dict[int, list[Fraction]] = defaultdict(list)
     for vote in votes:
         for position, value in zip(vote.positions.tolist(), vote.values.tolist(), strict=True):
@@ -148,7 +149,7 @@ def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
 
 
 def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> list[np.ndarray]:
-    """Per segment of the level the sign of the aggregate, int8 [blocks, h, w], in unbounded
+    """Return the signs of a level's aggregate per segment, int8 [blocks, h, w], in unbounded
     integers.
     """
     layout = level_layout(results, level)
@@ -174,7 +175,7 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
 
 
 def entry_bases(layout: LevelLayout) -> np.ndarray:
-    """The position of the first coefficient of each entry's block, in canonical order of entries."""
+    """Return the position of the first coefficient of each entry's block, in canonical order."""
     return np.concatenate(
         [
             np.repeat(

@@ -1,6 +1,4 @@
-"""Replicas of a toy run as their optimizer sees them: tensors, and gradients that do not depend on
-them.
-"""
+"""Replicas of a toy run: tensors, their optimizer, and gradients independent of the weights."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ SEQUENCES = torch.zeros(1, 2, dtype=torch.int64)
 
 
 def tensors(schema: Schema, tier: int, seed: int) -> dict[str, Tensor]:
-    """Normal numbers in the shapes of a tier's tensors; every tier's are a part of tier 0's."""
+    """Return normal numbers in the shapes of a tier's tensors, cut from those of tier 0."""
     generator = torch.Generator().manual_seed(seed)
     shapes = schema.state.config.parameter_shapes()
     whole = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -25,20 +23,20 @@ def tensors(schema: Schema, tier: int, seed: int) -> dict[str, Tensor]:
 
 
 def replica(schema: Schema, tier: int, seed: int = 0) -> tuple[dict[str, Tensor], Engine]:
-    """Parameters and their optimizer."""
+    """Return parameters and their optimizer."""
     params = tensors(schema, tier, seed)
     return params, Engine(schema, tier, params)
 
 
 def gradients(schema: Schema, tier: int, seed: int) -> dict[str, Tensor]:
-    """Set arbitrary gradients."""
+    """Return random gradients in the shapes of a tier's tensors."""
     return tensors(schema, tier, 1000 + seed)
 
 
 def encode(
     engine: Engine, grads: Mapping[str, Tensor], lr: float, ahead: float = 0.0
 ) -> dict[int, bytes]:
-    """The result that an optimizer makes of these gradients, whatever the weights."""
+    """Return the result of an optimizer for these gradients."""
 
     def backward(_: Tensor) -> float:
         for name, gradient in grads.items():
@@ -49,5 +47,5 @@ def encode(
 
 
 def bits(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """All there is to compare."""
+    """Return the bytes of tensors by name, to compare them."""
     return {name: tensor.cpu().numpy().tobytes() for name, tensor in tensors.items()}

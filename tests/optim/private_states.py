@@ -1,6 +1,4 @@
-"""Optimizers of tiny replicas that have trained, so that there is something that they alone
-know.
-"""
+"""Optimizers of tiny replicas after some rounds, so that they have a private state."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ OPTIMIZERS: dict[str, Settings] = {
 
 
 def trained(settings: Settings, tier: int, rounds: int = 1) -> tuple[Schema, Engine]:
-    """A replica's optimizer after some rounds."""
+    """Return a replica's optimizer after some rounds."""
     schema = build_schema(CONFIG.to_hf(), 3, settings)
     model = CONFIG.build(tier, init_weights(CONFIG, 0, tier))
     engine = Engine(schema, tier, dict(model.named_parameters()))

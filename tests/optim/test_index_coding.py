@@ -1,4 +1,4 @@
-"""Index codes: one code per set, everything else refused, and sizes near the least."""
+"""Index codes: one code per set, refusal of all other bits, and sizes near the minimum."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_blocks_in_several_batches_decode_alike(monkeypatch: pytest.MonkeyPatch)
 
 @given(st.integers(1, 5000), st.data())
 def test_code_size_is_near_the_minimum(size: int, data: st.DataObject) -> None:
-    """log2 of the number of sets is the least. Elias-Fano adds at most 0.8 bits per member."""
+    """The minimum is log2 of the number of sets. Elias-Fano adds at most 0.8 bits per member."""
     most = data.draw(st.integers(1, size))
     binomials = [
         math.lgamma(size + 1) - math.lgamma(n + 1) - math.lgamma(size - n + 1)

@@ -1,6 +1,4 @@
-"""What members agree on, out of a Model account: every key of a config file arrives at its
-setting.
-"""
+"""The schema from a Model account: every key of a config file reaches its setting."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from aftermath.rules.optimizers import EXCHANGED, OPTIMIZERS
 from aftermath.rules.state import OptimizerKind
 
 
-def test_the_defaults_of_the_config_file_are_the_optimizers_own() -> None:
+def test_config_defaults_equal_the_optimizer_defaults() -> None:
     assert settings_of(optimizer_of(SPARSELOCO)) == SparseLoCo()
 
 
@@ -51,14 +49,12 @@ def test_the_defaults_of_the_config_file_are_the_optimizers_own() -> None:
     ],
     ids=str,
 )
-def test_every_key_of_sparseloco_is_one_setting(
-    said: dict[str, Any], means: dict[str, Any]
-) -> None:
+def test_each_sparseloco_key_sets_one_setting(said: dict[str, Any], means: dict[str, Any]) -> None:
     found = settings_of(optimizer_of(SparseLoCoSettings(**said)))
     assert asdict(found) == asdict(SparseLoCo()) | means
 
 
-def test_distro_keeps_its_own() -> None:
+def test_distro_keys_set_the_distro_settings() -> None:
     found = settings_of(optimizer_of(DISTRO))
     assert isinstance(found, Distro)
     assert (found.topk, found.topk_embeddings, found.chunk, found.quantize_1bit) == (8, 8, 64, True)
@@ -76,7 +72,7 @@ def test_every_optimizer_has_its_config_name() -> None:
         assert set(known.used) <= {field.name for field in fields(unsaid)}
 
 
-def test_an_optimizer_without_results_has_no_schema() -> None:
+def test_optimizer_without_results_has_no_schema() -> None:
     assert (
         EXCHANGED.keys()
         == set(OptimizerKind) - {OptimizerKind.NONE, OptimizerKind.ADAMW}

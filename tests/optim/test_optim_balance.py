@@ -1,6 +1,4 @@
-"""Vectors that even out experts: what members count is voted on exactly, applied alike, and nothing
-else moves them.
-"""
+"""Balance vectors of experts: members vote on load errors, and nothing else changes the vectors."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ RATE = 2.0**-7
 
 @pytest.fixture(params=["kernels", "torch"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With compiled kernels, and without."""
+    """Run a test with compiled kernels, and without."""
     if request.param == "torch":
         for module in (compiled, mean, sign):
             monkeypatch.setattr(module, "usable", lambda params: False)
@@ -80,7 +78,7 @@ def member(schema: Schema, tier: int = 0) -> tuple[dict[str, Tensor], Engine]:
 
 
 def trained(engine: Engine, counts: list[int], size: float = 1e-3, **asked: Any) -> Any:
-    """A share in which experts were chosen so often; other gradients are of that size."""
+    """Train a share in which experts were chosen `counts` times. Other gradients are `size`."""
 
     def backward(_: Tensor) -> float:
         for tensor in engine._params.values():
@@ -103,7 +101,7 @@ def votes(schema: Schema, results: list[Mapping[int, bytes]]) -> dict[int, list[
     }
 
 
-def test_an_error_is_exact_in_its_sign() -> None:
+def test_load_error_has_the_exact_sign() -> None:
     counts = torch.tensor([2.0**23 + 1, 2.0**23, 2.0**23, 2.0**23 - 1])
     assert load_error(counts).sign().tolist() == [1, 0, 0, -1]
     assert load_error(torch.tensor([3.0, 1.0, 0.0, 0.0])).tolist() == [0.5, 0, -0.25, -0.25]
@@ -112,9 +110,9 @@ def test_an_error_is_exact_in_its_sign() -> None:
 
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_distro_moves_it_by_the_majority_of_its_members(rounds: int) -> None:
-    """Whatever the rounds before: nothing of a vote is left over. All other parameters decay, and
-    this does not.
+def test_distro_moves_balance_by_the_majority_sign(rounds: int) -> None:
+    """No residual is left over from earlier rounds. Weight decay applies to all other parameters
+    only.
     """
     schema = build_schema(V3, 3, DISTRO)
     everyone = [member(schema, tier) for tier in range(3)]
@@ -140,7 +138,7 @@ def test_distro_moves_it_by_the_majority_of_its_members(rounds: int) -> None:
 
 
 @pytest.mark.usefixtures("by")
-def test_sparseloco_moves_it_by_the_mean_of_its_members_steps() -> None:
+def test_sparseloco_moves_balance_by_the_mean_step() -> None:
     schema = build_schema(V3, 1, INNER)
     everyone = [member(schema) for _ in COUNTS]
     signs = torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS])
@@ -156,7 +154,7 @@ def test_sparseloco_moves_it_by_the_mean_of_its_members_steps() -> None:
     assert all(torch.equal(params[BIAS], everyone[0][0][BIAS]) for params, _ in everyone)
 
 
-def test_muons_inner_steps_go_at_the_rate_of_vectors() -> None:
+def test_muon_inner_steps_move_balance_at_the_vector_rate() -> None:
     schema = build_schema(V3, 1, MUON)
     params, engine = member(schema)
     before = params[BIAS].clone()
@@ -169,7 +167,7 @@ def test_muons_inner_steps_go_at_the_rate_of_vectors() -> None:
 
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("kind", ALL)
-def test_without_an_error_it_stays_as_it_is_whatever_decays(kind: str) -> None:
+def test_balance_without_load_error_is_unchanged(kind: str) -> None:
     schema = build_schema(V3, 2, ALL[kind])
     params, engine = member(schema)
     before = {name: tensor.clone() for name, tensor in params.items()}
@@ -182,7 +180,9 @@ def test_without_an_error_it_stays_as_it_is_whatever_decays(kind: str) -> None:
 @pytest.mark.parametrize("kind", ALL)
 def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
     schema = build_schema(V3, 2, ALL[kind])
-    ends, figures, kept = [], [], []
+    ends = []
+    figures = []
+    kept = []
     for counts in (COUNTS[0], [1_000_000, *COUNTS[1][1:]]):
         params, engine = member(schema)
         made = trained(engine, counts, size=1.0, measured=True)
@@ -200,9 +200,11 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
 @pytest.mark.parametrize(
     "settings", [pytest.param(DISTRO, id="distro"), pytest.param(INNER, id="inner")]
 )
-def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Settings) -> None:
-    """Two members of two tiers; the bias begins in favour of two experts."""
-    schema, rate, uneven = build_schema(V3, 2, settings), 0.004, []
+def test_uneven_experts_even_out_only_with_balancing(settings: Settings) -> None:
+    """Two members of two tiers start with a bias in favour of two experts."""
+    schema = build_schema(V3, 2, settings)
+    rate = 0.004
+    uneven = []
     for even in (True, False):
         nets = []
         for tier in (0, 1):
@@ -214,7 +216,8 @@ def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Setting
         ]
         most = []
         for number in range(12):
-            loads, made = torch.zeros(8), []
+            loads = torch.zeros(8)
+            made = []
             for who, (net, engine) in enumerate(zip(nets, engines, strict=True)):
 
                 def backward(

@@ -1,4 +1,4 @@
-"""The integer basis: the right numbers, the bound that exactness rests on, and its symmetries."""
+"""The integer basis: its values, the bound on its column sums, and its symmetries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EDGES = [1, 2, 3, 5, 8, 16, 29, 43, 64, 96]
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_integers_are_the_rounded_real_basis(edge: int) -> None:
+def test_integer_basis_is_the_rounded_real_basis(edge: int) -> None:
     expected = [
         [int((value * 2 ** scale_bits(edge)).quantize(0, rounding=ROUND_HALF_UP)) for value in row]
         for row in real_basis(edge)
@@ -47,12 +47,12 @@ def test_float_basis_is_orthonormal(edge: int) -> None:
 
 
 @pytest.mark.parametrize("edge", [0, MAX_EDGE + 1, 65535])
-def test_unsupported_edges_say_what_to_do(edge: int) -> None:
+def test_unsupported_edge_is_refused_with_a_fix(edge: int) -> None:
     with pytest.raises(UnsupportedEdge, match="compression_chunk of at most 255"):
         integer_basis(edge)
 
 
 @pytest.mark.parametrize("make", [toy_schema, toy_inner])
-def test_there_is_no_schema_with_such_edges(make: Callable[..., Schema]) -> None:
+def test_schema_with_unsupported_edge_is_refused(make: Callable[..., Schema]) -> None:
     with pytest.raises(SchemaError, match="edge of 2050"):
         make(vocab_size=2050, hidden_size=16, intermediate_size=16, chunk=2050, tiers=1)

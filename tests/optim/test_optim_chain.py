@@ -1,12 +1,8 @@
-"""Rounds of two members from gradients to weights, restated in numpy's float64 by the formulas of
-docs/models.md.
+"""Compare rounds of two members, from gradients to weights, with the formulas in numpy float64.
 
-Decided
-- Nothing of `optim` is used in the restatement: blocks, bases, choice, lattice and apply are
-  written again.
-- Both make the same decisions only where none is a near tie. So the restatement refuses to make one
-  that roundings of fp32 could turn; the seeds are such that it never has to, but for signs of sums
-  that are zero.
+The formulas are those of docs/models.md, written again without `optim`. fp32 and float64 can differ
+at near ties, so the float64 version raises at one. The seeds are chosen so that it only meets signs
+of sums that are zero.
 """
 
 from __future__ import annotations
@@ -30,8 +26,15 @@ from optim.optim_replica import bits, replica
 Array = NDArray[np.float64]
 Arrays = dict[str, Array]
 
-ROUNDS, STEPS, CHUNK, TOPK = 3, 3, 8, 4
-RATE, OUTER, DECAY, WEIGHT_DECAY, PULL = 0.05, 0.7, 0.9, 0.1, 0.1
+ROUNDS = 3
+STEPS = 3
+CHUNK = 8
+TOPK = 4
+RATE = 0.05
+OUTER = 0.7
+DECAY = 0.9
+WEIGHT_DECAY = 0.1
+PULL = 0.1
 CLEAR = 1e-5
 """How clear a decision must be, relative to its size: above fp32's error in sums of 64 products
 over three rounds.
@@ -46,17 +49,19 @@ def edge(size: int) -> int:
 
 
 def cut(tensor: Array) -> Array:
-    """Blocks [n, h, w], with zeros over the ends."""
+    """Return the blocks [n, h, w] of a tensor, padded with zeros."""
     matrix = np.atleast_2d(tensor)
-    height, width = (1 if tensor.ndim == 1 else edge(len(matrix))), edge(matrix.shape[1])
-    rows, columns = -(-len(matrix) // height), -(-matrix.shape[1] // width)
+    height = 1 if tensor.ndim == 1 else edge(len(matrix))
+    width = edge(matrix.shape[1])
+    rows = -(-len(matrix) // height)
+    columns = -(-matrix.shape[1] // width)
     whole = np.zeros((rows * height, columns * width))
     whole[: len(matrix), : matrix.shape[1]] = matrix
     return whole.reshape(rows, height, columns, width).swapaxes(1, 2).reshape(-1, height, width)
 
 
 def joined(blocks: Array, like: Array) -> Array:
-    """The tensor that was cut."""
+    """Return the tensor of blocks, in the shape of `like`."""
     matrix = np.atleast_2d(like)
     _, height, width = blocks.shape
     columns = -(-matrix.shape[1] // width)
@@ -65,7 +70,7 @@ def joined(blocks: Array, like: Array) -> Array:
 
 
 def basis(size: int) -> Array:
-    """The orthonormal DCT-II."""
+    """Return the orthonormal DCT-II."""
     i, x = np.ogrid[:size, :size]
     found: Array = np.sqrt(np.where(i > 0, 2, 1) / size) * np.cos(
         np.pi * (2 * x + 1) * i / (2 * size)
@@ -96,9 +101,7 @@ def strongest(blocks: Array) -> Array:
 
 
 def on_lattice(blocks: Array, wide: bool) -> Array:
-    """Each block's kept numbers as the nearest ±s, or ±3 s if `wide`, for the power of two s with
-    the least error.
-    """
+    """Round each block's kept numbers to ±s, or also ±3 s if `wide`, for the best s = 2^k."""
     found = np.zeros_like(blocks)
     for sent, block in zip(found, blocks, strict=True):
         kept = np.abs(block[block != 0])
@@ -118,7 +121,7 @@ def on_lattice(blocks: Array, wide: bool) -> Array:
 
 @dataclass
 class Member:
-    """What one member remembers: what it did not send, what it sent last, and AdamW's moments."""
+    """A member's state: the residual, the previous result, and the moments of AdamW."""
 
     bits: int
     """Return the exponent of a lattice value; 0 for DisTrO's signs."""
@@ -130,7 +133,7 @@ class Member:
     def pseudo_gradient(
         self, shared: Mapping[str, Array], noises: Sequence[Arrays], targets: Arrays
     ) -> Arrays:
-        """The rate times one gradient, or how far some steps of AdamW go."""
+        """Return the rate times one gradient, or the change by some steps of AdamW."""
         own = dict(shared)
         for noise in noises:
             gradients = {name: noise[name] + PULL * (own[name] - targets[name]) for name in own}
@@ -149,7 +152,7 @@ class Member:
         return {name: shared[name] - own[name] for name in own}
 
     def result(self, made: Arrays) -> Arrays:
-        """The votes [n, h, w] of every tensor's blocks; 0 is none."""
+        """Return the votes [n, h, w] of every tensor's blocks. 0 is no vote."""
         votes: Arrays = {}
         for name, tensor in made.items():
             left = self.residual.get(name, np.zeros(1)) - self.sent.get(name, np.zeros(1))
@@ -159,7 +162,8 @@ class Member:
                 votes[name] = self.sent[name] = on_lattice(strongest(left), self.bits == 2)
             else:
                 kept = strongest(forward(left))
-                votes[name], self.sent[name] = np.sign(kept), inverse(kept)
+                votes[name] = np.sign(kept)
+                self.sent[name] = inverse(kept)
             self.residual[name] = left
         return votes
 
@@ -167,21 +171,18 @@ class Member:
 def applied(
     weights: Arrays, votes: Sequence[Arrays], one_bit: bool, theirs: Mapping[str, Array]
 ) -> Arrays:
-    """x (1 - rate decay) - rate sign(the inverse DCT of the means); or x - rate (sum / sqrt(keepers
-    members)).
+    """Return x (1 - rate decay) - rate sign(inverse DCT of the means) or, on the lattice, x - rate
+    (sum / sqrt(keepers members)).
 
-    A sum within rounding of zero has the sign that `theirs` has, as `optim.exact` says, whatever
-    that is.
+    A sum within rounding of zero takes its sign from `theirs`.
     """
     found = {}
     for name, tensor in weights.items():
         given = np.stack([vote[name] for vote in votes])
         keepers = np.maximum((given != 0).sum(0), 1)
         if one_bit:
-            kept, sums = (
-                tensor * (1 - RATE * WEIGHT_DECAY),
-                joined(inverse(given.sum(0) / keepers), tensor),
-            )
+            kept = tensor * (1 - RATE * WEIGHT_DECAY)
+            sums = joined(inverse(given.sum(0) / keepers), tensor)
             near = (sums != 0) & (np.abs(sums) < NEAR_ZERO)
             assert near.mean() < 0.1, "most signs are decided"
             found[name] = kept - RATE * np.where(
@@ -211,7 +212,7 @@ def drawn(like: Mapping[str, Array], seed: int) -> Arrays:
 def trained(
     params: Mapping[str, Tensor], engine: Engine, noises: Sequence[Arrays], targets: Arrays
 ) -> bytes:
-    """What a member sends, of the gradients that `Member.pseudo_gradient` has."""
+    """Return a member's result for the gradients of `Member.pseudo_gradient`."""
     left = iter(noises)
 
     def backward(_: Tensor) -> float:
@@ -247,9 +248,11 @@ def test_weights_after_three_rounds_match_float64(lattice: int, seed: int) -> No
     start: Arrays = {
         name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()
     }
-    weights, members = start, [Member(lattice), Member(lattice)]
+    weights = start
+    members = [Member(lattice), Member(lattice)]
     for number in range(ROUNDS):
-        payloads, votes = [], []
+        payloads = []
+        votes = []
         for who, (params, engine) in enumerate(replicas):
             targets = drawn(start, 10_000 * seed + 100 + who)
             noises = [

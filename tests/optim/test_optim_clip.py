@@ -10,7 +10,7 @@ import torch
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, scale
 
 
-def test_scales_all_tensors_together_only_when_above() -> None:
+def test_clip_scales_all_tensors_only_above_the_norm() -> None:
     grads = {"a": torch.full((3, 3), 2.0), "b": torch.tensor([8.0])}
     assert clip_gradients(grads, 100.0) == ()
     assert grads["b"].item() == 8.0
@@ -19,7 +19,7 @@ def test_scales_all_tensors_together_only_when_above() -> None:
     assert grads["a"].tolist() == [[pytest.approx(1.0, rel=1e-5)] * 3] * 3
 
 
-def test_gradients_at_the_norm_stay_as_they_are() -> None:
+def test_clip_leaves_gradients_at_the_norm_unchanged() -> None:
     grads = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
     assert clip_gradients(grads, 5.0) == ()
     assert (grads["a"].item(), grads["b"].item()) == (3.0, 4.0)
@@ -36,7 +36,7 @@ def test_nonfinite_gradient_is_refused_by_name(value: float) -> None:
 
 @pytest.mark.parametrize("value", [2e19, 4.9e20, -3.4e38])
 @pytest.mark.parametrize("count", [1, 1000])
-def test_a_norm_beyond_fp32_is_clipped_like_any_other(value: float, count: int) -> None:
+def test_clip_handles_a_norm_beyond_fp32(value: float, count: int) -> None:
     grads = {"a": torch.full((count,), value), "b": torch.tensor([abs(value) / 4])}
     norm = abs(value) * math.sqrt(count + 1 / 16)
     before = {name: tensor.clone() for name, tensor in grads.items()}

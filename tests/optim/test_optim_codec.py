@@ -1,4 +1,4 @@
-"""The wire format: a round trip, one refusal per rule, and hostile bytes of every kind."""
+"""The wire format: round trips, one refusal per rule, and hostile bytes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from aftermath.optim.transform import strongest
 from aftermath.optim.votes import Votes
 from optim.optim_oracle import entry_bases, toy_schema
 
-BIT, FLOAT = toy_schema().results, toy_schema(quantize_1bit=False).results
+BIT = toy_schema().results
+FLOAT = toy_schema(quantize_1bit=False).results
 LEVEL = 1
 
 
 def result(results, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's entries, many of them unused, as encoding a sparse delta
-    gives them.
+    """Return indices and values of a level's entries, many of them unused, like those of a sparse
+    residual.
     """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
@@ -46,7 +47,7 @@ def payload(results, **changes) -> bytearray:
 
 @pytest.mark.parametrize("results", [BIT, FLOAT])
 @pytest.mark.parametrize("zeros", [0.0, 0.97, 1.0])
-def test_round_trip(results, zeros: float) -> None:
+def test_codec_round_trip_keeps_votes(results, zeros: float) -> None:
     indices, values = result(results, seed=3, zeros=zeros)
     data = encode_level(results, LEVEL, indices, values)
     assert len(data) == results.payload_bytes(LEVEL)
@@ -58,9 +59,9 @@ def test_round_trip(results, zeros: float) -> None:
     assert votes.values.tolist() == (np.sign(values) if results is BIT else values)[used].tolist()
 
 
-def test_layout_on_the_wire() -> None:
-    """Three blocks of 64 with 4 entries each: 24 bits for the indices of each, then the signs,
-    lowest bit first.
+def test_codec_writes_indices_then_signs() -> None:
+    """Three blocks of 64 keep 4 entries each: 24 bits of indices per block, then the signs, lowest
+    bit first.
 
     `test_index_coding` has the code of {2, 9, 63}. 17 has the low bits 1 and the high part 2.
     """
@@ -71,8 +72,10 @@ def test_layout_on_the_wire() -> None:
     assert [name.split(".")[-2] for name in names] == ["down_proj", "gate_proj", "up_proj"]
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
-    indices[:3], values[:3] = (2, 9, 63), (-1.0, 0.5, -3.0)
-    indices[8], values[8] = 17, -0.25
+    indices[:3] = (2, 9, 63)
+    values[:3] = (-1.0, 0.5, -3.0)
+    indices[8] = 17
+    values[8] = -0.25
     data = encode_level(results, 0, indices, values)
     first = sum(1 << bit for bit in (1, 3, 6, 7, 8, 12, 14, 21))
     third = 1 << 0 | 1 << 14
@@ -84,7 +87,7 @@ def test_layout_on_the_wire() -> None:
 
 @pytest.mark.parametrize("results", [BIT, FLOAT])
 @pytest.mark.parametrize("size", [0, 1, -1, 7])
-def test_wrong_size(results, size: int) -> None:
+def test_payload_of_wrong_size_is_refused(results, size: int) -> None:
     data = bytes(payload(results))
     wrong = (
         data[:size] if size == 0 else data[: len(data) + size] if size < 0 else data + bytes(size)
@@ -93,14 +96,14 @@ def test_wrong_size(results, size: int) -> None:
         decode_level(wrong, results, LEVEL)
 
 
-def test_unknown_level() -> None:
+def test_unknown_level_is_refused() -> None:
     with pytest.raises(SchemaError, match="level 3"):
         decode_level(b"", BIT, 3)
 
 
-def test_code_of_no_set_is_refused() -> None:
-    """A block of 64 keeps at most 4 in 24 bits, of which the last 12 have at most 4 ones; three
-    blocks fill 9 bytes.
+def test_invalid_index_code_is_refused() -> None:
+    """A block of 64 keeps at most 4 indices in 24 bits, and at most 4 of the last 12 bits are ones.
+    Three blocks fill 9 bytes.
     """
     results = toy_schema(
         hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
@@ -115,13 +118,13 @@ def test_code_of_no_set_is_refused() -> None:
         for wrong in (code ^ 1 << 12, (1 << 24) - 1, 1):
             data = (wrong << 24 * block).to_bytes(9, "little") + bytes(2)
             with pytest.raises(
-                BadPayload, match=f"{name}.weight, block 0: no set of at most 4 of 64 places"
+                BadPayload, match=f"{name}.weight, block 0: not a set of at most 4 of 64 places"
             ):
                 decode_level(data, results, 0)
 
 
-def test_bits_after_the_last_place_are_refused() -> None:
-    """Three blocks of 64 with 3 entries take 19 bits each, 57 of the 64 in eight bytes."""
+def test_bits_after_the_last_index_are_refused() -> None:
+    """Three blocks of 64 with 3 entries take 19 bits each: 57 of the 64 bits in eight bytes."""
     results = toy_schema(
         topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
     ).results
@@ -134,7 +137,7 @@ def test_bits_after_the_last_place_are_refused() -> None:
             decode_level(data, results, 0)
 
 
-def test_the_block_of_a_refused_number_is_named() -> None:
+def test_invalid_index_code_error_names_the_block() -> None:
     first = 0
     for cut in BIT.of_level(LEVEL):
         bits = bits_of(cut.size, cut.topk)
@@ -142,14 +145,14 @@ def test_the_block_of_a_refused_number_is_named() -> None:
         data = (((1 << bits) - 1) << last).to_bytes(BIT.payload_bytes(LEVEL), "little")
         with pytest.raises(
             BadPayload,
-            match=f"level 1, {cut.segment.name}, block {cut.count - 1}: no set of at most",
+            match=f"level 1, {cut.segment.name}, block {cut.count - 1}: not a set of at most",
         ):
             decode_level(data, BIT, LEVEL)
         first += cut.count * bits
     assert max(cut.count for cut in BIT.of_level(LEVEL)) > 1
 
 
-def test_stray_bits() -> None:
+def test_stray_sign_bits_are_refused() -> None:
     results = toy_schema(
         topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
     ).results
@@ -168,7 +171,7 @@ def test_stray_bits() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
-def test_values_that_are_no_votes(value: float) -> None:
+def test_zero_subnormal_or_infinite_float_is_refused(value: float) -> None:
     data = payload(FLOAT, zeros=0.0)
     struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL) + 4 * 5, value)
     with pytest.raises(BadPayload, match="entry 5: a value that is zero, too small or not finite"):
@@ -176,14 +179,14 @@ def test_values_that_are_no_votes(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [2.0**-126, -(2.0**-126), (2 - 2.0**-23) * 2.0**127])
-def test_the_smallest_and_the_largest_vote_count(value: float) -> None:
-    """A vote is a normal number of fp32, of which 2^-126 is the smallest."""
+def test_smallest_and_largest_float_votes_are_accepted(value: float) -> None:
+    """A float vote is a normal fp32. The smallest one is 2^-126."""
     data = payload(FLOAT, zeros=0.0)
     struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL) + 4 * 5, value)
     assert decode_level(data, FLOAT, LEVEL).values[5] == value
 
 
-def test_value_in_an_unused_entry() -> None:
+def test_value_in_an_unused_entry_is_refused() -> None:
     data = payload(FLOAT, zeros=1.0)
     struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL), -0.0)
     with pytest.raises(BadPayload, match="entry 0: an unused entry with a value"):
@@ -198,7 +201,7 @@ def votes_or_refusal(data: bytes | bytearray, results) -> Votes | str:
 
 
 def check_sound(votes: Votes, results) -> None:
-    """What everything after decoding relies on."""
+    """Check the properties of votes on which later code relies."""
     coefficients = sum(group.blocks * group.block for group in level_layout(results, LEVEL).groups)
     places = votes.positions.tolist()
     assert len(set(places)) == len(places) == len(votes.values)
@@ -212,7 +215,7 @@ def check_sound(votes: Votes, results) -> None:
 
 
 @given(data=st.data(), one_bit=st.booleans())
-def test_flipped_bits_are_refused_or_other_votes(data, one_bit: bool) -> None:
+def test_flipped_bit_is_refused_or_gives_other_votes(data, one_bit: bool) -> None:
     results = BIT if one_bit else FLOAT
     valid = payload(results, zeros=data.draw(st.sampled_from([0.0, 0.97, 1.0])))
     before = decode_level(bytes(valid), results, LEVEL)
@@ -230,7 +233,7 @@ def test_flipped_bits_are_refused_or_other_votes(data, one_bit: bool) -> None:
 
 
 @given(data=st.data(), one_bit=st.booleans())
-def test_spliced_garbage_never_gets_through(data, one_bit: bool) -> None:
+def test_spliced_garbage_is_refused_or_gives_sound_votes(data, one_bit: bool) -> None:
     results = BIT if one_bit else FLOAT
     valid = payload(results)
     start = data.draw(st.integers(0, len(valid) - 1))
@@ -244,6 +247,6 @@ def test_spliced_garbage_never_gets_through(data, one_bit: bool) -> None:
 
 
 @given(garbage=st.binary(max_size=4000))
-def test_random_bytes(garbage: bytes) -> None:
+def test_random_bytes_are_refused(garbage: bytes) -> None:
     with pytest.raises(BadPayload):
         decode_level(garbage, BIT, LEVEL)

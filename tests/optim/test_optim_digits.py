@@ -1,6 +1,4 @@
-"""Blocks written as digits: Python's integers, one encoding for every row of them, and results that
-hold some.
-"""
+"""Blocks of digits: their encoding in Python integers, its uniqueness, and whole results."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ MOST = toy_inner(topk=58, topk_embeddings=58).results
 
 
 def by_hand(row: list[int], bits: int) -> bytes:
-    """Digits as one whole number."""
+    """Encode digits as one large integer."""
     together, width = NUMBERS[bits]
     total = 0
     for first in range(0, len(row), together):
@@ -42,7 +40,7 @@ def by_hand(row: list[int], bits: int) -> bytes:
 
 @BITS
 @given(st.data())
-def test_digits_are_those_of_python_integers_and_come_back(bits: int, data: st.DataObject) -> None:
+def test_digits_round_trip_equals_python_integers(bits: int, data: st.DataObject) -> None:
     row = data.draw(st.lists(st.sampled_from(KINDS[bits]), min_size=1, max_size=200))
     written = digits.to_bytes(np.array(row, np.int8), bits)
     assert written == by_hand(row, bits)
@@ -52,8 +50,10 @@ def test_digits_are_those_of_python_integers_and_come_back(bits: int, data: st.D
 
 @BITS
 @given(st.integers(1, 60), st.data())
-def test_bytes_that_are_taken_come_back(bits: int, count: int, data: st.DataObject) -> None:
-    """Whatever is not refused is the encoding of its digits, so there is no second one."""
+def test_accepted_bytes_are_the_encoding_of_their_digits(
+    bits: int, count: int, data: st.DataObject
+) -> None:
+    """Accepted bytes are the encoding of their digits, so each row of digits has one encoding."""
     size = digits.size_of(count, bits)
     given_ = data.draw(st.binary(min_size=size, max_size=size))
     found, wrong = digits.from_bytes(np.frombuffer(given_, np.uint8), count, bits)
@@ -70,9 +70,9 @@ def test_bytes_that_are_taken_come_back(bits: int, count: int, data: st.DataObje
         assert beyond or max(numbers) >= len(KINDS[bits]) ** together or numbers[-1] >= spare
 
 
-def test_what_is_beyond_the_last_digit_is_refused() -> None:
-    """Four digits with two bits are two numbers: 14 bits, of which the second number has room for
-    two digits more.
+def test_digits_after_the_last_one_are_refused() -> None:
+    """Four digits of two bits take two codes of 7 bits, and the second code has room for two more
+    digits.
     """
     for number in (5 << 7, 25 << 7, 1 << 14):
         _, wrong = digits.from_bytes(np.frombuffer(number.to_bytes(2, "little"), np.uint8), 4, 2)
@@ -83,10 +83,10 @@ def test_what_is_beyond_the_last_digit_is_refused() -> None:
 
 
 def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's entries; some blocks keep all they may, some less, one
-    nothing.
-    """
-    draw, indices, values = np.random.default_rng(seed), [], []
+    """Return indices and values of a level's entries. Blocks are full, partly full or empty."""
+    draw = np.random.default_rng(seed)
+    indices = []
+    values = []
     for number, cut in enumerate(one for one in results.of_level(level) for _ in range(one.count)):
         kept = 0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))
         own = np.full(cut.topk, UNUSED, np.uint16)
@@ -109,7 +109,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("level", [0, 2])
-def test_round_trip(name: str, level: int) -> None:
+def test_digit_payload_round_trip_keeps_votes(name: str, level: int) -> None:
     results = FORMATS[name]
     layout = level_layout(results, level)
     assert any(group.digits for group in layout.groups) or (name, level) == ("some", 0)
@@ -118,7 +118,8 @@ def test_round_trip(name: str, level: int) -> None:
         values = np.sign(values)
     data = encode_level(results, level, indices, values)
     assert len(data) == results.payload_bytes(level)
-    votes, used = decode_level(data, results, level), indices != UNUSED
+    votes = decode_level(data, results, level)
+    used = indices != UNUSED
     assert votes.positions.tolist() == (entry_bases(layout) + indices)[used].tolist()
     numbers = (
         votes.values.numpy()
@@ -129,8 +130,9 @@ def test_round_trip(name: str, level: int) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_changed_payload_is_refused_or_says_something_else(name: str) -> None:
-    results, draw = FORMATS[name], np.random.default_rng(1)
+def test_changed_payload_is_refused_or_gives_other_votes(name: str) -> None:
+    results = FORMATS[name]
+    draw = np.random.default_rng(1)
     indices, values = result(results, 2, 7)
     data = encode_level(
         results, 2, indices, np.sign(values) if results.values is Values.SIGN else values
@@ -155,8 +157,8 @@ def said(votes: object) -> tuple[list[int], list[int], list[int] | None]:
     return votes.positions.tolist(), votes.values.tolist(), shifts  # type: ignore[attr-defined]
 
 
-def test_a_block_that_keeps_too_much_is_named() -> None:
-    """Blocks of 64 that keep at most 58, all of whose digits are set."""
+def test_block_above_topk_is_refused_by_name() -> None:
+    """All digits of a block of 64 are set, but the block keeps at most 58."""
     for cut in MOST.of_level(0)[:1]:
         data = bytearray(MOST.payload_bytes(0))
         data[-MOST.digit_bytes(0) :] = digits.to_bytes(
@@ -164,7 +166,7 @@ def test_a_block_that_keeps_too_much_is_named() -> None:
         )
         with pytest.raises(
             BadPayload,
-            match=f"level 0, {cut.segment.name}, block 0: no set of at most 58 of 64 places",
+            match=f"level 0, {cut.segment.name}, block 0: not a set of at most 58 of 64 places",
         ):
             decode_level(bytes(data), MOST, 0)
     data[-MOST.digit_bytes(0)] = 0x7F
@@ -172,7 +174,7 @@ def test_a_block_that_keeps_too_much_is_named() -> None:
         decode_level(bytes(data), MOST, 0)
 
 
-def test_blocks_are_digits_only_where_that_is_shorter() -> None:
+def test_blocks_use_digits_only_when_shorter() -> None:
     for kept in (1, 8, 64, 2048, 2600, 2800, 4096):
         for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT, Values.FLOAT):
             results = ResultFormat((), 1, Transform.NONE, values)
@@ -186,7 +188,7 @@ def test_blocks_are_digits_only_where_that_is_shorter() -> None:
 @pytest.mark.parametrize("value_bits", [1, 2])
 @pytest.mark.parametrize("fault", ["none", "code", "rest", "code and rest"])
 def test_unpacked_digits_on_torch_and_numpy_are_equal(value_bits: int, fault: str) -> None:
-    """Invalid codes, and digits after the last one, are found at the same place."""
+    """Both report invalid codes, and digits after the last one, at the same place."""
     count = 1001  # of no whole number of codes
     kinds = np.array([0, 1, -1, 3, -3], np.int8)[: 1 + (1 << value_bits)]
     longer = np.random.default_rng(value_bits).choice(kinds, count + 1)

@@ -1,6 +1,4 @@
-"""DisTrO: its state against a plain transcription of the formulas, its safety, and replicas that
-stay equal.
-"""
+"""DisTrO: its state against the formulas, refusals that change nothing, and equal replicas."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ from optim.optim_replica import SEQUENCES, bits, encode, gradients, replica, ten
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 @pytest.mark.parametrize("one_bit", [True, False])
 def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) -> None:
-    """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to
-    round.
-    """
+    """Members have tiers 0, 1, 2 and 1. Trainers and accepted results change every round."""
     schema = toy_schema(quantize_1bit=one_bit, weight_decay=0.1, topk_embeddings=9, **sizes)
     tiers = [0, 1, 2, 1]
     members = [replica(schema, tier) for tier in tiers]
@@ -60,7 +56,7 @@ def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) 
 
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
-def test_apply_counts_only_a_levels_holders(sizes: dict[str, int]) -> None:
+def test_apply_counts_only_holders_of_a_level(sizes: dict[str, int]) -> None:
     schema = toy_schema(weight_decay=0.01, **sizes)
     lr = 0.0123
     params, engine = replica(schema, 0)
@@ -84,9 +80,9 @@ def test_apply_counts_only_a_levels_holders(sizes: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
-def test_state_follows_the_formulas(sizes: dict[str, int]) -> None:
-    """Three rounds of delta and of the kept coefficients, with plain float64 matrices; padding
-    returns to zero.
+def test_distro_state_equals_the_float64_formulas(sizes: dict[str, int]) -> None:
+    """Compare three rounds of residual and kept coefficients with float64 matrices. Padding returns
+    to zero.
     """
     schema = toy_schema(quantize_1bit=False, decay=0.9, **sizes)
     _, engine = replica(schema, 1)
@@ -121,7 +117,7 @@ def test_state_follows_the_formulas(sizes: dict[str, int]) -> None:
 
 
 def test_one_bit_subtracts_the_unquantised_values() -> None:
-    """With the same gradients delta is the same whether signs or floats were sent."""
+    """With equal gradients the residual is the same for sign and float votes."""
     states = []
     for one_bit in (True, False):
         schema = toy_schema(quantize_1bit=one_bit)
@@ -143,7 +139,9 @@ def test_lookahead_restores_every_bit(fails: bool) -> None:
     params, engine = replica(schema, 1)
     params["model.norm.weight"][:4] = torch.tensor([-0.0, 1e-42, 3e38, 1e-30])
     encode(engine, gradients(schema, 1, 0), 0.1)
-    before, learnt, during = bits(params), bits(engine.state()), {}
+    before = bits(params)
+    learnt = bits(engine.state())
+    during = {}
 
     def backward(_: Tensor) -> float:
         during.update({name: tensor.clone() for name, tensor in params.items()})
@@ -165,7 +163,7 @@ def test_lookahead_restores_every_bit(fails: bool) -> None:
     assert (moved > 0).float().mean() > 0.99
 
 
-def test_fresh_state_looks_nowhere_and_reset_returns_to_it() -> None:
+def test_reset_returns_to_a_state_without_lookahead() -> None:
     schema = toy_schema()
     params, engine = replica(schema, 0)
     first = encode(engine, gradients(schema, 0, 0), 0.1)
@@ -185,7 +183,8 @@ def test_fresh_state_looks_nowhere_and_reset_returns_to_it() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e31])
 def test_bad_gradient_is_refused_and_changes_nothing(value: float) -> None:
     schema = toy_schema()
-    (_, engine), (_, untouched) = replica(schema, 0), replica(schema, 0)
+    _, engine = replica(schema, 0)
+    _, untouched = replica(schema, 0)
     for each in (engine, untouched):
         encode(each, gradients(schema, 0, 0), 0.1)
     bad = gradients(schema, 0, 1)
@@ -198,14 +197,15 @@ def test_bad_gradient_is_refused_and_changes_nothing(value: float) -> None:
 
 def test_missing_gradient_is_refused_and_changes_nothing() -> None:
     schema = toy_schema()
-    (_, engine), (_, untouched) = replica(schema, 0), replica(schema, 0)
+    _, engine = replica(schema, 0)
+    _, untouched = replica(schema, 0)
     grads = gradients(schema, 0, 0)
     with pytest.raises(SegmentError, match=r"model\.norm\.weight"):
         encode(engine, {name: g for name, g in grads.items() if name != "model.norm.weight"}, 0.1)
     assert encode(engine, grads, 0.1) == encode(untouched, grads, 0.1)
 
 
-def test_zero_gradients_vote_for_nothing() -> None:
+def test_zero_gradients_give_no_votes() -> None:
     schema = toy_schema()
     _, engine = replica(schema, 0)
     grads = gradients(schema, 0, 0)
@@ -216,7 +216,7 @@ def test_zero_gradients_vote_for_nothing() -> None:
     assert len(decode_level(results[1], schema.results, 1).positions) > 0
 
 
-def test_weight_decay_happens_once_whatever_was_received() -> None:
+def test_weight_decay_happens_once_per_applied_round() -> None:
     schema = toy_schema(weight_decay=0.1)
     params, engine = replica(schema, 2)
     before = {name: tensor.clone() for name, tensor in params.items()}
@@ -233,7 +233,7 @@ def test_weight_decay_happens_once_whatever_was_received() -> None:
 
 
 @pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1])
-def test_bad_learning_rate(lr: float) -> None:
+def test_nonfinite_learning_rate_is_refused(lr: float) -> None:
     params, engine = replica(toy_schema(), 2)
     before = bits(params)
     with pytest.raises(ValueError, match="finite"):
@@ -262,7 +262,7 @@ def test_apply_is_refused_for_other_levels_and_during_training() -> None:
     engine.apply({}, 0.1)
 
 
-def test_wrong_tensors_are_refused_at_once() -> None:
+def test_engine_with_wrong_tensors_is_refused() -> None:
     schema = toy_schema()
     with pytest.raises(SegmentError):
         Engine(schema, 0, tensors(schema, 1, 0))

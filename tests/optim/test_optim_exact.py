@@ -1,6 +1,4 @@
-"""The exact aggregate against unbounded integers, and its independence of everything that must not
-matter.
-"""
+"""The exact aggregate: equality with unbounded integers, for any order, threads and layout."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ CPU = torch.device("cpu")
 
 
 def random_votes(results, level: int, peers: int, seed: int, density: float = 0.1) -> list[Votes]:
-    """Votes of `peers` peers, each on a random part of the level's coefficients; low positions are
-    shared by many.
-    """
+    """Return votes of `peers` peers on random coefficients of a level. Many share low positions."""
     generator = torch.Generator().manual_seed(seed)
     total = sum(group.blocks * group.block for group in level_layout(results, level).groups)
     votes = []
@@ -49,15 +45,15 @@ def equal(left, right) -> bool:
 @pytest.mark.parametrize(
     ("peers", "density"), [(1, 0.02), (2, 0.1), (3, 0.02), (7, 0.1), (16, 0.2), (256, 0.01)]
 )
-def test_equals_unbounded_integers(peers: int, density: float, one_bit: bool) -> None:
+def test_exact_signs_equal_unbounded_integers(peers: int, density: float, one_bit: bool) -> None:
     results = toy_schema(quantize_1bit=one_bit).results
     for level in range(results.levels):
         votes = random_votes(results, level, peers, seed=peers + level, density=density)
         assert equal(signs(votes, results, level, CPU), oracle_signs(votes, results, level))
 
 
-def test_equals_unbounded_integers_also_in_padded_blocks() -> None:
-    """Peers may vote on every coefficient of a padded block; it is one like any other."""
+def test_exact_signs_of_padded_blocks_equal_integers() -> None:
+    """Peers may also vote on coefficients of padding."""
     results = toy_schema(**RAGGED).results
     for level in range(results.levels):
         votes = random_votes(results, level, 5, seed=level, density=0.1)
@@ -73,7 +69,7 @@ def test_equals_unbounded_integers_also_in_padded_blocks() -> None:
         pytest.param(24, 1, id="no transform"),
     ],
 )
-def test_equals_unbounded_integers_for_other_edges(hidden: int, chunk: int) -> None:
+def test_exact_signs_for_other_edges_equal_integers(hidden: int, chunk: int) -> None:
     results = toy_schema(
         hidden_size=hidden, num_attention_heads=2, intermediate_size=172, tiers=2, chunk=chunk
     ).results
@@ -84,11 +80,10 @@ def test_equals_unbounded_integers_for_other_edges(hidden: int, chunk: int) -> N
 @pytest.mark.parametrize(
     ("height", "width"), [(64, 64), (1, 64), (43, 64), (250, 255), (1, 512), (64, 1)]
 )
-def test_worst_block_reaches_no_sum_that_float64_rounds(height: int, width: int) -> None:
-    """Every coefficient voted for by all, with the signs that make the largest sum in the first
-    corner.
+def test_worst_block_stays_exact_in_float64(height: int, width: int) -> None:
+    """Every coefficient has votes, with the signs that make the first corner's sum largest.
 
-    Only the first columns are compared: unbounded integers are slow.
+    Only the first columns are compared, because unbounded integers are slow.
     """
     tall, wide = (np.array(integer_basis(edge), dtype=object) for edge in (height, width))
     corner = np.outer(np.sign(tall[:, 0]), np.sign(wide[:, 0])) * (1 << 26)
@@ -106,7 +101,7 @@ def test_worst_block_reaches_no_sum_that_float64_rounds(height: int, width: int)
 
 
 @pytest.mark.parametrize("one_bit", [True, False])
-def test_order_threads_and_memory_layout_do_not_matter(one_bit: bool) -> None:
+def test_exact_signs_ignore_order_threads_and_layout(one_bit: bool) -> None:
     results = toy_schema(quantize_1bit=one_bit, vocab_size=600, hidden_size=64, chunk=64).results
     votes = random_votes(results, 2, 9, seed=4)
     expected = signs(votes, results, 2, CPU)
@@ -127,7 +122,7 @@ def test_order_threads_and_memory_layout_do_not_matter(one_bit: bool) -> None:
     assert equal(signs(shuffled[3:] + shuffled[:3], results, 2, CPU), expected)
 
 
-def test_sums_of_a_block_are_equal_however_they_are_grouped() -> None:
+def test_block_sums_do_not_depend_on_grouping() -> None:
     """A dense block gives the same integers alone, in a batch of 64, and transposed in memory."""
     generator = torch.Generator().manual_seed(1)
     means = torch.randint(-(1 << 26), (1 << 26) + 1, (64, 64, 64), generator=generator).double()
@@ -138,7 +133,7 @@ def test_sums_of_a_block_are_equal_however_they_are_grouped() -> None:
     assert torch.equal((tall.T @ rows).double(), together[5])
 
 
-def test_opposite_votes_leave_no_trace_and_silence_is_zero() -> None:
+def test_opposite_votes_and_missing_votes_give_zero() -> None:
     results = toy_schema().results
     (votes,) = random_votes(results, 1, 1, seed=2)
     opposite = Votes(1, votes.positions, -votes.values)
@@ -146,8 +141,8 @@ def test_opposite_votes_leave_no_trace_and_silence_is_zero() -> None:
     assert not any(part.any() for part in signs([], results, 1, CPU))
 
 
-def test_a_mean_counts_only_the_peers_that_kept_the_coefficient() -> None:
-    """One of 20 peers keeps a coefficient that 19 others are silent about: its vote weighs 1, not
+def test_mean_counts_only_peers_that_sent_the_coefficient() -> None:
+    """One of 20 peers keeps a coefficient that the other 19 do not send. Its vote weighs 1, not
     1/20.
     """
     results = toy_schema().results
@@ -192,7 +187,7 @@ def test_signs_match_the_float_transform_except_near_ties() -> None:
 
 @pytest.mark.parametrize("one_bit", [True, False])
 def test_means_are_the_nearest_integers(one_bit: bool) -> None:
-    """One unit of the mean hardly ever shows in a sign, so the means are compared themselves."""
+    """A difference of one unit rarely changes a sign, so the test compares the means."""
     results = toy_schema(quantize_1bit=one_bit).results
     layout = level_layout(results, 2)
     votes = random_votes(results, 2, 11, seed=6, density=0.15)
@@ -207,7 +202,7 @@ def test_means_are_the_nearest_integers(one_bit: bool) -> None:
     assert dict(zip(positions.tolist(), means.tolist(), strict=True)) == expected
 
 
-def test_refuses_what_no_schema_allows() -> None:
+def test_invalid_votes_are_refused() -> None:
     results = toy_schema().results
     vote = Votes(0, torch.tensor([0]), torch.tensor([1], dtype=torch.int8))
     with pytest.raises(ValueError, match="256 peers"):

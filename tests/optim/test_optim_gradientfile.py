@@ -1,6 +1,4 @@
-"""A result as a file: it comes back whole, any reader of safetensors reads it, and what it claims
-is checked.
-"""
+"""Results as files: round trips, other readers of safetensors, and checks of untrusted files."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def made(schema: Schema, tier: int = 1, lr: float = 0.1) -> GradientFile:
 
 
 def inner(schema: Schema, tier: int, lr: float) -> GradientFile:
-    """Return a result with inner steps, whose gradient has the size of the weights."""
+    """Return a SparseLoCo result whose gradient has the size of the weights."""
     params, engine = replica(schema, tier)
 
     def backward(_: Tensor) -> float:
@@ -76,10 +74,10 @@ def at(place: Path, data: bytes) -> Path:
     kept=st.sets(st.integers(0, 2), min_size=1),
     filling=st.binary(min_size=1, max_size=8),
 )
-def test_a_file_comes_back_as_it_was(
+def test_file_round_trip_keeps_the_result(
     tmp_path_factory: pytest.TempPathFactory, about: About, kept: set[int], filling: bytes
 ) -> None:
-    """Whatever the bytes of its payloads are: those are for the decoder of levels."""
+    """The reader does not check payload bytes. The decoder of levels does."""
     levels = {level for level in kept if level >= about.tier} or {2}
     sizes = {level: SIGNS.results.payload_bytes(level) for level in levels}
     payloads = {level: (filling * size)[:size] for level, size in sizes.items()}
@@ -90,11 +88,11 @@ def test_a_file_comes_back_as_it_was(
     assert found.to_bytes() == written.to_bytes()
 
 
-def test_its_name_sorts_by_step_and_says_whose_it_is() -> None:
+def test_file_name_has_step_and_member() -> None:
     assert made(SIGNS).name == "step-000012-member-3.safetensors"
 
 
-def test_any_reader_of_safetensors_reads_it(tmp_path: Path) -> None:
+def test_safetensors_can_read_the_file(tmp_path: Path) -> None:
     file = made(SIGNS)
     with safe_open(at(tmp_path, file.to_bytes()), framework="pt") as opened:
         facts = opened.metadata()
@@ -128,9 +126,7 @@ def test_equal_results_give_equal_files() -> None:
 def changed(
     file: GradientFile, facts: dict[str, str] | None = None, drop: str = "", tensor: str = ""
 ) -> bytes:
-    """The file with other metadata, without one of its entries, or with another name for its first
-    tensor.
-    """
+    """Return the file with other metadata, without one entry, or with its first tensor renamed."""
     data = file.to_bytes()
     length = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + length])
@@ -146,26 +142,26 @@ def changed(
 @pytest.mark.parametrize(
     ("facts", "drop", "tensor", "says"),
     [
-        ({"format": "1"}, "", "", "its format is '1', and this client reads 2"),
+        ({"format": "1"}, "", "", "its format is '1', but this client reads 2"),
         ({}, "format", "", "its format is None"),
-        ({"schema_hash": "00" * 32}, "", "", "not the one whose hash it names"),
+        ({"schema_hash": "00" * 32}, "", "", "does not match its schema_hash"),
         ({"schema": "{}"}, "", "", "not a schema"),
         ({"schema": SIGNS.to_json().decode() + " "}, "", "", "not the canonical one"),
-        ({"tier": "3"}, "", "", "of tier 3, and the run has 3"),
+        ({"tier": "3"}, "", "", "tier is 3, but the run has 3 tiers"),
         ({"tier": "2"}, "", "", "a member of tier 2 sends no 'level.1'"),
         ({}, "", "level.9", "sends no 'level.9'"),
         ({}, "", "x" * 5000, "sends no 'xxx"),
-        ({"step": "-1"}, "", "", "its step '-1' is no number"),
-        ({"epoch": "4294967296"}, "", "", "its epoch '4294967296' is no number"),
-        ({"seat": "٣"}, "", "", "its seat '٣' is no number"),
-        ({"learning_rate": "nan"}, "", "", "its learning_rate 'nan' is none"),
-        ({"learning_rate": "1e308"}, "", "", "its learning_rate '1e308' is none"),
-        ({"learning_rate": "x"}, "", "", "its learning_rate 'x' is none"),
-        ({"run_id": ""}, "", "", "is no name of a run"),
-        ({"run_id": "\x1b[2J"}, "", "", "is no name of a run"),
+        ({"step": "-1"}, "", "", "its step '-1' is not a valid number"),
+        ({"epoch": "4294967296"}, "", "", "its epoch '4294967296' is not a valid number"),
+        ({"seat": "٣"}, "", "", "its seat '٣' is not a valid number"),
+        ({"learning_rate": "nan"}, "", "", "its learning_rate 'nan' is not a valid rate"),
+        ({"learning_rate": "1e308"}, "", "", "its learning_rate '1e308' is not a valid rate"),
+        ({"learning_rate": "x"}, "", "", "its learning_rate 'x' is not a valid rate"),
+        ({"run_id": ""}, "", "", "is not a valid run id"),
+        ({"run_id": "\x1b[2J"}, "", "", "is not a valid run id"),
     ],
 )
-def test_what_contradicts_itself_is_a_sentence(
+def test_inconsistent_file_is_refused_with_a_reason(
     tmp_path: Path, facts: dict[str, str], drop: str, tensor: str, says: str
 ) -> None:
     path = at(tmp_path, changed(made(SIGNS), facts, drop, tensor))
@@ -176,37 +172,37 @@ def test_what_contradicts_itself_is_a_sentence(
     assert caught.value.fix
 
 
-def test_a_payload_of_another_size_is_a_sentence(tmp_path: Path) -> None:
+def test_file_with_wrong_payload_size_is_refused(tmp_path: Path) -> None:
     file = made(SIGNS)
     short = GradientFile(SIGNS, file.about, {1: file.payloads[1][:-1], 2: file.payloads[2]})
     with pytest.raises(BadGradientFile, match=r"level.1 is U8 \[\d+\], not \d+ bytes"):
         read_gradient_file(at(tmp_path, short.to_bytes()))
-    with pytest.raises(BadGradientFile, match="it holds no level"):
+    with pytest.raises(BadGradientFile, match="it contains no level"):
         read_gradient_file(at(tmp_path, GradientFile(SIGNS, file.about, {}).to_bytes()))
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "is no result of a member"),
+        (b"", "is not a result of a member"),
         (b"\xff" * 8, "its header is too large"),
-        ((3 << 20).to_bytes(8, "little"), "is no result of a member"),
-        (bytes(8) + bytes(100), "is no result of a member"),
+        ((3 << 20).to_bytes(8, "little"), "is not a result of a member"),
+        (bytes(8) + bytes(100), "is not a result of a member"),
     ],
 )
-def test_garbage_is_a_sentence(tmp_path: Path, data: bytes, says: str) -> None:
+def test_garbage_file_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     with pytest.raises(BadGradientFile, match=says):
         read_gradient_file(at(tmp_path, data))
 
 
-def test_what_is_no_file_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_file_directory_or_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, says in (("gone", "cannot read"), (".", "is no file"), ("pipe", "is no file")):
+    for name, says in (("gone", "cannot read"), (".", "is not a file"), ("pipe", "is not a file")):
         with pytest.raises(BadGradientFile, match=says):
             read_gradient_file(tmp_path / name)
 
 
-def test_a_file_beyond_the_limit_is_not_read(
+def test_file_above_the_size_limit_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gradientfile, "MAX_PAYLOAD_BYTES", 100)
@@ -218,7 +214,7 @@ def test_a_file_beyond_the_limit_is_not_read(
 
 
 def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:
-    """What the run makes of this one result: the change of a tier-0 replica of zeros."""
+    """Return the change of a tier-0 replica of zeros by this one result."""
     params = {name: torch.zeros(shape) for name, shape in dense_shapes(file.schema).items()}
     Engine(file.schema, 0, params).apply(
         {level: [votes] for level, votes in file.votes().items()}, lr
@@ -227,10 +223,11 @@ def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("schema", [SIGNS, FLOATS], ids=["signs", "floats"])
-def test_of_distro_its_signs_are_those_that_the_run_applies(schema: Schema) -> None:
-    """Where the fp32 sum is not within rounding of zero."""
+def test_dense_distro_result_has_the_applied_signs(schema: Schema) -> None:
+    """Signs are compared where the fp32 sum is not within rounding of zero."""
     file = made(schema)
-    found, expected = dict(dense(schema, file.votes(), 0.1)), applied(file, 0.1)
+    found = dict(dense(schema, file.votes(), 0.1))
+    expected = applied(file, 0.1)
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert tensor.shape == expected[name].shape
@@ -240,18 +237,17 @@ def test_of_distro_its_signs_are_those_that_the_run_applies(schema: Schema) -> N
 
 
 @pytest.mark.parametrize("lr", [0.1, 1e-3])
-def test_of_sparseloco_they_are_what_the_run_subtracts(lr: float) -> None:
-    """The test also cuts a value to what one member may move: with outer_lr 1 and one member that
-    is the whole step.
-    """
+def test_dense_sparseloco_result_is_the_applied_step(lr: float) -> None:
+    """With outer_lr 1 and one member, the value is the whole step. It also reaches the cap."""
     file = inner(LATTICE, 1, lr)
-    found, expected = dict(dense(LATTICE, file.votes(), lr)), applied(file, lr)
+    found = dict(dense(LATTICE, file.votes(), lr))
+    expected = applied(file, lr)
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, -expected[name], rtol=1e-6, atol=0)
     assert any(tensor.any() for tensor in found.values())
 
 
-def test_what_a_higher_tier_does_not_hold_is_zero() -> None:
+def test_dense_result_is_zero_for_levels_not_sent() -> None:
     file = made(SIGNS, tier=2)
     width = SIGNS.state.config.width(2)
     found = dict(dense(SIGNS, file.votes(), 0.1))

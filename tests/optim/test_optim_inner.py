@@ -1,6 +1,4 @@
-"""SparseLoCo: inner steps against a plain loop, what they leave behind on an error, and replicas
-that stay equal.
-"""
+"""SparseLoCo: inner steps against a plain loop, undo after errors, and equal replicas."""
 
 from __future__ import annotations
 
@@ -31,11 +29,11 @@ Grads = Callable[[Tensor], dict[str, Tensor]]
 
 
 class Boom(Exception):
-    """Stands for whatever gives a share up."""
+    """An error that cancels a share."""
 
 
 def pull(schema: Schema, tier: int, params: dict[str, Tensor]) -> Callable[[Tensor], float]:
-    """A loss whose gradient depends on the weights and on which sequences are trained."""
+    """Return a backward whose gradient depends on the weights and on the trained sequences."""
 
     def backward(part: Tensor) -> float:
         own = gradients(schema, tier, int(part[0, 0]))
@@ -53,7 +51,7 @@ def plain(
     rounds: list[tuple[list[Tensor], float]],
     inner: str,
 ) -> list[dict[str, Tensor]]:
-    """start - end of every round, by torch's own AdamW or by Muon, from the same weights."""
+    """Return start - end of every round, by torch's AdamW or by Muon, from the same weights."""
     optimizer: torch.optim.Optimizer = (
         Muon(params, 0.0, MuonSettings(weight_decay=0.1, betas=BETAS))
         if inner == "muon"
@@ -75,13 +73,12 @@ def plain(
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_pseudo_gradient_is_the_change_of_the_inner_optimizer(inner: str) -> None:
-    """Seven sequences in three parts, then two in two: moments and their counts continue over
-    rounds.
-    """
+def test_pseudo_gradient_is_the_inner_optimizers_change(inner: str) -> None:
+    """Train seven sequences in three parts, then two in two. Moments last over rounds."""
     schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=2.0, weight_decay=0.1)
     params, engine = replica(schema, 1)
-    before, made = bits(params), []
+    before = bits(params)
+    made = []
     for sequences, lr in ((SEQUENCES, 0.01), (SEQUENCES[:2], 0.02)):
         found = engine._step.make(sequences, pull(schema, 1, params), lr, 0.5, travelling=False)
         assert bits(params) == before
@@ -98,11 +95,10 @@ def test_pseudo_gradient_is_the_change_of_the_inner_optimizer(inner: str) -> Non
 
 @pytest.mark.parametrize("rates", [{}, {"divisor": "all", "outer_lr": 4.0, "orthogonal_lr": 1.5}])
 def test_lookahead_applies_the_travelling_result(rates: dict[str, Any]) -> None:
-    """A member whose result travels trains as one to whom it was applied alone, and its weights
-    stay as they were.
-    """
+    """A member whose result travels trains like a replica that applied only this result."""
     schema = toy_inner(inner_optimizer="muon", **rates)
-    (late, ahead), (others, at_once) = replica(schema, 1), replica(schema, 1)
+    late, ahead = replica(schema, 1)
+    others, at_once = replica(schema, 1)
     for own, each in ((late, ahead), (others, at_once)):
         each.train(SEQUENCES, pull(schema, 1, own), 0.02, 0.01)
     shared = bits(late)
@@ -121,7 +117,8 @@ def test_cancelled_lookahead_restores_the_weights() -> None:
     schema = toy_inner(orthogonal_lr=1.5)
     params, engine = replica(schema, 0)
     engine.train(SEQUENCES, pull(schema, 0, params), 0.02, 0.01)
-    before, learnt = bits(params), bits(engine.state())
+    before = bits(params)
+    learnt = bits(engine.state())
     seen = []
 
     def backward(_: Tensor) -> float:
@@ -134,15 +131,16 @@ def test_cancelled_lookahead_restores_the_weights() -> None:
     assert bits(engine.state()) == learnt
 
 
-def test_who_has_sent_nothing_looks_nowhere() -> None:
-    """After it was taken over, or forgot what it had learnt."""
+def test_replica_without_a_result_has_no_lookahead() -> None:
+    """`travelling` has no effect before the first result."""
     schema = toy_inner()
-    (params, engine), (others, fresh) = replica(schema, 2), replica(schema, 2)
+    params, engine = replica(schema, 2)
+    others, fresh = replica(schema, 2)
     ahead = engine.train(SEQUENCES, pull(schema, 2, params), 0.02, 0.03, travelling=True)
     assert ahead.payloads == fresh.train(SEQUENCES, pull(schema, 2, others), 0.02, 0.03).payloads
 
 
-def test_the_loss_is_the_mean_over_the_sequences() -> None:
+def test_loss_is_the_mean_over_the_sequences() -> None:
     schema = toy_inner(inner_steps=3)
     params, engine = replica(schema, 2)
     trained = engine.train(SEQUENCES, pull(schema, 2, params), 0.01, 0.01)
@@ -156,10 +154,13 @@ def test_the_loss_is_the_mean_over_the_sequences() -> None:
 @pytest.mark.parametrize("why", ["given up", "not finite", "too far"])
 def test_failed_share_restores_weights_and_moments(inner: str, step: int, why: str) -> None:
     schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=None)
-    (params, engine), (others, untouched) = replica(schema, 0), replica(schema, 0)
+    params, engine = replica(schema, 0)
+    others, untouched = replica(schema, 0)
     for own, each in ((params, engine), (others, untouched)):
         each.train(SEQUENCES, pull(schema, 0, own), 0.01, 0.01)
-    before, learnt, count = bits(params), bits(engine.state()), 0
+    before = bits(params)
+    learnt = bits(engine.state())
+    count = 0
 
     def backward(part: Tensor) -> float:
         nonlocal count
@@ -206,7 +207,7 @@ def test_failed_share_is_undone_without_some_gradients(inner: str) -> None:
     assert bits(engine.state()) == bits(kept)
 
 
-def test_the_first_share_that_fails_leaves_no_moments() -> None:
+def test_failed_first_share_leaves_no_moments() -> None:
     _, engine = replica(toy_inner(), 2)
 
     def backward(_: Tensor) -> float:
@@ -220,10 +221,8 @@ def test_the_first_share_that_fails_leaves_no_moments() -> None:
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_what_was_not_sent_is_sent_later(width: int, sizes: dict[str, int]) -> None:
-    """Three rounds of residual and values, in plain float64: what is sent leaves the residual,
-    nothing else does.
-    """
+def test_residual_keeps_what_was_not_sent(width: int, sizes: dict[str, int]) -> None:
+    """Three rounds of residual and values in float64. Only the sent part leaves the residual."""
     schema = toy_inner(bits=width, decay=0.9, **sizes)
     _, engine = replica(schema, 1)
     name = "model.layers.0.mlp.gate_proj.weight"
@@ -252,11 +251,11 @@ def test_what_was_not_sent_is_sent_later(width: int, sizes: dict[str, int]) -> N
 
 
 def compressed(engine: Engine, moved: dict[str, Tensor]) -> dict[int, bytes]:
-    """The result of what a private step gave."""
+    """Return the result of a private step's pseudo-gradient."""
     return engine._result.compress(PseudoGradient(moved, 1.0, 0.0))
 
 
-def test_what_is_too_small_for_the_lattice_waits() -> None:
+def test_values_below_the_lattice_stay_in_the_residual() -> None:
     schema = toy_inner()
     _, engine = replica(schema, 0)
     tiny = {name: torch.full_like(t, SMALLEST / 4) for name, t in gradients(schema, 0, 0).items()}
@@ -283,10 +282,10 @@ MUON = {"inner_optimizer": "muon"}
         pytest.param(MUON, RAGGED, id="muon, padded blocks", marks=pytest.mark.slow),
     ],
 )
-def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[str, int]) -> None:
-    """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to
-    round.
-    """
+def test_sparseloco_replicas_of_all_tiers_stay_equal(
+    changed: dict[str, Any], sizes: dict[str, int]
+) -> None:
+    """Members have tiers 0, 1, 2 and 1. Trainers and accepted results change every round."""
     schema = toy_inner(topk_embeddings=9, inner_steps=2, **changed, **sizes)
     tiers = [0, 1, 2, 1]
     members = [replica(schema, tier) for tier in tiers]
@@ -322,7 +321,7 @@ def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[s
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 @pytest.mark.parametrize("done", [0, 1, 3])
-def test_a_replica_continues_from_its_state_bit_by_bit(inner: str, done: int) -> None:
+def test_restored_moments_continue_bit_by_bit(inner: str, done: int) -> None:
     schema = toy_inner(inner_steps=2, inner_optimizer=inner, **RAGGED)
     params, engine = replica(schema, 1)
 
@@ -336,7 +335,8 @@ def test_a_replica_continues_from_its_state_bit_by_bit(inner: str, done: int) ->
 
     for step in range(done):
         round_of(params, engine, step)
-    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    kept = engine.state()
+    weights = {name: tensor.clone() for name, tensor in params.items()}
     expected = [round_of(params, engine, step) for step in range(done, done + 3)]
     other = Engine(schema, 1, weights)
     other.restore(kept)
@@ -366,20 +366,22 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_a_state_that_does_not_fit_is_refused_whole(spoil: str) -> None:
+def test_mismatched_state_is_refused_and_changes_nothing(spoil: str) -> None:
     schema = toy_inner()
-    (params, engine), (others, older) = replica(schema, 0), replica(schema, 0)
+    params, engine = replica(schema, 0)
+    others, older = replica(schema, 0)
     for step in range(2):
         engine.train(SEQUENCES + step, pull(schema, 0, params), 1e-2, 1e-2)
     older.train(SEQUENCES, pull(schema, 0, others), 1e-2, 1e-2)
-    wrong, before = older.state(), bits(engine.state())
+    wrong = older.state()
+    before = bits(engine.state())
     SPOILT[spoil](wrong)
     with pytest.raises(BadState):
         engine.restore(wrong)
     assert bits(engine.state()) == before
 
 
-def test_a_share_of_one_sequence_is_one_step() -> None:
+def test_share_of_one_sequence_makes_one_step() -> None:
     schema = toy_inner(inner_steps=4, decay=0.0)
     _, engine = replica(schema, 2)
     made = encode(engine, gradients(schema, 2, 0), 0.01)
@@ -388,7 +390,7 @@ def test_a_share_of_one_sequence_is_one_step() -> None:
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_a_gradient_whose_square_no_moment_can_hold_is_refused(inner: str) -> None:
+def test_gradient_whose_square_overflows_is_refused(inner: str) -> None:
     schema = toy_inner(inner_optimizer=inner, clip=None)
     params, engine = replica(schema, 0)
 
@@ -403,7 +405,7 @@ def test_a_gradient_whose_square_no_moment_can_hold_is_refused(inner: str) -> No
 
 
 def test_whole_results_take_a_byte_per_number() -> None:
-    """Where a block has zeros, other places count."""
+    """Blocks with zeros keep other positions."""
     schema = toy_inner(chunk=4, topk=16, topk_embeddings=16, orthogonal_lr=1.5)
     votes = []
     for seed in range(3):
@@ -430,11 +432,12 @@ def test_whole_results_take_a_byte_per_number() -> None:
 
 
 @pytest.mark.parametrize("clip", [2.0, None])
-def test_steps_that_run_ahead_go_as_far_as_others(
+def test_queued_gpu_steps_equal_synchronous_steps(
     monkeypatch: pytest.MonkeyPatch, clip: float | None
 ) -> None:
     schema = toy_inner(inner_steps=3, clip=clip)
-    moved, losses = [], []
+    moved = []
+    losses = []
     for ahead in (False, True):
         monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _, ahead=ahead: ahead)
         params, engine = replica(schema, 0)
@@ -456,17 +459,16 @@ def test_steps_that_run_ahead_go_as_far_as_others(
         (1.0, float("inf")),
     ],
 )
-def test_a_share_that_ran_ahead_is_refused_whole(
+def test_queued_share_with_bad_loss_is_undone(
     monkeypatch: pytest.MonkeyPatch, number: float, loss: float
 ) -> None:
-    """What no step has waited for is judged at the end, and weights and moments are as they
-    were.
-    """
+    """Losses are checked after the share. A refusal restores weights and moments."""
     monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _: True)
     schema = toy_inner(inner_steps=3)
     params, engine = replica(schema, 0)
     engine.train(SEQUENCES, pull(schema, 0, params), 0.01, 0.0)
-    before, state = bits(params), bits(engine.state())
+    before = bits(params)
+    state = bits(engine.state())
 
     def backward(part: Tensor) -> float:
         pull(schema, 0, params)(part)

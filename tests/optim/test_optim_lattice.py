@@ -1,5 +1,5 @@
-"""Values on the lattice: the nearest ones, their bytes, one encoding of each set of votes, and
-refusal of all else.
+"""Lattice values: the best exponent, their bytes, one encoding per result, and refusal of all
+others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def error_of(block: list[float], sent: list[float]) -> Fraction:
 
 
 def best_error(block: list[float], bits: int) -> Fraction:
-    """The least squared error of all exponents there are, in fractions."""
+    """Return the least squared error over all exponents, in fractions."""
     multiples = (1, 3) if bits == 2 else (1,)
     return min(
         sum(
@@ -55,7 +55,9 @@ def best_error(block: list[float], bits: int) -> Fraction:
 
 
 @given(values_of_a_block, st.sampled_from([1, 2]), st.data())
-def test_no_other_exponent_is_nearer(block: list[float], bits: int, data: st.DataObject) -> None:
+def test_quantise_picks_the_exponent_of_least_error(
+    block: list[float], bits: int, data: st.DataObject
+) -> None:
     signs = data.draw(
         st.lists(st.sampled_from([-1.0, 1.0]), min_size=len(block), max_size=len(block))
     )
@@ -63,7 +65,8 @@ def test_no_other_exponent_is_nearer(block: list[float], bits: int, data: st.Dat
     (sent,) = quantise(row, bits).tolist()
     assert sent[-1] == 0
     assert [value > 0 for value in sent[:-1]] == [sign > 0 for sign in signs]
-    found, best = error_of(block, [abs(value) for value in sent[:-1]]), best_error(block, bits)
+    found = error_of(block, [abs(value) for value in sent[:-1]])
+    best = best_error(block, bits)
     assert found <= best * (1 + Fraction(1, 10**5))
     parts = {np.frexp(abs(value)) for value in sent[:-1]}
     units = {exponent - (2 if mantissa == 0.75 else 1) for mantissa, exponent in parts}
@@ -72,12 +75,12 @@ def test_no_other_exponent_is_nearer(block: list[float], bits: int, data: st.Dat
     assert {mantissa for mantissa, _ in parts} <= ({0.5, 0.75} if bits == 2 else {0.5})
 
 
-def test_of_two_that_are_as_good_the_lower_exponent_is_taken() -> None:
+def test_quantise_picks_the_lower_of_two_equal_exponents() -> None:
     assert quantise(torch.tensor([[1.5, -1.5]]), 1).tolist() == [[1.0, -1.0]]
     assert quantise(torch.tensor([[3.0, -3.0]]), 2).tolist() == [[3.0, -3.0]]
 
 
-def test_value_beyond_the_lattice_becomes_its_largest() -> None:
+def test_value_above_the_lattice_becomes_its_largest() -> None:
     rows = torch.tensor([[1e30, -1e30], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]])
     largest = 3 * 2.0**MOST
     assert quantise(rows, 2).tolist() == [
@@ -88,7 +91,7 @@ def test_value_beyond_the_lattice_becomes_its_largest() -> None:
     ]
 
 
-def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
+def test_sums_of_the_most_peers_stay_exact() -> None:
     assert 256 * 3 * 2 ** (MOST - LEAST) < 2**53
 
 
@@ -98,8 +101,8 @@ def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
 def result(
     results: ResultFormat, seed: int = 0, zeros: float = 0.97
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and lattice values of a level's entries, many of them unused; blocks of very
-    different sizes.
+    """Return indices and lattice values of a level's entries, many of them unused. Block scales
+    differ a lot.
     """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
@@ -119,7 +122,7 @@ def payload(bits: int, **changes: float) -> bytearray:
 
 
 def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
-    """The payload of decoded votes."""
+    """Return the payload of decoded votes."""
     layout = level_layout(results, LEVEL)
     indices = np.full(layout.entries, UNUSED, np.uint16)
     values = np.zeros(layout.entries, np.float32)
@@ -131,13 +134,14 @@ def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
         block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
         own = sorted(position for position in at if base <= position < base + block)
         for entry, position in zip(range(first, last), own, strict=False):
-            indices[entry], values[entry] = position - base, at[position] * SMALLEST
+            indices[entry] = position - base
+            values[entry] = at[position] * SMALLEST
     return encode_level(results, LEVEL, indices, values)
 
 
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("zeros", [0.0, 0.97, 1.0])
-def test_round_trip(bits: int, zeros: float) -> None:
+def test_lattice_payload_round_trip_keeps_votes(bits: int, zeros: float) -> None:
     results = FORMATS[bits]
     indices, values = result(results, seed=3, zeros=zeros)
     data = encode_level(results, LEVEL, indices, values)
@@ -154,15 +158,17 @@ def test_round_trip(bits: int, zeros: float) -> None:
     assert encoded_again(votes, results) == data
 
 
-def test_layout_on_the_wire() -> None:
-    """Places, then exponents of blocks in six bits, -40 as 1 and none as 0; signs, sizes; lowest
-    bit first.
+def test_lattice_payload_has_exponents_before_signs() -> None:
+    """Indices, then six bits per block for its exponent (-40 is 1, no votes is 0), then signs and
+    sizes, lowest bit first.
     """
     results = toy_inner(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
-    indices[:3], values[:3] = (2, 9, 63), (-0.75, 0.25, -0.25)
-    indices[8], values[8] = 17, 8.0
+    indices[:3] = (2, 9, 63)
+    values[:3] = (-0.75, 0.25, -0.25)
+    indices[8] = 17
+    values[8] = 8.0
     data = encode_level(results, 0, indices, values)
     first = sum(1 << bit for bit in (1, 3, 6, 7, 8, 12, 14, 21))  # as in test_optim_codec
     third = 1 << 0 | 1 << 14
@@ -185,25 +191,29 @@ def test_layout_on_the_wire() -> None:
     ],
     ids=str,
 )
-def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> None:
+def test_encoding_values_off_the_lattice_is_refused(values: tuple[float, float]) -> None:
     results = FORMATS[2]
     indices, all_values = result(results, zeros=1.0)
-    indices[:2], all_values[:2] = (0, 1), values
+    indices[:2] = (0, 1)
+    all_values[:2] = values
     with pytest.raises(ValueError, match="not on the lattice, or not its block's"):
         encode_level(results, LEVEL, indices, all_values)
 
 
-def test_three_times_a_power_needs_two_bits() -> None:
+def test_three_times_a_power_is_refused_with_one_bit() -> None:
     results = FORMATS[1]
     indices, values = result(results, zeros=1.0)
-    indices[:2], values[:2] = (0, 1), (0.5, 1.5)
+    indices[:2] = (0, 1)
+    values[:2] = (0.5, 1.5)
     with pytest.raises(ValueError, match="not on the lattice"):
         encode_level(results, LEVEL, indices, values)
 
 
-def test_sizes() -> None:
-    one, two = FORMATS[1], FORMATS[2]
-    entries, blocks = two.entries(LEVEL), sum(cut.count for cut in two.of_level(LEVEL))
+def test_lattice_payload_sizes_follow_from_the_format() -> None:
+    one = FORMATS[1]
+    two = FORMATS[2]
+    entries = two.entries(LEVEL)
+    blocks = sum(cut.count for cut in two.of_level(LEVEL))
     assert one.value_bytes(LEVEL) == -(-6 * blocks // 8) + -(-entries // 8)
     assert two.value_bytes(LEVEL) == -(-6 * blocks // 8) + 2 * -(-entries // 8)
     with pytest.raises(SchemaError, match="level 3"):
@@ -212,7 +222,7 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("more", [-1, 1, 7])
-def test_wrong_size(bits: int, more: int) -> None:
+def test_lattice_payload_of_wrong_size_is_refused(bits: int, more: int) -> None:
     data = bytes(payload(bits))
     wrong = data[:more] if more < 0 else data + bytes(more)
     with pytest.raises(BadPayload, match=f"level 1 takes {len(data)} bytes, not {len(wrong)}"):
@@ -220,8 +230,9 @@ def test_wrong_size(bits: int, more: int) -> None:
 
 
 @pytest.mark.parametrize("code", [0, MOST - LEAST + 2, 63])
-def test_an_exponent_that_the_lattice_does_not_have(code: int) -> None:
-    data, results = payload(2, zeros=0.0), FORMATS[2]
+def test_exponent_off_the_lattice_is_refused(code: int) -> None:
+    data = payload(2, zeros=0.0)
+    results = FORMATS[2]
     place = results.place_bytes(LEVEL)
     codes = int.from_bytes(data[place : place + 2], "little") & ~(63 << 6) | code << 6
     data[place : place + 2] = codes.to_bytes(2, "little")
@@ -229,15 +240,16 @@ def test_an_exponent_that_the_lattice_does_not_have(code: int) -> None:
         decode_level(data, results, LEVEL)
 
 
-def test_an_exponent_of_a_block_without_votes() -> None:
-    data, results = payload(1, zeros=1.0), FORMATS[1]
+def test_exponent_of_a_block_without_votes_is_refused() -> None:
+    data = payload(1, zeros=1.0)
+    results = FORMATS[1]
     data[results.place_bytes(LEVEL)] = 1
     with pytest.raises(BadPayload, match="block 0: an exponent without votes"):
         decode_level(data, results, LEVEL)
 
 
-def test_a_bit_after_the_last_exponent() -> None:
-    """Three blocks take 18 bits."""
+def test_bit_after_the_last_exponent_is_refused() -> None:
+    """The exponents of three blocks take 18 bits."""
     results = toy_inner(
         topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
     ).results
@@ -250,7 +262,7 @@ def test_a_bit_after_the_last_exponent() -> None:
 
 
 @pytest.mark.parametrize("plane", ["sign", "size"])
-def test_stray_bits(plane: str) -> None:
+def test_stray_sign_and_size_bits_are_refused(plane: str) -> None:
     results = toy_inner(
         topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2
     ).results
@@ -276,7 +288,7 @@ def votes_or_refusal(data: bytearray, results: ResultFormat) -> Votes | str:
 
 
 @given(data=st.data(), bits=st.sampled_from([1, 2]))
-def test_flipped_bits_are_refused_or_other_votes(data: st.DataObject, bits: int) -> None:
+def test_flipped_lattice_bit_is_refused_or_changes_votes(data: st.DataObject, bits: int) -> None:
     results = FORMATS[bits]
     valid = payload(bits, zeros=data.draw(st.sampled_from([0.0, 0.97, 1.0])))
     before = decode_level(bytes(valid), results, LEVEL)

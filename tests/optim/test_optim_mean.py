@@ -1,4 +1,4 @@
-"""The exact mean against fractions, and its independence of everything that must not matter."""
+"""The exact mean: equality with fractions, for any order, threads and layout."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from optim.optim_replica import bits, tensors
 
 
 def oracle(votes: Sequence[Votes], divisor: DivisorName, rate: float) -> dict[int, np.float32]:
-    """What is subtracted, by position: every operation in unbounded fractions, rounded as IEEE
-    rounds it.
-    """
+    """Return the steps by position, computed in fractions and rounded like IEEE operations."""
     kept = defaultdict(list)
     for vote in votes:
         for position, value in zip(vote.positions.tolist(), vote.multiples().tolist(), strict=True):
@@ -77,7 +75,7 @@ rates = st.one_of(st.sampled_from([1.0, 0.7, 64.0]), st.floats(1e-6, 64.0))
     rates,
     st.one_of(st.just(LARGEST), st.integers(0, LARGEST)),
 )
-def test_equals_fractions_and_is_as_near_as_fp32_can_be(
+def test_mean_equals_fractions_rounded_to_fp32(
     rows: list[dict[int, int]], divisor: DivisorName, rate: float, most: int
 ) -> None:
     votes = votes_of(rows)
@@ -97,9 +95,9 @@ def test_equals_fractions_and_is_as_near_as_fp32_can_be(
 
 
 @pytest.mark.parametrize("divisor", get_args(DivisorName))
-def test_the_largest_sums_are_exact(divisor: DivisorName) -> None:
-    """256 peers with the largest value, one of which differs by the smallest: a sum that fp32 does
-    not know.
+def test_largest_sums_are_exact(divisor: DivisorName) -> None:
+    """256 peers send the largest value, but for one that sends the smallest on one coefficient.
+    fp32 cannot hold the sum there.
     """
     rows = [{0: LARGEST, 1: LARGEST} for _ in range(255)] + [{0: LARGEST, 1: 1}]
     votes = votes_of(rows)
@@ -129,7 +127,7 @@ def random_votes(
 
 @pytest.mark.parametrize("divisor", get_args(DivisorName))
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
-def test_the_apply_is_the_formula_on_every_held_level(
+def test_mean_apply_equals_the_formula_on_held_levels(
     sizes: dict[str, int], divisor: DivisorName
 ) -> None:
     schema = toy_inner(divisor=divisor, outer_lr=0.7, **sizes)
@@ -139,7 +137,8 @@ def test_the_apply_is_the_formula_on_every_held_level(
     results = {1: random_votes(schema, 1, 3, seed=1), 2: random_votes(schema, 2, 5, seed=2)}
     engine.apply(results, 10.0)  # at which every value counts whole
     for level, votes in results.items():
-        layout, expected = level_layout(schema.results, level), oracle(votes, divisor, 0.7)
+        layout = level_layout(schema.results, level)
+        expected = oracle(votes, divisor, 0.7)
         for part in layout.parts:
             group = layout.groups[part.group]
             low = group.base + part.first * group.block
@@ -153,7 +152,7 @@ def test_the_apply_is_the_formula_on_every_held_level(
     assert bits(params) != bits(before)
 
 
-def test_order_threads_and_memory_layout_do_not_matter() -> None:
+def test_mean_apply_ignores_order_threads_and_layout() -> None:
     schema = toy_inner(vocab_size=600, hidden_size=64, chunk=64, divisor="root", outer_lr=0.9)
     votes = random_votes(schema, 2, 9, seed=4)
 
@@ -199,7 +198,8 @@ def test_numbers_and_levels_without_votes_keep_their_bits() -> None:
 def test_impossible_votes_are_refused_and_change_nothing() -> None:
     schema = toy_inner()
     params = tensors(schema, 1, 0)
-    engine, before = Engine(schema, 1, params), bits(params)
+    engine = Engine(schema, 1, params)
+    before = bits(params)
     good = votes_of([{0: 1}], 1)
     for results, sentence in (
         ({1: good * 257}, "256 peers"),
@@ -215,8 +215,8 @@ def test_impossible_votes_are_refused_and_change_nothing() -> None:
         assert bits(params) == before
 
 
-def test_only_the_groups_own_parameters_change() -> None:
-    """One vote in the first block of each segment moves one number of it."""
+def test_vote_changes_only_its_own_parameter() -> None:
+    """One vote in the first block of each segment changes one number."""
     schema = toy_inner(**RAGGED)
     params = tensors(schema, 2, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
@@ -235,11 +235,12 @@ def test_only_the_groups_own_parameters_change() -> None:
 
 
 @pytest.mark.parametrize(("inner", "most"), [("adamw", 2.0), ("muon", 0.5)])
-def test_one_member_moves_nothing_further_than_the_rate_allows(
+def test_largest_value_of_one_member_is_capped_by_the_rate(
     inner: InnerOptimizerName, most: float
 ) -> None:
-    """The largest value that a result can say, alone on its coefficient."""
-    schema, settings = toy_inner(), SparseLoCo(inner_steps=8, inner_optimizer=inner)
+    """One member sends the largest value of the lattice, alone on its coefficient."""
+    schema = toy_inner()
+    settings = SparseLoCo(inner_steps=8, inner_optimizer=inner)
     params = tensors(schema, 0, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
     layout = level_layout(schema.results, 0)
@@ -254,8 +255,8 @@ def test_one_member_moves_nothing_further_than_the_rate_allows(
     assert bits(params) == moved
 
 
-def test_infinite_rate_leaves_the_lattice_as_the_bound() -> None:
-    """The program takes any finite rate."""
+def test_huge_rate_is_capped_by_the_lattice() -> None:
+    """The program accepts any finite rate."""
     schema = toy_inner()
     params = tensors(schema, 2, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
@@ -268,7 +269,7 @@ def test_infinite_rate_leaves_the_lattice_as_the_bound() -> None:
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan")])
-def test_what_is_no_rate_is_refused_and_changes_nothing(rate: float) -> None:
+def test_invalid_rate_is_refused_and_changes_nothing(rate: float) -> None:
     schema = toy_inner()
     params = tensors(schema, 2, 0)
     before = bits(params)

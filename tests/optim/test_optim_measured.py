@@ -1,6 +1,4 @@
-"""What an optimizer says of its results, on request: true figures, and not one bit of training is
-another.
-"""
+"""Metrics of results: correct values, and no effect on the training."""
 
 from __future__ import annotations
 
@@ -41,13 +39,12 @@ def train(schema: Schema, tier: int, engine: Engine, step: int, measured: bool) 
 
 @every
 @pytest.mark.parametrize("tier", [0, 2])
-def test_no_bit_is_another(schema: Schema, tier: int) -> None:
-    plain, asked = replica(schema, tier), replica(schema, tier)
+def test_measuring_changes_no_bit_of_the_training(schema: Schema, tier: int) -> None:
+    plain = replica(schema, tier)
+    asked = replica(schema, tier)
     for step in range(4):
-        one, other = (
-            train(schema, tier, plain[1], step, False),
-            train(schema, tier, asked[1], step, True),
-        )
+        one = train(schema, tier, plain[1], step, False)
+        other = train(schema, tier, asked[1], step, True)
         assert one.payloads == other.payloads
         assert one.measured is None
         assert other.measured is not None
@@ -68,9 +65,9 @@ def norm(schema: Schema, level: int, params: Mapping[str, Tensor]) -> float:
     )
 
 
-def test_they_are_the_norms_and_the_share_that_was_sent() -> None:
-    """DisTrO with floats: the first residual is the rate times the gradient, and what is left of it
-    that minus what was sent, which `dense` turns into tensors.
+def test_metrics_are_norms_and_the_sent_energy() -> None:
+    """With float votes, the first residual is rate times gradient. After sending it lacks the
+    result, which `dense` returns as tensors.
     """
     schema = toy_schema(**WHOLE, quantize_1bit=False)
     _, engine = replica(schema, 0)
@@ -89,7 +86,7 @@ def test_they_are_the_norms_and_the_share_that_was_sent() -> None:
         assert found.carried == pytest.approx((norm(schema, level, sent) / gradient) ** 2, rel=1e-3)
 
 
-def test_of_a_lattice_what_rounding_leaves_is_not_carried() -> None:
+def test_lattice_rounding_error_does_not_count_as_carried() -> None:
     schema = toy_inner(decay=1.0, inner_steps=1)
     _, engine = replica(schema, 0)
     trained = train(schema, 0, engine, 7, True)
@@ -108,7 +105,7 @@ def test_of_a_lattice_what_rounding_leaves_is_not_carried() -> None:
 
 
 @every
-def test_nothing_learnt_is_nothing_carried(schema: Schema) -> None:
+def test_zero_gradient_carries_nothing(schema: Schema) -> None:
     _, engine = replica(schema, 1)
 
     def backward(_: Tensor) -> float:

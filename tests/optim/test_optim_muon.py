@@ -1,4 +1,4 @@
-"""Muon: its steps against their formulas, and that it learns."""
+"""Muon: its steps against the formulas, and its training."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def test_only_hidden_matrices_are_made_orthogonal():
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_a_matrix_moves_by_the_polar_factor_of_its_momentum(nesterov):
-    params, before = tensors(), tensors()["layer.up.weight"].double()
+def test_matrix_steps_by_the_polar_factor_of_its_momentum(nesterov):
+    params = tensors()
+    before = tensors()["layer.up.weight"].double()
     grads = [tensors(seed) for seed in (1, 2)]
     stepped(params, grads, 0.01, MuonSettings(momentum=0.9, nesterov=nesterov, weight_decay=0.1))
-    momentum, expected = torch.zeros(8, 4, dtype=torch.float64), before
+    momentum = torch.zeros(8, 4, dtype=torch.float64)
+    expected = before
     for gradient in grads:
         g = gradient["layer.up.weight"].double()
         momentum = 0.9 * momentum + 0.1 * g
@@ -49,8 +51,9 @@ def test_a_matrix_moves_by_the_polar_factor_of_its_momentum(nesterov):
     assert torch.allclose(params["layer.up.weight"].double(), expected, atol=1e-5)
 
 
-def test_the_rest_moves_as_by_adamw():
-    params, settings = tensors(), MuonSettings(rest_rate=0.5, weight_decay=0.1)
+def test_other_parameters_step_like_adamw():
+    params = tensors()
+    settings = MuonSettings(rest_rate=0.5, weight_decay=0.1)
     grads = [tensors(seed) for seed in (1, 2, 3)]
     stepped(params, grads, 0.02, settings)
     for name in ("model.embed_tokens.weight", "model.norm.weight"):
@@ -64,8 +67,9 @@ def test_the_rest_moves_as_by_adamw():
         assert torch.allclose(params[name], other, atol=1e-6)
 
 
-def test_every_matrix_of_a_stack_moves_as_by_itself() -> None:
-    stack, gradients = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 8, 4)
+def test_stacked_matrices_step_like_separate_ones() -> None:
+    stack = torch.randn(2, 3, 8, 4)
+    gradients = torch.randn(2, 3, 8, 4)
     params = {"experts.gate": stack.clone()}
     # filters are no maps
     assert hidden_matrices(params | {"conv.weight": torch.ones(3, 1, 4)}) == ["experts.gate"]
@@ -76,9 +80,10 @@ def test_every_matrix_of_a_stack_moves_as_by_itself() -> None:
         torch.testing.assert_close(params["experts.gate"][place], alone["w"])
 
 
-def test_it_ends_at_the_minimum_of_a_quadratic():
+def test_muon_reaches_the_minimum_of_a_quadratic():
     generator = torch.Generator().manual_seed(0)
-    target, scales = torch.randn(24, 16, generator=generator), torch.logspace(-2, 0, 16)
+    target = torch.randn(24, 16, generator=generator)
+    scales = torch.logspace(-2, 0, 16)
     params = {"w.weight": torch.zeros(24, 16, requires_grad=True)}
     optimizer = Muon(params, 0.1)
     for step in range(300):
@@ -92,7 +97,7 @@ def test_it_ends_at_the_minimum_of_a_quadratic():
 
 
 @pytest.mark.slow
-def test_it_learns_a_tiny_language_model_faster_than_adamw():
+def test_muon_trains_a_tiny_model_faster_than_adamw():
     config = LlamaConfig.from_hf(
         {
             "model_type": "llama",
@@ -108,7 +113,7 @@ def test_it_learns_a_tiny_language_model_faster_than_adamw():
     steps = torch.tensor([1, 3, 7, 11])
 
     def batch(generator: torch.Generator) -> Tensor:
-        """Every token is the one before plus a step that the sequence keeps."""
+        """Return sequences in which every token is the one before plus a constant step."""
         start = torch.randint(32, (16, 1), generator=generator)
         return (
             start + steps[torch.randint(4, (16, 1), generator=generator)] * torch.arange(32)
@@ -132,18 +137,19 @@ def test_it_learns_a_tiny_language_model_faster_than_adamw():
             optimizer.step()
         return model.loss(batch(torch.Generator().manual_seed(1))).item()
 
-    muon, adamw = trained(True), trained(False)
+    muon = trained(True)
+    adamw = trained(False)
     assert muon < 1.0 < torch.log(torch.tensor(32.0))
     assert muon < adamw
 
 
-def test_without_parameters_there_is_nothing_to_learn():
+def test_muon_without_parameters_is_refused():
     with pytest.raises(ValueError, match="empty parameter list"):
         Muon({}, 0.1)
 
 
-def test_steps_of_many_tensors_together_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products in bf16 move a step by one percent."""
+def test_steps_of_many_tensors_equal_separate_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in bf16 change a step by one percent."""
     shapes = {
         "model.layers.0.self_attn.q_proj.weight": (32, 32),
         "model.layers.0.mlp.up_proj.weight": (64, 32),

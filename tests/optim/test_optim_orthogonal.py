@@ -16,7 +16,7 @@ EXACT = {"steps": 11, "smallest": 1e-6}
 
 
 def matrix(rows: int, columns: int, condition: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A float64 matrix of this condition, singular values from 1 down, and its polar factor."""
+    """Return a float64 matrix with singular values from 1 to 1 / condition, and its factor."""
     generator = torch.Generator().manual_seed(seed)
     rank = min(rows, columns)
     left, right = (
@@ -45,7 +45,7 @@ def test_five_steps_raise_singular_values_without_overshoot():
     assert torch.linalg.svdvals(polar_express(tiny.float())).max() < 1.13
 
 
-def test_scale_and_orientation_do_not_matter():
+def test_polar_express_ignores_scale_and_orientation():
     given, _ = matrix(40, 24, 1e3)
     found = polar_express(given)
     assert torch.allclose(polar_express(given * 1e-12), found)
@@ -57,10 +57,8 @@ def test_scale_and_orientation_do_not_matter():
 
 
 @pytest.mark.parametrize("exponent", [-44, -38, -30, -23, -20, 19, 25, 38])
-def test_any_size_that_fp32_holds_is_right(exponent):
-    """Squares of such numbers are zero or infinite; those near the smallest of all have few digits
-    left.
-    """
+def test_polar_express_handles_all_fp32_magnitudes(exponent):
+    """Squares of these numbers overflow or underflow. Subnormal numbers have few digits."""
     given = matrix(40, 24, 1e2)[0].double()
     given = (given / given.abs().max() * 10.0**exponent).float()
     expected = polar_express(given.double())
@@ -69,7 +67,7 @@ def test_any_size_that_fp32_holds_is_right(exponent):
 
 
 @pytest.mark.parametrize(("steps", "smallest", "within"), [(5, 1e-3, 0.16), (11, 1e-6, 0.005)])
-def test_it_is_as_near_as_it_says_from_the_bound_on(steps, smallest, within):
+def test_polar_express_error_is_within_its_stated_bound(steps, smallest, within):
     small = torch.logspace(math.log10(smallest), -0.5, 400, dtype=torch.float64)
     # [400, 2, 2] of Frobenius norm 1
     given = torch.diag_embed(torch.stack([(1 - small**2).sqrt(), small], dim=1))
@@ -77,15 +75,15 @@ def test_it_is_as_near_as_it_says_from_the_bound_on(steps, smallest, within):
     assert 0.9 * within < (values - 1).abs().max() < within
 
 
-def test_nothing_stays_nothing():
+def test_polar_express_of_zero_is_zero():
     assert torch.equal(polar_express(torch.zeros(8, 4)), torch.zeros(8, 4))
 
 
 # an interval so narrow that the exchange once never ended
 @example(steps=9, exponent=-0.7977203364979895)
 @given(steps=st.integers(1, 12), exponent=st.floats(-7, -0.01))
-def test_every_polynomial_maps_its_interval_into_the_next(steps, exponent):
-    """Points of [smallest, 1] stay positive and below 2 all the way, and the last interval is the
+def test_each_polynomial_maps_its_interval_into_the_next(steps, exponent):
+    """Values in [smallest, 1] stay positive and below 2 in every step, and the last interval is the
     narrowest.
     """
     smallest = 10.0**exponent
@@ -98,16 +96,14 @@ def test_every_polynomial_maps_its_interval_into_the_next(steps, exponent):
     assert x.max() - 1 <= 1 - x.min() + 1e-9
 
 
-def test_the_first_polynomial_is_the_published_one():
-    """The paper's own coefficients for 1e-3 (its code's table), before the margin that it applies
-    too.
-    """
+def test_first_polynomial_equals_the_published_one():
+    """The coefficients for 1e-3 are from the table in the paper's code, before its margin."""
     published = (8.28721201814563, -23.595886519098837, 17.300387312530933)
     a, b, c = polynomials(8, 1e-3)[0]
     assert (a * 1.01, b * 1.01**3, c * 1.01**5) == pytest.approx(published, rel=1e-6)
 
 
 @pytest.mark.parametrize(("steps", "smallest"), [(0, 1e-3), (5, 0.0), (5, 1.0), (5, -1.0)])
-def test_bounds_without_a_sense_are_refused(steps, smallest):
+def test_invalid_bounds_are_refused(steps, smallest):
     with pytest.raises(ValueError, match="a polar factor needs"):
         polynomials(steps, smallest)

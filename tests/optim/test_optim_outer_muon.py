@@ -1,6 +1,4 @@
-"""Muon at the apply: its formula, its bounds, and its independence of everything that must not
-matter.
-"""
+"""Muon at the apply: its formula and step size, for any order, threads and layout."""
 
 from __future__ import annotations
 
@@ -25,7 +23,8 @@ from optim.optim_replica import bits, tensors
 from optim.test_optim_mean import random_votes
 from replica.whole_round import MODELS
 
-LR, ORTHOGONAL = 0.01, 3.0
+LR = 0.01
+ORTHOGONAL = 3.0
 
 
 def _schema(**changed: object) -> Schema:
@@ -33,7 +32,7 @@ def _schema(**changed: object) -> Schema:
 
 
 def _mean(schema: Schema, part: Part, votes: Sequence[Votes], level: int) -> Tensor:
-    """What `optim.mean` would subtract of a segment."""
+    """Return the step of `optim.mean` for a segment."""
     assert isinstance(schema.optimizer, SparseLoCo)
     positions, steps = changes(votes, level, schema.optimizer, most_of(schema.optimizer, LR))
     layout = level_layout(schema.results, level)
@@ -46,7 +45,7 @@ def _mean(schema: Schema, part: Part, votes: Sequence[Votes], level: int) -> Ten
 
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
-def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> None:
+def test_outer_muon_equals_the_formula_on_held_levels(sizes: dict[str, int]) -> None:
     schema = _schema(**sizes)
     params = tensors(schema, 1, 0)
     expected = {name: tensor.clone() for name, tensor in params.items()}
@@ -55,7 +54,8 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> 
     hidden = []
     for level, votes in results.items():
         for part in level_layout(schema.results, level).parts:
-            mean, held = _mean(schema, part, votes, level), view(expected, part.segment)
+            mean = _mean(schema, part, votes, level)
+            held = view(expected, part.segment)
             if part.segment.name not in hidden_matrices(params):
                 held -= mean
                 continue
@@ -66,7 +66,7 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> 
     assert len(hidden) == 3 + 7  # the FFN's parts in level 1, with those of attention in level 2
 
 
-def test_every_matrix_of_a_stack_is_made_orthogonal_by_itself() -> None:
+def test_stacked_matrices_are_orthogonalised_separately() -> None:
     pytest.importorskip("transformers")
     settings = SparseLoCo(
         inner_steps=1, topk=4, topk_embeddings=4, chunk=8, orthogonal_lr=ORTHOGONAL, divisor="all"
@@ -77,10 +77,8 @@ def test_every_matrix_of_a_stack_is_made_orthogonal_by_itself() -> None:
         name: torch.randn(shape, generator=torch.Generator().manual_seed(1))
         for name, shape in shapes.items()
     }
-    before, votes = (
-        {name: tensor.clone() for name, tensor in params.items()},
-        random_votes(schema, 0, 3, seed=2),
-    )
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    votes = random_votes(schema, 0, 3, seed=2)
     Engine(schema, 0, params).apply({0: votes}, LR)
     parts = {part.segment.name: part for part in level_layout(schema.results, 0).parts}
     for name in ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
@@ -93,8 +91,8 @@ def test_every_matrix_of_a_stack_is_made_orthogonal_by_itself() -> None:
             assert torch.equal(params[name][number], expected)
 
 
-def test_a_step_has_one_size_whatever_members_send() -> None:
-    """The largest that can be sent, all in one direction: as far as the rate says."""
+def test_outer_muon_step_size_ignores_the_sent_values() -> None:
+    """Members send the largest values, all in one direction. The rate alone sets the step size."""
     schema = _schema()
     params = tensors(schema, 2, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
@@ -110,7 +108,7 @@ def test_a_step_has_one_size_whatever_members_send() -> None:
         before = {name: tensor.clone() for name, tensor in params.items()}
 
 
-def test_order_threads_and_memory_layout_do_not_matter() -> None:
+def test_outer_muon_ignores_order_threads_and_layout() -> None:
     schema = _schema(hidden_size=64, chunk=64)
     rounds = [random_votes(schema, 2, 5, seed=seed) for seed in (4, 5)]
 
@@ -129,7 +127,7 @@ def test_order_threads_and_memory_layout_do_not_matter() -> None:
     assert applied() == applied(reverse=True) == applied(strided=True) == expected
 
 
-def test_every_tier_gives_the_levels_it_holds_the_same_bits() -> None:
+def test_outer_muon_gives_all_tiers_equal_bits() -> None:
     schema = _schema()
     replicas = [tensors(schema, tier, 0) for tier in range(3)]
     engines = [Engine(schema, tier, params) for tier, params in enumerate(replicas)]
@@ -144,7 +142,7 @@ def test_every_tier_gives_the_levels_it_holds_the_same_bits() -> None:
         assert all(torch.equal(held[0], other) for other in held)
 
 
-def test_a_level_without_votes_stays_as_it_is() -> None:
+def test_level_without_votes_is_unchanged() -> None:
     schema = _schema()
     params = tensors(schema, 1, 0)
     before = bits(params)
@@ -153,10 +151,11 @@ def test_a_level_without_votes_stays_as_it_is() -> None:
     assert bits(params) == before
 
 
-def test_what_no_run_can_have_accepted_changes_nothing() -> None:
+def test_invalid_votes_are_refused_and_change_nothing() -> None:
     schema = _schema()
     params = tensors(schema, 1, 0)
-    engine, before = Engine(schema, 1, params), bits(params)
+    engine = Engine(schema, 1, params)
+    before = bits(params)
     good = {level: random_votes(schema, level, 2, seed=level) for level in (1, 2)}
     for bad in ({**good, 2: good[2] * 129}, {**good, 2: good[1]}):
         with pytest.raises(ValueError, match="256 peers on level 2"):

@@ -1,5 +1,5 @@
-"""The exact polar factor: near the true one, the same bits whatever the sums' order, within the
-bounds of its proof.
+"""The exact polar factor: its accuracy, equal bits for any order of sums, and the bounds of its
+proof.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALLEST = 0.005
 
 
 def _matrix(shape: tuple[int, int], seed: int, condition: float = 30.0) -> Tensor:
-    """With singular values from 1 down to 1 / condition."""
+    """Return a matrix with singular values from 1 to 1 / condition."""
     generator = torch.Generator().manual_seed(seed)
     u, _, v = torch.linalg.svd(
         torch.randn(shape, generator=generator, dtype=torch.float64), full_matrices=False
@@ -34,13 +34,15 @@ def _matrix(shape: tuple[int, int], seed: int, condition: float = 30.0) -> Tenso
     return (u * values @ v).float()
 
 
-def test_the_polynomials_are_the_polar_express_rounded() -> None:
+def test_polynomials_are_the_rounded_polar_express() -> None:
     for ours, best in zip(POLYNOMIALS, polynomials(len(POLYNOMIALS), SMALLEST), strict=True):
         assert ours == tuple(round(coefficient, 4) for coefficient in best)
 
 
 def test_polynomials_keep_singular_values_within_units() -> None:
-    """X's and P's largest in their units stay below the bound of a length, with room for noise."""
+    """The largest values of X and P in their units stay below the length bound, with room for
+    noise.
+    """
     high = 1.0
     for (a, b, c), squares, factors in zip(
         POLYNOMIALS, polar._SQUARES, polar._FACTORS, strict=True
@@ -54,7 +56,7 @@ def test_polynomials_keep_singular_values_within_units() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
+def test_exact_polar_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
     matrix = _matrix(shape, 1)
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     found = exact_polar(matrix)
@@ -69,8 +71,8 @@ def test_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(320, 896), (512, 512)])
 @pytest.mark.parametrize("largest", [1, 30])
-def test_larger_matrices_are_within_the_bounds_too(shape: tuple[int, int], largest: int) -> None:
-    """One direction may outweigh all others, as in gradients."""
+def test_large_matrices_stay_within_the_bounds(shape: tuple[int, int], largest: int) -> None:
+    """One direction may dominate all others, as in gradients."""
     u, _, v = torch.linalg.svd(_matrix(shape, 4), full_matrices=False)
     strengths = torch.ones(min(shape))
     strengths[0] = largest
@@ -79,18 +81,22 @@ def test_larger_matrices_are_within_the_bounds_too(shape: tuple[int, int], large
 
 
 @pytest.mark.parametrize("shape", [(16, 1024), (8, 4096), (4096, 8), (4, 16384)])
-def test_numbers_of_one_size_are_within_the_bounds(shape: tuple[int, int]) -> None:
-    """All are rounded one way: as powers of two their rows would be as long as no row may be."""
+def test_equal_magnitudes_stay_within_the_bounds(shape: tuple[int, int]) -> None:
+    """All numbers round in the same direction. As powers of two, rows would exceed the length
+    bound.
+    """
     found = torch.linalg.svdvals(exact_polar(_matrix(shape, 6).sign()))
     assert 0.85 < found.min() <= found.max() < 1.15
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (256, 256), (384, 384), (704, 256), (128, 2048)])
 @pytest.mark.parametrize("noise", [0, 0.01])
-def test_what_a_member_makes_up_of_few_numbers_moves_no_further(
+def test_matrices_of_few_distinct_numbers_stay_bounded(
     shape: tuple[int, int], noise: float
 ) -> None:
-    """Matrices of ones, and of some directions of +1 and -1, would all round the same way."""
+    """Matrices of ones, and of a few directions of +1 and -1, would all round in the same
+    direction.
+    """
     generator = torch.Generator().manual_seed(7)
     for count in range(4):
         u = torch.randn(shape[0], count + 1, generator=generator).sign()
@@ -104,22 +110,23 @@ def test_what_a_member_makes_up_of_few_numbers_moves_no_further(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_whole_numbers(shape: tuple[int, int]) -> None:
-    """All products once more in unbounded integers; what is between them in single operations of
-    fp32.
-    """
+def test_exact_polar_equals_unbounded_integers(shape: tuple[int, int]) -> None:
+    """Repeat all products in unbounded integers, and the rest in single fp32 operations."""
     matrix = _matrix(shape, 2, 1e4)
     tall = shape[0] > shape[1]
     x = _start(matrix.mT if tall else matrix)
     for step, (a, b, c) in enumerate(POLYNOMIALS):
-        squares, factors = polar._SQUARES[step], polar._FACTORS[step]
+        squares = polar._SQUARES[step]
+        factors = polar._FACTORS[step]
         square = _floats(x.dot(x.T))
         if step == 0:
             near = _integers(square * np.float32(2.0**-13))
             length = (math.isqrt(sum((abs(q) + 1) ** 2 for q in near.flatten())) + 1) * 2.0**13
-            scale, back = squares / length, 2000 / (factors * math.sqrt(length))
+            scale = squares / length
+            back = 2000 / (factors * math.sqrt(length))
         else:
-            scale, back = squares / 2000**2, 1 / factors if step < 3 else 1 / (factors * 2000)
+            scale = squares / 2000**2
+            back = 1 / factors if step < 3 else 1 / (factors * 2000)
         own = _integers(square * np.float32(scale) + _offsets(square, f"B{step}", f"B{step} row"))
         fourth = _floats(own.dot(own)) * np.float32(c * factors / squares**2)
         factor = fourth + _floats(own) * np.float32(b * factors / squares)
@@ -132,7 +139,7 @@ def test_equals_whole_numbers(shape: tuple[int, int]) -> None:
 
 
 def _offsets(like: NDArray[np.float32], name: str, columns: str) -> NDArray[np.float32]:
-    """The formula takes bits 16 to 31 of products of 24 bits each, as a fraction less a half."""
+    """Return bits 16 to 31 of products of two 24-bit numbers, as a fraction minus a half."""
 
     def drawn(name: str, count: int) -> list[int]:
         stream = hashlib.shake_128(f"aftermath polar {name}".encode()).digest(3 * count)
@@ -141,14 +148,15 @@ def _offsets(like: NDArray[np.float32], name: str, columns: str) -> NDArray[np.f
             for i in range(count)
         ]
 
-    rows, wide = drawn(f"{name} row", like.shape[0]), drawn(columns, like.shape[1])
+    rows = drawn(f"{name} row", like.shape[0])
+    wide = drawn(columns, like.shape[1])
     return np.array(
         [[(r * c // 65536 % 65536) / 65536 - 0.5 for c in wide] for r in rows], np.float32
     )
 
 
 def _start(matrix: Tensor) -> NDArray[np.object_]:
-    """The integers that a matrix begins as."""
+    """Return the integers from which the iteration starts."""
     values = matrix.tolist()
     exponent = 11 - math.frexp(max(abs(v) for row in values for v in row))[1]
     near = [[abs(round(Fraction(v) * Fraction(2) ** exponent)) + 1 for v in row] for row in values]
@@ -162,14 +170,14 @@ def _integers(values: NDArray[np.float32]) -> NDArray[np.object_]:
 
 
 def _floats(integers: NDArray[np.object_]) -> NDArray[np.float32]:
-    """fp32, which must have these."""
+    """Return these numbers in fp32, which must hold them exactly."""
     floats = integers.astype(np.float32)
     assert (floats.astype(np.int64) == integers).all()
     return floats
 
 
 def _in_another_order(patch: pytest.MonkeyPatch) -> None:
-    """From now on sums of products run in random orders."""
+    """Make all later products sum in a random order."""
     plain = torch.Tensor.__matmul__
 
     def product(left: Tensor, right: Tensor) -> Tensor:
@@ -179,7 +187,7 @@ def _in_another_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.Tensor, "__matmul__", product)
 
 
-def test_no_order_of_the_sums_shows() -> None:
+def test_exact_polar_ignores_the_order_of_sums() -> None:
     """Sums are exact for any number of threads, with other strides, or transposed."""
     for shape in [(192, 64), (64, 192), (130, 131)]:
         matrix = _matrix(shape, 3, 1e3)
@@ -199,10 +207,11 @@ def test_no_order_of_the_sums_shows() -> None:
             assert torch.equal(exact_polar(matrix.mT), expected.mT)
 
 
-def test_many_at_once_are_each_as_by_itself() -> None:
+def test_batched_matrices_equal_separate_ones() -> None:
     """The batch also has a matrix that leaves the bounds, and one of zeros."""
     matrices = torch.stack([_matrix((20, 50), seed) * 10.0**seed for seed in range(4)])
-    matrices[1], matrices[2, 1:, 1:] = 0, 0
+    matrices[1] = 0
+    matrices[2, 1:, 1:] = 0
     assert torch.equal(
         exact_polar(matrices), torch.stack([exact_polar(matrix) for matrix in matrices])
     )
@@ -215,10 +224,10 @@ def test_many_at_once_are_each_as_by_itself() -> None:
     st.integers(-149, 120),
     st.integers(0, 40),
 )
-def test_no_sum_leaves_what_fp32_holds(
+def test_partial_sums_stay_exact_in_fp32(
     seed: int, rows: int, columns: int, exponent: int, spread: int
 ) -> None:
-    """For any finite matrix, the largest part of any sum is that of the magnitudes."""
+    """The largest partial sum is bounded by the sum of magnitudes, for any finite matrix."""
     generator = torch.Generator().manual_seed(seed)
     powers = torch.randint(-spread, 1, (rows, columns), generator=generator)
     matrix = (
@@ -246,8 +255,8 @@ def test_no_sum_leaves_what_fp32_holds(
 def test_out_of_bounds_is_detected_in_every_sum_order(
     units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With units too fine for fp32: the matrix stays as its last good step left it, whatever order
-    sums run in.
+    """The units are too fine for fp32. The matrix keeps the result of its last good step in any
+    order of sums.
     """
     monkeypatch.setattr(polar, "_UNITS", units)
     matrix = _matrix((60, 70), 5)
@@ -260,7 +269,7 @@ def test_out_of_bounds_is_detected_in_every_sum_order(
 
 
 @pytest.mark.parametrize("value", [2.0**-149, 1e-38, 1.0, 3.4e38])
-def test_any_finite_number_has_its_sign(value: float) -> None:
+def test_exact_polar_of_a_number_is_its_sign(value: float) -> None:
     found = exact_polar(torch.tensor([[value, 0.0], [0.0, -value]]))
     assert 0.8 < found[0, 0] < 1.2
     assert 0.8 < -found[1, 1] < 1.2
@@ -279,7 +288,7 @@ def test_any_finite_number_has_its_sign(value: float) -> None:
 def test_polar_singular_values_of_low_rank_input(
     shape: tuple[int, int], rank: int, noise: float, part: tuple[float, float]
 ) -> None:
-    """See `exact_polar`: no direction of the noise is long, but many together are."""
+    """See `exact_polar`: noise is small in each direction, but large over many directions."""
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(shape[0], rank, generator=generator) @ torch.randn(
         rank, shape[1], generator=generator
@@ -287,17 +296,18 @@ def test_polar_singular_values_of_low_rank_input(
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     u, v, found = u[:, :rank], v[:rank], exact_polar(matrix).double()
     own = u.T @ found @ v.T
-    values, rest = torch.linalg.svdvals(own), found - u @ own @ v
+    values = torch.linalg.svdvals(own)
+    rest = found - u @ own @ v
     assert 0.87 < values.min() <= values.max() < 1.13
     assert torch.linalg.svdvals(rest).max() < noise
     assert part[0] < torch.linalg.matrix_norm(rest) / torch.linalg.matrix_norm(own) < part[1]
 
 
-def test_zeros_stay() -> None:
+def test_exact_polar_of_zero_is_zero() -> None:
     assert torch.equal(exact_polar(torch.zeros(3, 5)), torch.zeros(3, 5))
 
 
-def test_a_zero_has_one_sign() -> None:
-    """For any matrix, even if all products of a sum are -0."""
+def test_exact_polar_has_no_negative_zero() -> None:
+    """Holds for any matrix, even if all products of a sum are -0."""
     found = exact_polar(torch.tensor([[-1.0, 0.0, -0.0], [-0.0, -0.0, 0.0], [0.0, -2.0, -0.0]]))
     assert not bool(torch.signbit(found[found == 0]).any())

@@ -1,6 +1,4 @@
-"""The schema: blocks, exact sizes of results, canonical JSON, and refusal of everything that is not
-it.
-"""
+"""The schema: blocks, exact sizes of results, canonical JSON, and refusal of all other bytes."""
 
 import hashlib
 import json
@@ -82,8 +80,8 @@ def test_blocks_of_odd_sizes_are_padded() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [31_991, 32_001, 32_003, 32_009])
-def test_an_awkward_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> None:
-    """12 layers of 768: a result of 32,000 words takes 0.39 MB, and so does one of 32,003, which is
+def test_prime_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> None:
+    """With 12 layers of 768, a result takes 0.39 MB for 32,000 words and for 32,003, which is
     prime.
     """
     hf = {
@@ -101,8 +99,9 @@ def test_an_awkward_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> 
     assert sizes[0] <= sizes[1] <= sizes[0] * 1.002
 
 
-def test_the_embedding_and_the_head_may_keep_more_than_the_rest() -> None:
-    plain, more = schema(), schema(topk_embeddings=64)
+def test_embedding_and_head_have_their_own_topk() -> None:
+    plain = schema()
+    more = schema(topk_embeddings=64)
     names = ("model.embed_tokens.weight", "lm_head.weight")
     kept, rest = (
         {blocks.topk for blocks in more.results.blocks if (blocks.segment.name in names) == one}
@@ -133,7 +132,7 @@ def test_payload_sizes_are_exact() -> None:
     assert (odd.entries(1), odd.value_bytes(1)) == (36, 5)
 
 
-def test_json_is_canonical_and_comes_back() -> None:
+def test_schema_json_is_canonical_and_round_trips() -> None:
     built = schema()
     data = built.to_json()
     assert Schema.from_json(data) == built
@@ -179,7 +178,7 @@ def test_hash_is_equal_from_every_tier_and_redundant_keys() -> None:
         {"hf": {"num_attention_heads": 2}},
     ],
 )
-def test_the_hash_sees_everything_that_changes_the_arithmetic(change: dict[str, Any]) -> None:
+def test_hash_changes_with_every_arithmetic_setting(change: dict[str, Any]) -> None:
     assert schema(**change).hash() != schema().hash()
 
 
@@ -209,7 +208,7 @@ def test_the_hash_sees_everything_that_changes_the_arithmetic(change: dict[str, 
         lambda d: b"",
     ],
 )
-def test_bytes_that_are_not_a_canonical_schema_are_refused(forge: Any) -> None:
+def test_noncanonical_schema_is_refused(forge: Any) -> None:
     data = schema().to_json()
     forged = forge(data)
     assert forged != data
@@ -217,7 +216,7 @@ def test_bytes_that_are_not_a_canonical_schema_are_refused(forge: Any) -> None:
         Schema.from_json(forged)
 
 
-def test_an_oversized_schema_is_refused_before_parsing() -> None:
+def test_oversized_schema_is_refused_before_parsing() -> None:
     with pytest.raises(SchemaError, match="exceeds the limit"):
         Schema.from_json(schema().to_json(), max_bytes=100)
 
@@ -238,7 +237,7 @@ def test_an_oversized_schema_is_refused_before_parsing() -> None:
         ({"clip": -1.0}, "clip_grad_norm must be"),
     ],
 )
-def test_settings_out_of_range_are_sentences(change: dict[str, Any], says: str) -> None:
+def test_distro_settings_out_of_range_are_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         schema(**change)
 
@@ -296,7 +295,7 @@ def test_sparseloco_settings_round_trip_and_change_the_hash(change: dict[str, An
         ('"orthogonal_lr":"0.0"', '"orthogonal_lr":"-1.0"'),
     ],
 )
-def test_inner_steps_that_are_not_canonical_are_refused(old: str, new: str) -> None:
+def test_noncanonical_sparseloco_schema_is_refused(old: str, new: str) -> None:
     data = inner().to_json()
     assert old.encode() in data
     with pytest.raises(SchemaError):
@@ -323,22 +322,22 @@ def test_inner_steps_that_are_not_canonical_are_refused(old: str, new: str) -> N
         ({"clip": float("inf")}, "clip must be a finite"),
     ],
 )
-def test_inner_steps_out_of_range_are_sentences(change: dict[str, Any], says: str) -> None:
+def test_sparseloco_settings_out_of_range_are_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         SparseLoCo(**change)
 
 
 def test_payload_sizes_on_the_lattice_are_exact() -> None:
-    """Level 0 has 6 strips of 8 blocks: 288 bits of indices each; 6 bits a block and the bits of
+    """Level 0 has 6 strips of 8 blocks: 288 bits of indices each, 6 bits per block, and the bits of
     all 32 entries.
     """
     assert inner().results.payload_bytes(0) == 48 * 288 // 8 + 36 + 2 * (48 * 32 // 8)
     assert inner(bits=1).results.payload_bytes(0) == 48 * 288 // 8 + 36 + 48 * 32 // 8
 
 
-def test_blocks_that_keep_all_are_as_large_as_their_digits() -> None:
-    """48 blocks of 4,096 numbers: three in 7 bits, or five in 8, and an exponent of 6 bits for each
-    block.
+def test_payload_of_full_blocks_has_the_size_of_its_digits() -> None:
+    """48 blocks of 4,096 numbers: three digits in 7 bits or five in 8, and an exponent of 6 bits
+    per block.
     """
     whole = {"topk": 4096, "topk_embeddings": 4096}
     assert inner(**whole).results.payload_bytes(0) == 36 + 48 * 4096 // 3 * 7 // 8

@@ -21,7 +21,7 @@ SCHEMA = toy_schema(weight_decay=0.1, topk_embeddings=9, **RAGGED)
 
 
 def train(params: dict[str, Tensor], engine: Engine, tier: int, step: int) -> dict[int, bytes]:
-    """A round alone, with gradients that depend on the weights."""
+    """Train one round, with gradients that depend on the weights."""
     grads = {
         name: tensor + 0.1 * params[name] for name, tensor in gradients(SCHEMA, tier, step).items()
     }
@@ -38,7 +38,8 @@ def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
     params, engine = replica(SCHEMA, tier)
     for step in range(done):
         train(params, engine, tier, step)
-    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    kept = engine.state()
+    weights = {name: tensor.clone() for name, tensor in params.items()}
     expected = [train(params, engine, tier, step) for step in range(done, done + 3)]
     other = Engine(SCHEMA, tier, weights)
     other.restore(kept)
@@ -49,10 +50,11 @@ def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
         assert train(fresh, Engine(SCHEMA, tier, fresh), tier, done) != expected[0]
 
 
-def test_what_was_taken_over_may_be_changed_afterwards() -> None:
+def test_restored_state_does_not_share_memory() -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
-    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    kept = engine.state()
+    weights = {name: tensor.clone() for name, tensor in params.items()}
     other = Engine(SCHEMA, 0, weights)
     other.restore(kept)
     for tensor in kept.values():
@@ -60,7 +62,7 @@ def test_what_was_taken_over_may_be_changed_afterwards() -> None:
     assert train(weights, other, 0, 1) == train(params, engine, 0, 1)
 
 
-def test_what_was_put_away_does_not_change_any_more() -> None:
+def test_saved_state_does_not_change_later() -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
     kept = engine.state()
@@ -115,7 +117,8 @@ def _zero(state: dict[str, Tensor]) -> None:
 
 
 def _unused_first(state: dict[str, Tensor]) -> None:
-    state["result.indices.0.0"][0, 0], state["result.values.0.0"][0, 0] = UNUSED, 0.0
+    state["result.indices.0.0"][0, 0] = UNUSED
+    state["result.values.0.0"][0, 0] = 0.0
 
 
 def _unused_with_a_value(state: dict[str, Tensor]) -> None:
@@ -132,12 +135,13 @@ SPOILT += [_not_a_number, _swapped, _twice, _zero, _unused_first, _unused_with_a
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_what_does_not_fit_is_refused_and_changes_nothing(
+def test_mismatched_state_is_refused_and_changes_nothing(
     spoil: Callable[[dict[str, Tensor]], None],
 ) -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
-    before, wrong = engine.state(), engine.state()
+    before = engine.state()
+    wrong = engine.state()
     spoil(wrong)
     with pytest.raises(BadState):
         engine.restore(wrong)
@@ -146,10 +150,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
-def test_the_state_of_another_tier_is_refused() -> None:
+def test_state_of_another_tier_is_refused() -> None:
     _, small = replica(SCHEMA, 2)
     _, large = replica(SCHEMA, 0)
-    with pytest.raises(BadState, match="lacks or has too much"):
+    with pytest.raises(BadState, match="missing or unexpected"):
         large.restore(small.state())
 
 
@@ -171,7 +175,7 @@ def _of_two_bits(values: Tensor, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("spoil", [_off, _of_another_block, _beyond, _of_two_bits])
-def test_values_that_no_encoder_sends_are_refused(
+def test_state_with_impossible_values_is_refused(
     spoil: Callable[[Tensor, int], None], bits: int
 ) -> None:
     results = SparseLoCo(topk=4, topk_embeddings=4, chunk=8, bits=bits).results(SCHEMA.state)

@@ -1,4 +1,4 @@
-"""Votes are counted the same way however many there are."""
+"""Counting of votes: equal results for few and many votes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from aftermath.optim.votes import Votes
     st.integers(1, 400),
     st.lists(st.tuples(st.integers(0, 399), st.integers(-(2**44), 2**44)), max_size=60),
 )
-def test_sums_and_counts_are_those_of_a_dictionary(span: int, votes: list[tuple[int, int]]) -> None:
-    """From one vote for hundreds of places to many for each."""
+def test_tally_equals_a_dictionary_count(span: int, votes: list[tuple[int, int]]) -> None:
+    """Cases range from one vote per hundreds of positions to many votes per position."""
     kept = defaultdict(list)
     for place, integer in votes:
         kept[place % span].append(integer)
@@ -34,9 +34,7 @@ def test_sums_and_counts_are_those_of_a_dictionary(span: int, votes: list[tuple[
 
 @st.composite
 def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
-    """Draw votes of one to five peers, some with the same positions, as integers or in two bytes
-    each.
-    """
+    """Draw votes of one to five peers, as integers or shifted bytes. Some share positions."""
     span = draw(st.integers(1, 60))
     sets = [
         torch.tensor(
@@ -63,11 +61,9 @@ def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
 
 
 @given(_lattice_votes(), st.integers(1, LARGEST))
-def test_votes_on_the_lattice_are_counted_as_their_whole_numbers(
-    votes: list[Votes], most: int
-) -> None:
-    """Few or many, with shared positions or not, in either form; and what is counted is left as it
-    was.
+def test_tally_of_lattice_votes_sums_their_integers(votes: list[Votes], most: int) -> None:
+    """Cases have few or many votes, shared positions or not, in both forms. Counting does not
+    change the votes.
     """
     before = [(vote.values.clone(), vote.shifts) for vote in votes]
     found, sums, counts = tally_multiples(votes, most)

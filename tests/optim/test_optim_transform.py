@@ -1,4 +1,4 @@
-"""The float transform, the cut into blocks and the choice of coefficients."""
+"""The DCT, the cut into blocks, and the choice of coefficients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_inverse_undoes_forward_and_keeps_the_norm(shape: tuple[int, ...]) -> No
     assert torch.allclose(coefficients.norm(), blocks.norm(), rtol=1e-5)
 
 
-def test_a_constant_block_has_only_the_first_coefficient() -> None:
+def test_constant_block_has_only_the_first_coefficient() -> None:
     coefficients = forward(torch.full((1, 8, 16), 2.0))
     assert coefficients[0, 0, 0] == pytest.approx(2.0 * (8 * 16) ** 0.5, rel=1e-6)
     coefficients[0, 0, 0] = 0
@@ -103,7 +103,7 @@ def test_strongest_never_keeps_zeros() -> None:
 
 @pytest.mark.parametrize("levels", [3, 50])
 def test_strongest_equals_a_stable_sort(levels: int) -> None:
-    """Coarse values make ties at the border common."""
+    """Coarse values make ties at the limit common."""
     rows = torch.randint(
         -levels, levels + 1, (64, 100), generator=torch.Generator().manual_seed(levels)
     ).float()

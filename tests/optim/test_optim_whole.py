@@ -1,6 +1,4 @@
-"""Results that keep every number: the bytes of `optim.codec`, and the steps that `optim.mean`
-counts by places.
-"""
+"""Results that keep every number: their bytes, and the same steps as votes with positions."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ SCHEMAS = {
 
 
 def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[bytes]]:
-    """Payloads by level, of gradients of which such a part is zero."""
+    """Return payloads by level, from gradients of which this fraction is zero."""
     found: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
     for member in range(members):
         draws = torch.Generator().manual_seed(member)
@@ -56,7 +54,7 @@ def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[byt
 
 @pytest.mark.parametrize("holes", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_digits_and_places_give_the_same_step(name: str, holes: float) -> None:
+def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> None:
     schema = SCHEMAS[name]
     sent = results_of(schema, 3, holes)
     votes = {
@@ -85,10 +83,9 @@ def test_digits_and_places_give_the_same_step(name: str, holes: float) -> None:
     st.integers(1, LARGEST),
     st.sampled_from([1, 3, 97]),
 )
-def test_steps_are_whatever_order_and_batch_they_are_counted_in(
-    name: str, seed: int, most: int, at_once: int
-) -> None:
-    schema, level = SCHEMAS[name], 0
+def test_steps_ignore_order_and_batch_size(name: str, seed: int, most: int, at_once: int) -> None:
+    schema = SCHEMAS[name]
+    level = 0
     layout = level_layout(schema.results, level)
     draws = np.random.default_rng(seed)
     votes: list[WholeVotes] = []
@@ -104,7 +101,8 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(
             for group in layout.groups
         ]
         votes.append(WholeVotes(level, digits, moved, layout))
-    divisors, cpu = [0.0, 1.0, 1.5, 2.0, 7.0], torch.device("cpu")
+    divisors = [0.0, 1.0, 1.5, 2.0, 7.0]
+    cpu = torch.device("cpu")
     found = whole.means(votes, layout, most, divisors, SMALLEST, cpu)
     with mock.patch.dict(whole._AT_ONCE, cpu=at_once):
         again = whole.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
@@ -120,7 +118,7 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(
         assert torch.equal(one.flatten(1), expected)
 
 
-def test_device_without_float64_counts_elsewhere() -> None:
+def test_device_without_float64_counts_on_the_cpu() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)
     votes = [decode_level(data, schema.results, 0) for data in results_of(schema, 2, 0.3)[0]]
@@ -130,7 +128,7 @@ def test_device_without_float64_counts_elsewhere() -> None:
     )
 
 
-def test_values_that_are_on_no_lattice_are_not_sent() -> None:
+def test_encoding_full_blocks_off_the_lattice_is_refused() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)
     chosen = [
@@ -148,14 +146,15 @@ def test_values_that_are_on_no_lattice_are_not_sent() -> None:
             encode_groups(schema.results, 0, chosen)
 
 
-def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
+def test_unused_entry_leaves_its_digit_zero() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)
     chosen = []
     for group in layout.groups:
         indices = torch.full((group.blocks, group.block), UNUSED)
         values = torch.zeros(group.blocks, group.block)
-        indices[0, :2], values[0, :2] = torch.tensor([1, 3]), torch.tensor([-1.5, 0.5])
+        indices[0, :2] = torch.tensor([1, 3])
+        values[0, :2] = torch.tensor([-1.5, 0.5])
         chosen.append((indices, values))
     data = encode_groups(schema.results, 0, chosen)
     assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
@@ -169,8 +168,8 @@ def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
 
 @pytest.mark.parametrize("value_bits", [1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 24, 120, 121, 4096])
-def test_packed_digits_of_torch_are_those_of_numpy(value_bits: int, count: int) -> None:
-    """Less than a number, less than a word, and both whole; a GPU makes them so."""
+def test_packed_digits_of_torch_equal_those_of_numpy(value_bits: int, count: int) -> None:
+    """Cases have less than a code, less than a word, and whole words."""
     kinds = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
     found = np.random.default_rng(count).choice(kinds, count)
     packed_so = packed.packed_digits(torch.from_numpy(found), value_bits)
@@ -185,9 +184,10 @@ def test_packed_exponents_are_strings_of_six_bits() -> None:
 
 
 @pytest.mark.parametrize("name", ["2 bits", "1 bit, padded"])
-def test_bits_after_the_last_digit_or_exponent_are_seen(name: str) -> None:
+def test_bits_after_the_last_digit_or_exponent_are_found(name: str) -> None:
     schema = SCHEMAS[name]
-    layout, bits_of_values = level_layout(schema.results, 0), schema.results.values.bits
+    layout = level_layout(schema.results, 0)
+    bits_of_values = schema.results.values.bits
     (data, *_) = results_of(schema, 1, 0.3)[0]
 
     def ends_well(own: bytes) -> bool:

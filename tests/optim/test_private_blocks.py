@@ -1,6 +1,4 @@
-"""The blocks of a private state: where they lie follows from the schema, and the root changes with
-every bit.
-"""
+"""Blocks of the private state: the schema determines them, and the root depends on every bit."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from optim.private_states import OPTIMIZERS, trained
 
 @pytest.mark.parametrize("tier", range(3))
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_checker_knows_from_the_schema_which_blocks_there_are(name: str, tier: int) -> None:
+def test_schema_determines_the_blocks(name: str, tier: int) -> None:
     schema, engine = trained(OPTIMIZERS[name], tier)
     state = engine.remembered()
     assert outline_of(schema, tier) == outline(
@@ -46,7 +44,8 @@ def test_root_is_equal_for_any_number_of_threads(
     monkeypatch.setattr(private_blocks, "_PIECE", 1024)
     _, engine = trained(OPTIMIZERS[name], 0)
     state = engine.remembered()
-    parts, roots = outline({name: tensor.nbytes for name, tensor in state.items()}), set()
+    parts = outline({name: tensor.nbytes for name, tensor in state.items()})
+    roots = set()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         roots.add(tree_of(state).root)
@@ -62,7 +61,7 @@ def test_root_is_equal_for_any_number_of_threads(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_root_changes_with_every_tensor_and_every_round(name: str) -> None:
+def test_root_changes_with_every_tensor_and_round(name: str) -> None:
     _, engine = trained(OPTIMIZERS[name], 1)
     state = engine.state()
     root = tree_of(state).root
@@ -76,7 +75,7 @@ def test_a_root_changes_with_every_tensor_and_every_round(name: str) -> None:
     assert tree_of(trained(OPTIMIZERS[name], 1, rounds=2)[1].remembered()).root != root
 
 
-def test_a_share_that_is_given_up_leaves_the_root() -> None:
+def test_cancelled_share_leaves_the_root_unchanged() -> None:
     for settings in OPTIMIZERS.values():
         _, engine = trained(settings, 1)
         root = tree_of(engine.remembered()).root
@@ -105,8 +104,8 @@ def test_no_block_has_bytes_of_two_tensors() -> None:
     assert outline({"x": 0}).count == 0
 
 
-def test_what_was_sent_is_not_held_twice() -> None:
-    """`remembered` are the tensors themselves: a state of any size is hashed without a copy."""
+def test_remembered_state_shares_memory() -> None:
+    """`remembered` returns the tensors themselves, so a large state is hashed without a copy."""
     _, engine = trained(OPTIMIZERS["distro"], 0)
     result = engine._result
     assert isinstance(result, ErrorFeedback)
@@ -121,17 +120,18 @@ def test_what_was_sent_is_not_held_twice() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 256, 264, 1000, 4096])
-def test_runs_of_a_tensor_give_its_digests(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short runs are, and wherever they begin; what each tells is as long as is known
-    before.
-    """
+def test_summaries_of_runs_give_the_block_digests(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs have any length and start anywhere. The size of each summary is known in advance."""
     monkeypatch.setattr(private_blocks, "BLOCK", 256)
     whole = torch.arange(size // 4, dtype=torch.float32)
     expected = digests_of({"x": whole})
     for step in (1, 3, 30, 63, 64, 65, 128, 1024):
         runs = []
         for part, first in zip(whole.split(step), range(0, size // 4, step), strict=True):
-            start, stop = 4 * first, 4 * (first + len(part))
+            start = 4 * first
+            stop = 4 * (first + len(part))
             told = told_of(part, start, size)
             assert len(told) == told_size(start, stop, size)
             runs.append((start, stop, told))

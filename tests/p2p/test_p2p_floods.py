@@ -220,7 +220,10 @@ ALONE = ("connections", "requests", "unread_blobs")
 
 # Nightly: under load the second flood once took 228 MB where 216 are allowed, possibly because
 # connections of the first flood still held their buffers. The cause is not proven.
-UNSTEADY = ("unread_blobs",)
+# What peers pour into streams before they are cut off for not greeting costs processor time too. An
+# honest newcomer's connection brings nothing of the kind, so under load this time once exceeded
+# what `_check_cost` allows. The test with a newcomer below has that flood in slow.
+UNSTEADY = ("unread_blobs", "ungreeted")
 
 
 @pytest.mark.parametrize(

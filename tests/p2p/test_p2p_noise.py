@@ -12,7 +12,7 @@ from aftermath.member.gossip import GossipListener
 from aftermath.member.readiness import Readiness
 from aftermath.member.results import Results
 from aftermath.rules.commitment import Ready, encode_announcement, statement
-from member.desk import Desk
+from member.result_inbox import ResultInbox
 from p2p.nodes import join, secret, until
 
 DEEP = b"\x91" * 1000 + b"\xc0"
@@ -30,13 +30,15 @@ def signed(seed: int, body: bytes) -> bytes:
 async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, body: bytes) -> None:
     """The announcer is barred, and ignored when it comes back with another key."""
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
-    desk = Desk()
+    inbox = ResultInbox()
     readiness = Readiness()
     heard = list[Ready]()
     readiness.hear = heard.append  # type: ignore[method-assign]
-    ports = replace(desk.ports, transport=ours)
-    results = Results(ports, desk.role, desk.workers.decode)
-    listening = asyncio.ensure_future(GossipListener(ports, desk.role, readiness, results).listen())
+    ports = replace(inbox.ports, transport=ours)
+    results = Results(ports, inbox.role, inbox.workers.decode)
+    listening = asyncio.ensure_future(
+        GossipListener(ports, inbox.role, readiness, results).listen()
+    )
     join([ours, honest, *cheats])
     await until(lambda: len(ours.reachable()) == 5)
     bodies = (

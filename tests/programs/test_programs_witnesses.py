@@ -5,11 +5,11 @@ waits in vain.
 from __future__ import annotations
 
 import pytest
-from programs.holding import begin, end, one_round
 
 from aftermath.rules import bitmap
 from aftermath.rules.state import ExitReason, RunState
 from programs.harness import World
+from programs.level_holders import begin, end, one_round
 from programs.scenario import Scenario
 
 

@@ -42,16 +42,17 @@ stand-in sees it, and loops over numbers that `FakeTensorMode` does not have. `t
 """
 ESSENTIAL = [("nanogpt", "distro"), ("qwen3", "sparseloco-muon")]
 """Signs and a mean; the second with inner steps, Muon, and heads that share keys."""
-OTHERS = [(model, "distro") for model in HERE if model != "nanogpt"]
-OTHERS += [
-    ("llama", optimizer)
-    for optimizer in OPTIMIZERS
-    if optimizer not in ("distro", "sparseloco-muon")
-]
+ESSENTIAL += [("deepseek-v3", "distro"), ("auto", "distro"), ("llama", "sparseloco-whole-polar")]
+"""Experts, an architecture of transformers, and results that are sent whole."""
+OTHERS = {(model, "distro") for model in HERE} | {("llama", name) for name in OPTIMIZERS}
+OTHERS -= {*ESSENTIAL, ("llama", "sparseloco-muon")}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "optimizer"), [*ESSENTIAL, *OTHERS])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [pytest.param(*pair, marks=pytest.mark.slow) for pair in ESSENTIAL]
+    + [pytest.param(*pair, marks=pytest.mark.nightly) for pair in sorted(OTHERS)],
+)
 def test_rounds_as_on_a_gpu_leave_the_bits_of_the_cpu(model: str, optimizer: str) -> None:
     if model.startswith("auto"):
         pytest.importorskip("transformers")

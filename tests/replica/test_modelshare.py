@@ -24,14 +24,14 @@ from aftermath.replica.modelshare import (
 )
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import SCHEMA, Desk, p2p_of
+from member.result_inbox import SCHEMA, ResultInbox, p2p_of
 
 PEERS = (p2p_of(1), p2p_of(2))
 STEP = 7
 
 
-def fetcher_of(desk: Desk, parallel: int, deadline_s: float) -> LevelFetcher:
-    given = desk.ports.transport, desk.ports.clock, SCHEMA.state, desk.workers.decode
+def fetcher_of(inbox: ResultInbox, parallel: int, deadline_s: float) -> LevelFetcher:
+    given = inbox.ports.transport, inbox.ports.clock, SCHEMA.state, inbox.workers.decode
     return LevelFetcher(*given, parallel=parallel, deadline_s=deadline_s)
 
 
@@ -48,18 +48,18 @@ def blank() -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape) for name, shape in CONFIG.parameter_shapes(0).items()}
 
 
-def offered(desk: Desk, seat: int, seed: int) -> Offer:
+def offered(inbox: ResultInbox, seat: int, seed: int) -> Offer:
     """Let a member offer its replica; the offer of level 0."""
     taken = snapshot(replica(seed), SCHEMA.state, 0, STEP)
-    ModelShare(desk.transports[seat]).offer(taken)
+    ModelShare(inbox.transports[seat]).offer(taken)
     return Offer(STEP, tuple(taken.manifest.levels[0]), (p2p_of(seat),))
 
 
 def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        desk = Desk()
-        ours = desk.transports[0]
-        share = ModelShare(desk.transports[1])
+        inbox = ResultInbox()
+        ours = inbox.transports[0]
+        share = ModelShare(inbox.transports[1])
         with pytest.raises(RequestRefused):
             await ours.request(PEERS[0], TOPIC, b"", 100, 5)
         share.offer(snapshot(replica(1), SCHEMA.state, 0, STEP))
@@ -84,11 +84,11 @@ def test_internal_error_with_an_offer_drops_only_that_offer(
         return found
 
     async def story() -> None:
-        desk = Desk()
+        inbox = ResultInbox()
         for seat, step in ((1, 666), (2, STEP)):
-            ModelShare(desk.transports[seat]).offer(snapshot(replica(1), SCHEMA.state, 0, step))
+            ModelShare(inbox.transports[seat]).offer(snapshot(replica(1), SCHEMA.state, 0, step))
         for _ in range(3):
-            offers = await ask_offers(desk.transports[0], SCHEMA.state, PEERS, 5)
+            offers = await ask_offers(inbox.transports[0], SCHEMA.state, PEERS, 5)
             assert [offer.holders for offer in offers[0]] == [(PEERS[1],)]
 
     monkeypatch.setattr(modelshare, "checked", fragile)
@@ -98,15 +98,15 @@ def test_internal_error_with_an_offer_drops_only_that_offer(
 
 def test_segments_are_fetched_from_all_holders() -> None:
     async def story() -> None:
-        desk = Desk()
-        offers = [offered(desk, seat, 1) for seat in (1, 2)]
+        inbox = ResultInbox()
+        offers = [offered(inbox, seat, 1) for seat in (1, 2)]
         weights = blank()
         wanted = level_hash(replica(1), SCHEMA.state, 0)
         both = Offer(STEP, offers[0].digests, PEERS)
         assert len(both.digests) >= 2, "the test needs something to spread"
-        await fetcher_of(desk, 2, 10).fetch(0, [both], weights, wanted)
+        await fetcher_of(inbox, 2, 10).fetch(0, [both], weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
-        assert all(desk.transports[seat].stats().sent["blob"] > 0 for seat in (1, 2))
+        assert all(inbox.transports[seat].stats().sent["blob"] > 0 for seat in (1, 2))
 
     run_virtual(story())
 
@@ -115,22 +115,22 @@ def test_offers_of_unattested_levels_fetch_nothing() -> None:
     """An offer counts by the hash on chain, however many peers make it, in any order."""
 
     async def story() -> None:
-        desk = Desk()
-        wrong = offered(desk, 1, 1)
-        right = offered(desk, 2, 2)
+        inbox = ResultInbox()
+        wrong = offered(inbox, 1, 1)
+        right = offered(inbox, 2, 2)
         weights = blank()
         wanted = level_hash(replica(2), SCHEMA.state, 0)
-        fetcher = fetcher_of(desk, 2, 10)
+        fetcher = fetcher_of(inbox, 2, 10)
         many = Offer(STEP, wrong.digests, PEERS[:1] * 100)
         with pytest.raises(
             ModelUnavailable, match="100 peers offered tensors that are not the attested ones"
         ):
             await fetcher.fetch(0, [many], weights, wanted)
-        began = desk.ports.clock.monotonic()
+        began = inbox.ports.clock.monotonic()
         await fetcher.fetch(0, [wrong, right], weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
-        assert desk.ports.clock.monotonic() - began < 1
-        assert desk.transports[1].stats().sent["blob"] == 0
+        assert inbox.ports.clock.monotonic() - began < 1
+        assert inbox.transports[1].stats().sent["blob"] == 0
         with pytest.raises(ModelUnavailable, match="no peer offers it"):
             await fetcher.fetch(0, [], weights, wanted)
 
@@ -141,16 +141,16 @@ def test_false_level_is_detected_at_the_first_segment() -> None:
     """The list of digests is right and the bytes are not: they come from another peer."""
 
     async def story() -> None:
-        desk = Desk()
-        right = offered(desk, 2, 2)
+        inbox = ResultInbox()
+        right = offered(inbox, 2, 2)
         for digest in right.digests:
-            desk.transports[1].forge(digest, b"\x01" * 64)
+            inbox.transports[1].forge(digest, b"\x01" * 64)
         both = [Offer(STEP - 1, right.digests, PEERS[:1]), right]
         weights = blank()
         wanted = level_hash(replica(2), SCHEMA.state, 0)
-        await fetcher_of(desk, 1, 40).fetch(0, both, weights, wanted)
+        await fetcher_of(inbox, 1, 40).fetch(0, both, weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
-        assert desk.transports[1].stats().sent["blob"] == 0
+        assert inbox.transports[1].stats().sent["blob"] == 0
 
     run_virtual(story())
 

@@ -26,7 +26,7 @@ from aftermath.replica.outlineshare import (
 )
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import DISTRO, SCHEMA, Desk, p2p_of
+from member.result_inbox import DISTRO, SCHEMA, ResultInbox, p2p_of
 
 PEERS = (p2p_of(1), p2p_of(2))
 RIGHT = CONFIG.to_hf()
@@ -47,17 +47,17 @@ def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Out
     """
 
     async def story() -> Outline | None:
-        desk = Desk()
+        inbox = ResultInbox()
         for seat, outline in outlines.items():
-            OutlineShare(desk.transports[seat], outline)
+            OutlineShare(inbox.transports[seat], outline)
         if served is not None:
 
             async def answer(peer: bytes, body: bytes) -> bytes:
                 del peer, body
                 return served
 
-            desk.transports[2].handle(TOPIC, answer)
-        found = await ask_outline(desk.transports[0], PEERS, of_the_run, desk.workers.compute)
+            inbox.transports[2].handle(TOPIC, answer)
+        found = await ask_outline(inbox.transports[0], PEERS, of_the_run, inbox.workers.compute)
         assert found is None or found[1] == SCHEMA
         return found[0] if found else None
 

@@ -24,7 +24,7 @@ from aftermath.replica.memory import free_bytes
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing, OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
 from aftermath.sim.setup import CONFIG
-from member.desk import SCHEMA
+from member.result_inbox import SCHEMA
 
 torch.set_num_threads(1)
 SHAPE = {
@@ -244,7 +244,7 @@ from aftermath.optim.schema import build_schema
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.sim.setup import CONFIG
-from member.desk import SCHEMA
+from member.result_inbox import SCHEMA
 torch.set_num_threads(1)
 passes = PassSize(32, "auto")
 replica = Replica(

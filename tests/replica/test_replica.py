@@ -19,7 +19,7 @@ from aftermath.optim.schema import Schema
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Cancelled, Replica, pick_device, weight_of
 from aftermath.sim.setup import CONFIG
-from member.desk import DISTRO, SCHEMA
+from member.result_inbox import DISTRO, SCHEMA
 from replica.whole_round import CPU, play
 
 SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences, tokens]

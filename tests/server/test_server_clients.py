@@ -244,14 +244,16 @@ async def test_slow_member_is_not_evicted_by_one_crowded_address(
         assert json.loads(await slow.receive_str(timeout=10)) == {"type": "welcome"}
 
 
-@pytest.mark.parametrize("with_tls", [False, True])
-async def test_connections_without_request_make_room(
-    with_tls: bool, own: Certificate, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stage", ["request", "request over TLS", "TLS handshake"])
+async def test_silent_connections_make_room(
+    stage: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limiter, "MAX_UNAUTHENTICATED", 12)
-    trust = TlsTrust.by(own.path) if with_tls else None
-    tls = own.server_context() if with_tls else None
-    given = {"ssl": trust.context, "server_hostname": "localhost"} if trust else {}
+    trust = TlsTrust.by(own.path) if "TLS" in stage else None
+    tls = own.server_context() if trust else None
+    given = {}
+    if trust and stage != "TLS handshake":
+        given = {"ssl": trust.context, "server_hostname": "localhost"}
     async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
         count = connection_limiter.MAX_UNAUTHENTICATED + 3
         ends = [

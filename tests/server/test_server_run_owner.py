@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from aftermath.cli.main import app
+from aftermath.config.spec import spec_hash
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.server.option_files import ServerError
 from aftermath.server.run_owner import ensure_run, owner_cluster, owner_wallet
+from aftermath.server.screen import run_status
 from aftermath.server.server import ServerConfig, open_server
 from aftermath.server.state_file import StateFile, load_state_file
 from config.config_cases import SEED
@@ -147,6 +149,31 @@ async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) 
             await ensure_run(chain, "dmeo", write_state(tmp_path, text.replace('"demo"', '"dmeo"')))
         assert "--run-id demo" in refused.value.fix
         assert [run.run_id for run, _, _ in await chain.coordinator.list_runs()] == ["demo"]
+
+
+async def test_run_with_later_spec_is_shown_and_repaired_once_paused(
+    tmp_path: Path, text: str
+) -> None:
+    file = write_state(tmp_path, text)
+    await started(tmp_path / "kept", file)
+    later = file.llm.spec.encode().replace(b"HfLlama", b"HfMamba")
+    model = file.llm.to_chain() | {"spec": {"len": len(later), "hash": spec_hash(later)}}
+    config = ServerConfig("demo", "127.0.0.1", 0, tmp_path / "kept", None, None, True)
+    wallet = owner_wallet(tmp_path / "kept")
+    async with open_server(config) as server, owner_cluster(server.node, wallet) as chain:
+        owner = chain.coordinator
+        await owner.set_paused("demo", True)
+        await owner.sender.send_packed(
+            [*owner.ix.write_spec("demo", later), owner.ix.update("demo", model=model)]
+        )
+        await owner.set_paused("demo", False)
+        assert "HfMamba" in run_status(server).spec_error
+        (warning,) = await ensure_run(chain, "demo", file)
+        assert "HfMamba" in warning
+        await owner.set_paused("demo", True)
+        await ensure_run(chain, "demo", file)
+        assert run_status(server).state is RunState.WAITING_FOR_MEMBERS
+        assert not run_status(server).spec_error
 
 
 async def test_server_restarts_without_its_runs_initial_files(tmp_path: Path, text: str) -> None:

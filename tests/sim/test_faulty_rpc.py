@@ -20,6 +20,9 @@ from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
 from member.short_runs import SHORT
 
+SLOW = {NodeFault.SILENT, NodeFault.LIMITS, NodeFault.HTML, NodeFault.BEHIND, NodeFault.MUTE}
+"""No answer, an error, a wrong one, an old one, no pushes; others of these kinds are nightly."""
+
 
 @pytest.mark.slow
 def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
@@ -44,9 +47,12 @@ def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mood",
     [
-        mood if mood is NodeFault.TYPES else pytest.param(mood, marks=pytest.mark.slow)
-        for mood in NodeFault
-        if mood is not NodeFault.GOOD
+        NodeFault.TYPES,
+        *(
+            pytest.param(mood, marks=pytest.mark.slow if mood in SLOW else pytest.mark.nightly)
+            for mood in NodeFault
+            if mood not in (NodeFault.GOOD, NodeFault.TYPES)
+        ),
     ],
 )
 def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(

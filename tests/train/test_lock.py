@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import stat
-from multiprocessing.connection import Connection
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,21 +16,25 @@ from aftermath.train.lock import only_process
 PLACE = {"cluster": "genesis", "program": "program", "run_id": "mine", "wallet": "wallet"}
 
 
-def hold(directory: Path, ready: Connection) -> None:
-    """Another process that takes part until it is killed."""
-    with only_process(directory, **PLACE):
-        ready.send(True)
-        ready.recv()
+# Another process that takes part until it is killed.
+_HOLDS = """
+import sys
+from pathlib import Path
+from aftermath.train.lock import only_process
+
+with only_process(Path(sys.argv[1]), **dict(zip(sys.argv[2::2], sys.argv[3::2]))):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    other = multiprocessing.get_context("spawn").Process(
-        target=hold, args=(tmp_path / "locks", theirs), daemon=True
-    )
-    other.start()
-    try:
-        assert ours.recv()
+    words = [word for pair in PLACE.items() for word in pair]
+    line = [sys.executable, "-c", _HOLDS, str(tmp_path / "locks"), *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
         with (
             pytest.raises(
                 Unsuitable, match="on this machine takes part in run mine with this key"
@@ -40,9 +44,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
             pass
         # on a server there are no wallets
         assert caught.value.fix == "Stop that one, or take part with another key"
-    finally:
         other.kill()
-        other.join()
     with only_process(tmp_path / "locks", **PLACE):
         pass
 

@@ -17,7 +17,7 @@ from aftermath.replica.fit import needs
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.state import RunState
 from aftermath.train.tier import AUTO_TIER, ChosenTier, check_alone, check_memory, chosen
-from member.desk import SCHEMA
+from member.result_inbox import SCHEMA
 from rules import builders
 
 WALLET = b"w" * 32

@@ -102,7 +102,7 @@ class CoordinatorClient:
         )
 
     async def model(self, run_id: str) -> Model:
-        """The run's model, also with a training spec that this client cannot read. Errors as `run`."""
+        """The run's model, also if this client cannot read its training spec. Errors as `run`."""
         account = await self._account(run_id, run_addresses(self.program_id, run_id).model)
         return parse_model(account.data, any_spec=True)
 

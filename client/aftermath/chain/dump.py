@@ -8,14 +8,14 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.config.read import source_of
+from aftermath.config.read import NO_SPEC, source_of
 from aftermath.config.sources import DataLocationChoice
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members, Seat
@@ -35,6 +35,8 @@ KEYS = {
 }
 BITMAPS = {"roster", "attested", "finishers"}
 MASKS = {"levels_attested", "levels_lost"}
+_OF_SPEC = {"spec_hash", "spec_error"}
+"""What a model says of a training spec itself."""
 
 
 def plain(value: object, name: str = "") -> Any:
@@ -44,8 +46,11 @@ def plain(value: object, name: str = "") -> Any:
     if isinstance(value, DataLocation):
         return _location(value)
     if is_dataclass(value) and not isinstance(value, type):
+        left_out = _unreadable(value)
         return {
-            field.name: plain(getattr(value, field.name), field.name) for field in fields(value)
+            field.name: plain(getattr(value, field.name), field.name)
+            for field in fields(value)
+            if field.name not in left_out
         }
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -67,6 +72,11 @@ def _location(location: DataLocation) -> dict[str, Any]:
         return {"kind": name, **keys, "secondary": location.secondary}
     shown = [field.name for field in fields(location) if field.name != "source"]
     return {name: plain(getattr(location, name), name) for name in shown}
+
+
+def _unreadable(value: object) -> Collection[str]:
+    """Return the fields that mean nothing: those from a training spec that was not read."""
+    return NO_SPEC.keys() - _OF_SPEC if isinstance(value, Model) and value.spec_error else ()
 
 
 def member(index: int, seat: Seat) -> dict[str, Any]:

@@ -149,8 +149,8 @@ class RunReader:
 def _is_still_of(view: View, run: Run) -> bool:
     """Return whether the view's members and model are still those of a newer state of the run."""
     # an unreadable spec is read again once the run is no longer halted
-    goes_on = run.halted or not view.model.spec_error
-    return goes_on and _versions(view.run) == _versions(run)
+    is_read = run.halted or not view.model.spec_error
+    return is_read and _versions(view.run) == _versions(run)
 
 
 def _versions(run: Run) -> tuple[int, int]:

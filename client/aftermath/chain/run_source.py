@@ -18,6 +18,8 @@ from aftermath.coordinator.errors import NoSuchRun
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 
+MOST_AHEAD = 64  # changes of a run that one answer may be ahead of what is known
+
 
 class RunSource:
     """Reads the run at `address` into `newest`."""
@@ -57,7 +59,9 @@ class RunSource:
         """Return the run in an account that a node answered.
 
         That it is closed or finished ends a member, so it is believed only if no other node
-        contradicts it with a state as of `slot` or later. Raises NoSuchRun, and BadReply.
+        contradicts it with a state as of `slot` or later. A state far ahead is believed only if
+        another node is as far, because later states with a lower `seq` are not. Raises NoSuchRun,
+        and BadReply.
         """
         if account is None or not self.is_here(account):
             if not await self._pool.uncontradicted(lambda node: self._is_gone(node, slot)):
@@ -72,6 +76,10 @@ class RunSource:
                 "Check the run id, --rpc and the program id: aftermath-solana list-runs",
             )
         run = self.parsed(account.data)
+        if self.jumps(run) and not await self._pool.uncontradicted(
+            lambda node: self._has_reached(node, run.seq)
+        ):
+            raise BadReply("the RPC node sent a state that another node has not reached")
         if self.is_end(run) and not await self._pool.uncontradicted(
             lambda node: self._is_finished(node, slot)
         ):
@@ -87,6 +95,15 @@ class RunSource:
     async def _is_finished(self, node: NodeClient, slot: int) -> bool:
         _, account = await node.account(self._address, min_slot=slot)
         return account is None or self.parsed(account.data).state is RunState.FINISHED
+
+    async def _has_reached(self, node: NodeClient, seq: int) -> bool:
+        _, account = await node.account(self._address, min_slot=self.newest.slot or None)
+        return account is None or self.parsed(account.data).seq + MOST_AHEAD >= seq
+
+    def jumps(self, run: Run) -> bool:
+        """Return whether the run is further ahead of what is known than a push may be."""
+        known = self.newest.known
+        return known is not None and run.seq > known.seq + MOST_AHEAD
 
     def is_end(self, run: Run) -> bool:
         """Return whether the run is finished, and was not when it was read last."""

@@ -37,7 +37,6 @@ POLL_PATIENCE = 10.0
 POLL_PAUSE = 0.25  # after a poll that a push asked for, whatever a websocket sends
 MUTE_AFTER = 2  # polls in a row
 GIVE_UP_SECONDS = 600.0
-MOST_AHEAD = 64  # changes of a run that a push may be ahead of what is known
 
 
 class RunWatcher:
@@ -149,7 +148,7 @@ class RunWatcher:
             self._poll_now.set()
             return
         self._unreadable.ends()
-        if run is None or self.source.is_end(run) or run.seq > known.seq + MOST_AHEAD:
+        if run is None or self.source.is_end(run) or self.source.jumps(run):
             self._poll_now.set()  # a poll has to confirm it
         elif run.seq > known.seq:
             self._pushes += 1

@@ -138,7 +138,7 @@ async def rewind(
     from aftermath.events.progress import in_words
 
     async with sign_in(options) as chain:
-        run, model, _ = await chain.coordinator.snapshot(run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         if to_step is None:
             return _list(run_id, model)
         place = _place(run_id, model, to_step)
@@ -148,7 +148,7 @@ async def rewind(
                 f"Pause it first: aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause",
             )
         signature = await chain.coordinator.rewind(run_id, place, model.recorded[place].step)
-        run, model, _ = await chain.coordinator.snapshot(run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
     data = {"run_id": run_id, **_plain(model.recorded[0]), "signature": str(signature)}
     return Result(data, facts(data))
 

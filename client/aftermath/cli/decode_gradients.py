@@ -88,7 +88,7 @@ def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
         return file.votes()
     except BadPayload as error:
         raise CommandError(
-            f"{path} is no result of a member: {error.message}", "Copy it again from its member"
+            f"{path} is not a result of a member: {error.message}", "Copy it again from its member"
         ) from None
 
 

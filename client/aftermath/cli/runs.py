@@ -83,7 +83,7 @@ async def json_dump_run(options: ClusterOptions, run_id: RunId) -> Result:
     from aftermath.cli.connection import connect
 
     async with connect(options) as chain:
-        data = whole_run(*await chain.coordinator.snapshot(run_id))
+        data = whole_run(*await chain.coordinator.snapshot(run_id, any_spec=True))
     return Result(data, json_text(data, indent=2))
 
 

@@ -51,9 +51,10 @@ class Spec(Table):
     optimizer: OptimizerChoice
 
     def encode(self) -> bytes:
-        """Return the canonical JSON: UTF-8, keys sorted, no spaces, every default written out.
+        """Return the canonical JSON: UTF-8, keys sorted, no spaces, defaults written out.
 
-        A later version may have other defaults, and must train the run as it is.
+        A later version may have other defaults, and must train the run as it is. A key whose
+        default is None is left out; a later version may not give it another default.
         """
         return _canonical(self.model_dump(exclude_none=True))
 

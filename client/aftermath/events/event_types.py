@@ -130,12 +130,12 @@ class Left(Event, frozen=True, kw_only=True):
 class Stopped(Event, frozen=True, kw_only=True):
     """The last member with part of the model stopped and saved it at `path` after `step` steps.
 
-    `goes_on`: the run continues from that model when the member starts again.
+    `continues`: the run continues from that model when the member starts again.
     """
 
     step: int
     path: str
-    goes_on: bool
+    continues: bool
 
 
 class RunFinished(Event, frozen=True, kw_only=True, tag="finished"):

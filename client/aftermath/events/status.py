@@ -126,6 +126,8 @@ class RunStatus:
     """How many rounds of the running epoch are left at most. None if the epoch is not limited in
     rounds.
     """
+    spec_error: str = ""
+    """Why this client cannot read the run's training spec. Empty if it can."""
 
 
 def standing(
@@ -160,6 +162,7 @@ def standing(
         unsaved=unsaved_steps(run, model),
         silent=silent,
         rounds_left=_rounds_left(run),
+        spec_error=model.spec_error,
     )
 
 
@@ -385,6 +388,7 @@ def facts_of(found: RunStatus) -> dict[str, str | list[str]]:
         **speed,
         "deadline": _deadline(found.deadline),
         "waits for": list(found.waits),
+        **({"training spec": found.spec_error} if found.spec_error else {}),
         "members": counted(len(found.members), "seat") + " in use",
         **({"checkpoint": checkpoint_of(found)} if found.step else {}),
     }

@@ -113,7 +113,7 @@ class Sentences:
         elif isinstance(event, event_types.Stopped):
             use = "start the same command again and the run continues from it"
             fields["use"] = (
-                use if event.goes_on else "this is only a copy; the run does not continue from it"
+                use if event.continues else "this is only a copy; the run does not continue from it"
             )
         elif isinstance(event, event_types.RunFinished):
             fields["steps"] = counted(event.step, "step")

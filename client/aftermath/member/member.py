@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable
 
 from aftermath.base.concurrency import first_of
+from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
@@ -32,8 +33,9 @@ from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import CarriedOver, EpochStart
 from aftermath.member.rounds.rounds import Rounds
+from aftermath.member.run_changes import require_unchanged
 from aftermath.member.signed_results import SignedResults
-from aftermath.member.stake import Stake, loss_found
+from aftermath.member.stake import ModelLost, Stake, loss_found
 from aftermath.member.status_events import StatusEvents
 from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, UnsavedWork
@@ -70,6 +72,7 @@ class Member:
         self._role = role
         self._workers = workers
         self._wishes = local_options
+        self._first = ports.feed.model  # what data and model of this member were made for
         self._origin = origin
         self._parallel = parallel
         self._keeper = Keeper(ports, role, workers, archive)
@@ -112,6 +115,23 @@ class Member:
     async def live(self) -> None:
         """Take part until the run is finished. Cancel it to stop earlier (see `leave`)."""
         try:
+            await self._take_part()
+        except asyncio.CancelledError:
+            if self._stops is not None:
+                await self._save_stake(self._stops)
+            raise
+        finally:
+            await self._reveals.leave()
+            await self._keeper.close()
+            await self._gradients.close()
+            await self._private.close()
+            self._own.withdraw()
+            self._results.close()
+            self._share.withdraw()
+
+    async def _take_part(self) -> None:
+        """Take part until the run is finished. Before an error ends that, save what is at stake."""
+        try:
             await first_of(
                 self._epochs(),
                 self._ports.feed.follow(self._ports.coordinator),
@@ -126,18 +146,11 @@ class Member:
                 self._gossip.listen(),
                 self._gossip.follow_members(),
             )
-        except asyncio.CancelledError:
-            if self._stops is not None:
-                await self._save_stake(self._stops)
+        except ModelLost:  # nothing is left to save
             raise
-        finally:
-            await self._reveals.leave()
-            await self._keeper.close()
-            await self._gradients.close()
-            await self._private.close()
-            self._own.withdraw()
-            self._results.close()
-            self._share.withdraw()
+        except AftermathError:
+            await self._save_or_warn()
+            raise
 
     @property
     def coordinator(self) -> Coordinator:
@@ -163,6 +176,19 @@ class Member:
             await self._last.save(
                 self.seat, self._replica, self._rounds, again, step=self._start_step
             )
+
+    async def _save_or_warn(self) -> None:
+        """Save what would be lost with this member, or warn of what is lost."""
+        stake = self.stake()
+        saves: list[bool] = []
+
+        def tried(saved: bool) -> bool:
+            saves.append(saved)
+            return False
+
+        await self._save_stake(tried)
+        if stake is not None and True not in saves:
+            self._ports.events.emit(event_types.Warning(message=str(stake.lost())))
 
     async def leave(self) -> None:
         """Leave the run on chain, unless this member keeps its seat to continue from its saved
@@ -209,6 +235,7 @@ class Member:
                     await self._join(self._ports.feed.run)
             else:
                 self._status_events.halt(run)
+                self._status_events.unreadable(run, view.model)
                 await self._join_if_needed(run, members)
                 if (
                     self.seat is not None
@@ -268,6 +295,7 @@ class Member:
         assert self.seat is not None
         run = view.run
         model = view.model
+        require_unchanged(self._first, model)
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
         self._status_events.lost(run, model)
@@ -399,6 +427,9 @@ class Member:
         """Join on chain, as stateless without a replica. Raises refusals that waiting cannot
         cure.
         """
+        now = self._ports.feed.view
+        if not now.run.halted:  # a halted run may change again
+            require_unchanged(self._first, now.model)
         stateless = self._replica is None and not (corrects and self._said_stateless)
         if not await self._enrolment.join(self._weight, stateless=stateless):
             return

@@ -30,6 +30,7 @@ class StatusEvents:
         self._came_at = 0
         self._warned_of = -1
         self._halted_by: str | None = None
+        self._spec_error = ""
 
     def state(self, run: Run) -> None:
         """Report a new state. A member that waits for the next epoch does not hear of every
@@ -132,3 +133,13 @@ class StatusEvents:
         if why != self._halted_by and why is not None:
             self._events.emit(event_types.Warning(message=why, until="joined"))
         self._halted_by = why
+
+    def unreadable(self, run: Run, model: Model) -> None:
+        """Warn once that this client cannot read the training spec of a halted run."""
+        if run.halted and model.spec_error and model.spec_error != self._spec_error:
+            message = (
+                f"{model.spec_error}; this member waits, and ends if the run is resumed with it\n"
+                "Ask the run's owner for another one, or use the client version that wrote it"
+            )
+            self._events.emit(event_types.Warning(message=message, until="joined"))
+        self._spec_error = model.spec_error

@@ -20,7 +20,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.files import replacing
 from aftermath.base.rate_limit import Backoff
 from aftermath.base.text import counted
-from aftermath.coordinator.errors import CoordinatorError, Unavailable
+from aftermath.coordinator.errors import Unavailable
 from aftermath.coordinator.view import View
 from aftermath.events import event_types
 from aftermath.member.archive import Keeper
@@ -37,6 +37,7 @@ from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from aftermath.rules.unsaved import sole_levels, unsaved_steps
 
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice; SIGTERM loses them at once"
 _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
 _LONGEST_HOLD = 60.0  # seconds between two tries of a finished run: each may be an upload
@@ -125,6 +126,8 @@ class LastMember:
     ) -> None:
         """Save the model. `step`: number of steps in the replica, unless it is in `rounds`.
 
+        If the results of the last step cannot be had, the state before it is saved.
+
         `again` is called after each try with whether the model is saved. If it returns True after a
         failure, the model stays in memory and is tried again, until this call is cancelled.
         """
@@ -140,18 +143,19 @@ class LastMember:
         try:
             async with asyncio.timeout(SAVE_SECONDS):
                 return await self._save(seat, replica, rounds, step)
-        except (CoordinatorError, Desync, OSError, TimeoutError) as error:
+        except (AftermathError, OSError, TimeoutError) as error:
             self._warn(f"the model was not saved: {error or 'it took too long'}")
             return False
 
     async def _save(self, seat: int, replica: Replica, rounds: Rounds | None, step: int) -> bool:
-        view = await self._ports.coordinator.view(fresh=True)
+        view = await self._newest_view()
         run = view.run
         directory = self._keeper.directory
         await self._workers.compute(lambda: None)  # wait for a cancelled apply that is under way
         in_rounds = rounds is not None and rounds.are_of(run)
         if rounds is not None:
-            step = await rounds.catch_up(run)
+            in_rounds &= await self._caught_up(rounds, run)
+            step = rounds.step
         place = await self._keeper.save_now(replace(run, step=step + 1), replica)
         if place is None or directory is None:
             return False
@@ -161,7 +165,32 @@ class LastMember:
         if self.stays:
             unfinished = UnsavedWork(run.epoch, run.epoch_started_at, step, str(place.absolute()))
             write_mark(mark_path(directory, run), unfinished)
-        self._ports.events.emit(event_types.Stopped(step=step, path=str(place), goes_on=self.stays))
+        self._ports.events.emit(
+            event_types.Stopped(step=step, path=str(place), continues=self.stays)
+        )
+        return True
+
+    async def _newest_view(self) -> View:
+        """Return the coordinator's newest view, or the feed's if that cannot be had or read."""
+        with contextlib.suppress(AftermathError):
+            return await self._ports.coordinator.view(fresh=True)
+        return self._ports.feed.view
+
+    async def _caught_up(self, rounds: Rounds, run: Run) -> bool:
+        """Apply every round that counts. Return False, after a warning, if one cannot be had.
+
+        The replica then has the state before that round.
+        """
+        try:
+            async with asyncio.timeout(_CATCH_UP_SECONDS):
+                await rounds.catch_up(run)
+        except (AftermathError, Desync, TimeoutError) as error:
+            await self._workers.compute(lambda: None)  # wait for a cancelled apply
+            why = str(error).partition("\n")[0] or f"no answer for {_CATCH_UP_SECONDS:.0f} s"
+            self._warn(
+                f"the last results could not be had ({why}): this member saves step {rounds.step}"
+            )
+            return False
         return True
 
     # --- falling out of an epoch ------------------------------------------------------------------

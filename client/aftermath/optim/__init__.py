@@ -1,5 +1,5 @@
-"""Optimizers in three parts, the bytes of results, and the exact arithmetic that applies them.
+"""Optimizers, the byte format of their results, and the exact arithmetic that applies results.
 
-The package knows a model by its schema and named tensors. It knows nothing of networks or the
-chain.
+An optimizer has three parts: a private step, a compressor and an apply. The package sees a model as
+a schema and named tensors. It does not depend on the network or the chain.
 """

@@ -1,6 +1,6 @@
-"""The schema of a run, built from its Model account.
+"""Build the schema of a run from its Model account.
 
-The owner's command, which puts the schema's hash on chain, and all members build it here.
+The owner builds it to put its hash on chain, and every member builds it to compare that hash.
 """
 
 from __future__ import annotations

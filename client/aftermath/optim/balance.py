@@ -1,4 +1,4 @@
-"""Bias vectors that balance the load of experts. They follow counts, not gradients.
+"""Bias vectors that balance the load of experts (MoE). They follow counts, not gradients.
 
 b_i <- b_i - rate * sign(load_i - mean load): an expert chosen too often is chosen less.
 Sources: Wang et al., "Auxiliary-Loss-Free Load Balancing" (arXiv 2408.15664); DeepSeek-V3 (arXiv
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # owner commands build a schema without torch, which takes seconds to load
     from torch import Tensor
 
-# The network counts in `grad` of such a vector how often each expert was chosen. Counts add up like
-# gradients over micro-batches and ranks, and are exact up to 2^24 choices of one expert in a share.
+# The network counts in the vector's `grad` how often it chose each expert. Counts add up like
+# gradients over micro-batches and ranks, and fp32 holds up to 2^24 choices per expert and share.
 #
-# Members send the counts' errors like gradients, in blocks of one number, which transform and top-k
-# leave unchanged. With DisTrO a member votes by the sign of its share's error, and the exact apply
-# moves the vector by the sign of the votes' mean. With SparseLoCo every inner step follows the
-# rule, and the exact mean of the changes is applied.
+# Members send load errors like gradients, in blocks of one number, which the transform and top-k
+# do not change. With DisTrO a member votes with the sign of its share's error, and the exact apply
+# moves the vector by the sign of the mean vote. With SparseLoCo every inner step applies the rule,
+# and the apply subtracts the exact mean of the changes.
 #
 # The rate is that of other vectors at the step (published: 0.001, for a learning rate of 0.00022).
 # No weight decay or moment touches these vectors, and they do not count in gradient norms or
@@ -35,13 +35,14 @@ def nothing_balances(name: str) -> bool:
 
 
 def learnt(tensors: Mapping[str, Tensor], balances: Balances) -> dict[str, Tensor]:
-    """Return the tensors that learn by gradients."""
+    """Return the tensors that are trained by gradients, which are all but balance vectors."""
     return {name: tensor for name, tensor in tensors.items() if not balances(name)}
 
 
 def load_error(counts: Tensor) -> Tensor:
-    """Return each expert's share of all choices minus the mean share, fp32 [E]. The sign is
-    exact.
+    """Return each expert's share of all choices minus the mean share, fp32 [experts].
+
+    The sign is exact, because the difference is computed in integers.
     """
     whole = counts.long()
     total = whole.sum()
@@ -49,7 +50,7 @@ def load_error(counts: Tensor) -> Tensor:
 
 
 def balance(params: Mapping[str, Tensor], balances: Balances, rate: float) -> None:
-    """Move the balance vectors by the counts in their `grad`."""
+    """Subtract rate * sign(load error) from each balance vector. Counts are in its `grad`."""
     for name, tensor in params.items():
         if balances(name) and tensor.grad is not None:
             tensor.detach().sub_(load_error(tensor.grad).sign_(), alpha=rate)

@@ -20,8 +20,8 @@ from aftermath.optim.blocks import MAX_EDGE
 # a column of the integers sums to about 2^27 at most. `integer_basis` checks that bound exactly,
 # and `optim.exact` relies on it.
 COLUMN_SUM_BITS = 27
-# fraction bits of the working precision, in Python's integers: libm's cosines differ between
-# platforms
+# Fraction bits of the working precision. Cosines are computed in Python integers, because those of
+# libm differ between platforms.
 _BITS = 160
 
 

@@ -1,4 +1,4 @@
-"""Cutting a segment into blocks. A result keeps the strongest coefficients of each block.
+"""Cut a segment into blocks. A result keeps the strongest coefficients of each block.
 
 Blocks never span two levels. A segment is cut along each dimension into the fewest equal blocks of
 at most `chunk`. The last block may extend beyond the end, where it is padded with zeros. So a
@@ -82,9 +82,9 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
     stacked = len(segment.shape) - 2
     if stacked > 1 and segment.dim == 1:
         raise SchemaError(
-            f"{segment.name} has {len(segment.shape)} dimensions and is cut along its second one: that "
-            "leaves no stack of matrices to change in place",
-            "Cut it along its first one, or not at all",
+            f"{segment.name} has {len(segment.shape)} dimensions and is cut along the second one, so its "
+            "matrices are not adjacent in memory",
+            "Cut it along the first dimension, or not at all",
         )
     edges = tuple(
         1 if axis < stacked else _edge(size, chunk) for axis, size in enumerate(segment.shape)

@@ -1,7 +1,7 @@
-"""Gradient clipping by the global norm, as upstream.
+"""Clip gradients by their global norm.
 
-The norm is the fp32 L2 norm over all of a member's tensors. Gradients above `max_norm` are scaled
-by max_norm / (norm + 1e-6). NaN and infinite gradients are refused.
+The norm is the fp32 L2 norm over all tensors of a member. If it exceeds `max_norm`, all gradients
+are multiplied by max_norm / (norm + 1e-6). NaN and infinite gradients raise NonFiniteGradient.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 
-# Squares of finite gradients can exceed fp32 from about 1e19 on. Then the norm is taken of the
-# gradients times this power of two: the largest fp32 becomes about 3e8, and the smallest gradient
-# that can overflow the norm of 2^40 numbers is still far from vanishing when squared.
+# Squares of gradients above about 1e19 overflow fp32. In that case the gradients are multiplied by
+# this power of two before the norm. The largest fp32 becomes about 3e8. The smallest gradient that
+# can overflow the norm of 2^40 numbers stays large enough to be squared.
 _SHRINK = 2.0**-100
 LARGEST_RESIDUAL = 1e30  # beyond it a residual or its transform could overflow fp32
 

@@ -50,7 +50,6 @@ class BadPayload(AftermathError):
 
 
 # --- encoding
-#  ----------------------------------------------------------------------------------------------------
 
 
 def encode_level(
@@ -117,7 +116,7 @@ def encode_groups(
 def _encode_whole(
     results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]
 ) -> bytes:
-    """Encode a level of which every number is kept (`results.whole`)."""
+    """Encode a level whose blocks keep every number (`results.whole`)."""
     layout = level_layout(results, level)
     device = chosen[0][0].device
     bits = results.values.bits
@@ -155,7 +154,6 @@ def _at_indices(indices: Tensor, votes: Tensor, size: int) -> Tensor:
 
 
 # --- decoding
-#  ----------------------------------------------------------------------------------------------------
 
 
 def decode_level(
@@ -233,7 +231,7 @@ def _whole(
 
 
 class _Checks:
-    """Faults that a payload must not have. They are read at once, as each read waits for the GPU."""
+    """Checks of a payload. All are read from the device at once, because a read waits for it."""
 
     def __init__(self) -> None:
         self._checks: list[tuple[Tensor, Callable[[], str]]] = []
@@ -322,7 +320,7 @@ class _Decoding:
         )
 
     def _indices(self, octets: Tensor) -> list[Tensor]:
-        """Return indices int32 [blocks, topk] per group, [blocks, 0] where blocks are digits."""
+        """Return indices int32 [blocks, topk] per group, [blocks, 0] for blocks of digits."""
         layout = self._layout
         widths = [
             0 if group.digits else bits_of(group.block, group.topk) for group in layout.groups
@@ -339,14 +337,14 @@ class _Decoding:
         return found
 
     def _digits(self, octets: Tensor) -> list[Tensor]:
-        """Return digits int8 [blocks, block] per group, [blocks, 0] where blocks have index codes."""
+        """Return digits int8 [blocks, block] per group, [blocks, 0] for blocks with index codes."""
         layout = self._layout
         widths = [group.block if group.digits else 0 for group in layout.groups]
         count = self._canonical_size(widths)
         if not count:
             return layout.grouped(torch.empty(0, dtype=torch.int8, device=octets.device), widths)
         bits = self._results.values.bits
-        if octets.is_cpu:  # NumPy looks codes up by bytes, PyTorch by int64: 8 times the memory
+        if octets.is_cpu:  # PyTorch would need int64 codes: 8 times the memory
             found, first = digits.from_bytes(octets.numpy(), count, bits)
             numbers = torch.from_numpy(found)
             self._checks.refuse(torch.tensor(first is not None), lambda: self._invalid_digit(first))
@@ -359,7 +357,7 @@ class _Decoding:
         return f"level {self._level}: the code of digit {number} is not valid"
 
     def _signs(self, octets: Tensor, used: Sequence[Tensor]) -> list[Tensor]:
-        """Return votes int8 [blocks, topk] per group, [blocks, 0] where blocks are digits."""
+        """Return votes int8 [blocks, topk] per group, [blocks, 0] for blocks of digits."""
         bits = self._results.values.bits
         plane = len(octets) // bits
         votes = [1 - 2 * own.to(torch.int8) for own in self._plane(octets[:plane], used, "sign")]
@@ -369,8 +367,9 @@ class _Decoding:
         return [own * (1 + 2 * size.to(torch.int8)) for own, size in zip(votes, sizes, strict=True)]
 
     def _plane(self, octets: Tensor, used: Sequence[Tensor], what: str) -> list[Tensor]:
-        """Return one bit per entry, uint8 [blocks, topk] per group, [blocks, 0] where blocks are
-        digits.
+        """Return one bit per entry, uint8 [blocks, topk] per group.
+
+        Blocks of digits have [blocks, 0].
         """
         layout = self._layout
         widths = [0 if group.digits else group.topk for group in layout.groups]
@@ -422,7 +421,7 @@ class _Decoding:
 
         def sentence() -> str:
             segment, block = self._layout.block_of(group, _first(wrong))
-            limits = f"no set of at most {own.topk} of {own.block} places"
+            limits = f"not a set of at most {own.topk} of {own.block} places"
             return f"level {self._level}, {segment.name}, block {block}: {limits}"
 
         self._checks.refuse(wrong, sentence)
@@ -434,7 +433,7 @@ class _Decoding:
 def _shifts(
     octets: Tensor, voted: Sequence[Tensor], layout: LevelLayout, level: int, checks: _Checks
 ) -> list[Tensor]:
-    """Return how far each block's votes are shifted, uint8 [blocks, 1] per group.
+    """Return the left shift of each block's votes, uint8 [blocks, 1] per group.
 
     `voted` says which blocks have votes, bool [blocks, 1] per group.
     """

@@ -1,7 +1,7 @@
-"""Results and applies by compiled kernels, as in `optim.feedback`, `optim.sign`, `optim.mean`.
+"""Compiled CPU kernels for `optim.feedback`, `optim.sign` and `optim.mean`.
 
-The kernels need numba and rows without gaps in the CPU's memory. torch does everything else, and
-tests compare the kernels with it. A level is cut into tasks of whole blocks, so the number of
+The kernels need numba and tensors in CPU memory whose rows are contiguous; torch handles the rest.
+Tests compare the kernels with torch. A level is cut into tasks of whole blocks, so the number of
 threads does not change the result.
 """
 
@@ -32,9 +32,7 @@ Numbers = NDArray[np.int64]
 
 
 def usable(params: Mapping[str, Tensor]) -> bool:
-    """Return whether kernels support these tensors. They are compiled and tested at the first
-    call.
-    """
+    """Return whether kernels support these tensors. The first call compiles and tests them."""
     from aftermath.optim.proof import unfit
 
     return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and unfit() is None
@@ -106,14 +104,14 @@ class Counted:
             starts = self._starts[member]
             stops = self._stops[member]
             found = spans(positions.numpy(), *where, starts, stops)
-            if found == 0:  # the order of positions is not that of results
+            if found == 0:  # the positions are not in the order of results
                 positions, order = positions.sort()
                 values, shifts = values[order], None if shifts is None else shifts[order]
                 starts[:] = 0
                 stops[:] = 0
                 found = spans(positions.numpy(), *where, starts, stops)
             if found < 0:
-                raise ValueError("a vote for a position that there is not")
+                raise ValueError("a vote for a position outside the level")
             self._held[member] = (positions, values, shifts)
             self._addresses[member] = [0 if t is None else t.data_ptr() for t in self._held[member]]
 

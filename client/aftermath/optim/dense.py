@@ -1,7 +1,7 @@
-"""A member's votes as tensors in the shapes of the parameters, for inspecting a run.
+"""Convert a member's votes to tensors in the shapes of the parameters, to inspect a run.
 
-Training does not use them. Values are what the run counts, transformed back in fp32. One parameter
-at a time is made, so a large model needs the memory of its largest tensor.
+Training does not use this. Values are those that the run counts, after an inverse transform in
+fp32. Parameters are converted one at a time, so the memory of the largest tensor is enough.
 """
 
 from __future__ import annotations

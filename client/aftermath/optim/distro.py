@@ -1,6 +1,7 @@
-"""DisTrO: one gradient, the strongest DCT coefficients of the residual, the sign of the mean.
+"""Settings of DisTrO, on which all members agree.
 
-This file has the settings that members agree on. `optim.engine` builds the parts.
+DisTrO takes one gradient per share, sends the strongest DCT coefficients of the residual, and steps
+by the sign of the mean. `optim.engine` builds its parts.
 """
 
 from __future__ import annotations

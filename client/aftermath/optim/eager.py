@@ -1,8 +1,8 @@
-"""torch's optimizers without the wrappers of `torch.compile`, which nothing here applies to a step.
+"""torch's AdamW without the wrappers for `torch.compile`.
 
 torch wraps `add_param_group` and `AdamW.step` to exclude them from compilation. The wrappers import
-torch._dynamo and hundreds of other modules, which delays a member's start by seconds. This module
-calls the wrapped functions directly.
+torch._dynamo and hundreds of modules, which delays a member's start by seconds. Steps are not
+compiled here, so this module calls the wrapped functions directly.
 """
 
 from __future__ import annotations

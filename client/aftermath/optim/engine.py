@@ -1,4 +1,4 @@
-"""The optimizer of one replica: a private step, a result and an apply, as the schema says.
+"""The optimizer of one replica: a private step, a compressor and an apply, as the schema says.
 
 `apply` is refused while a share is trained, since the parameters then differ from the shared ones.
 Restoring optimizer state is all-or-nothing.
@@ -32,7 +32,7 @@ from aftermath.optim.votes import Votes
 
 T = TypeVar("T")
 MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Compressor]
-"""Builds the part that keeps the residual, for example `ErrorFeedback`."""
+"""Builds the compressor, for example `ErrorFeedback`."""
 _PRIVATE = "private."
 _RESULT = "result."
 
@@ -57,7 +57,10 @@ class Trained:
 
 
 class Engine:
-    """Trains and changes a replica. `params` are its fp32 tensors; `stopwatch` returns seconds."""
+    """Trains a replica and applies results. `params` are its fp32 tensors.
+
+    `stopwatch` returns seconds.
+    """
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class Engine:
         for name, tensor in state.items():
             part, dot, rest = name.partition(".")
             if part + dot not in parts:
-                raise BadState(f"an optimizer's state has too much of {name}")
+                raise BadState(f"an optimizer's state has an unexpected tensor {name}")
             parts[part + dot][rest] = tensor
         before = self._step.remembered()
         self._step.restore(parts[_PRIVATE])

@@ -1,7 +1,7 @@
-"""The exact aggregate: the sign of every parameter's update, with equal bits on every machine.
+"""Compute the sign of every parameter's update, with equal bits on every machine.
 
-Per block of a level: the mean vote of every coefficient, an inverse DCT in integers, and the sign
-of the result. Integers decide every sign, not rounding errors.
+Each block takes the mean vote of every coefficient, an inverse DCT in integers, and the sign of the
+result. All arithmetic is exact, so rounding errors do not decide signs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.tally import check_votes, tally
 from aftermath.optim.votes import Votes
 
-# What is computed per block of edges h x w (a vector's blocks have h = 1):
+# The computation per block of edges h x w (blocks of vectors have h = 1):
 # 1. Per coefficient the mean over the peers that kept it: m = round(2^26 S / c) (halves away from
 # zero), with c the number of peers that sent it and S the sum of their votes. Coefficients that
 # nobody sent are 0.
@@ -36,7 +36,8 @@ from aftermath.optim.votes import Votes
 #   has the same bound. The bounds hold for every edge: longer edges have fewer fraction bits (24
 #   for 64, 23 for 256).
 # So equal votes give equal signs for any number of threads, order of peers, memory layout, BLAS or
-# device with IEEE float64 and plain (not emulated) products. Devices without float64 use the CPU.
+# device, given IEEE float64 and products that are not emulated. Devices without float64 use the
+# CPU.
 #
 # A coefficient's mean divides instead of multiplying by a reciprocal from a table: only voted
 # coefficients need it, and a unanimous vote gives the same number for every count of peers.

@@ -1,4 +1,4 @@
-"""Results with error feedback: what was not sent stays in the residual.
+"""Choose results with error feedback: the part that is not sent stays in the residual.
 
 Per trained round: residual <- (residual - previous result) * decay + pseudo-gradient. The `topk`
 strongest coefficients of every block are the result. The residual starts at zero and covers the
@@ -188,7 +188,7 @@ class ErrorFeedback:
             for residual in residuals:
                 if self._decay_factor != 1.0:
                     residual.mul_(self._decay_factor)
-        # What a result put into a block's padding reached no parameter. Forget it.
+        # Clear the padding of blocks: its values never reach a parameter.
         for part, residual in self.residual():
             for beyond in padding(residual, part.blocks):
                 beyond.zero_()
@@ -243,8 +243,9 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def energies(self, level: int) -> tuple[float, float]:
-        """Return the energy of the residual with the previous result, and the part that it
-        carried.
+        """Return the energies (squared norms) of the residual and of the part that was sent.
+
+        The residual includes the previous result.
         """
         parts = [
             part for part in self._layouts[level].parts if not self._balances(part.segment.name)

@@ -1,7 +1,7 @@
-"""Launches of Triton kernels for all blocks of a level, and the tables that locate them.
+"""Launch Triton kernels on all blocks of a level at once, and build the tables they read.
 
-The kernels are in `kernels.triton_levels`. Before first use, a device's results are compared with
-torch's on the CPU.
+The kernels are in `kernels.triton_levels`. Before the first use on a device, their results are
+compared with those of torch on the CPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The format of a result: which coefficients of which blocks it may hold, what their values are,
-and its exact size.
+"""The format of a result: its blocks, its kind of values, and its exact size in bytes.
 
 `optim.codec` has the order of the bytes. Index codes (`optim.index_coding`) and digits
-(`optim.digits`) have a fixed size, so the schema alone gives the size of a result, which is known
-before the first byte is requested.
+(`optim.digits`) have fixed sizes. So the schema alone determines the size of a result, and a member
+knows it before it requests the first byte.
 """
 
-# A block that keeps most of its numbers takes fewer bits as digits, which are indices and values in
-# one.
+# A digit encodes index and value together. Blocks that keep most of their numbers take fewer bits
+# as digits.
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The private step of DisTrO, as upstream: one gradient of the share at look-ahead weights.
+"""The private step of DisTrO: one gradient of the share at look-ahead weights.
 
-Look ahead (x - lr sign(residual)), take the gradient, restore the saved bits (also on an error).
-The gradient is clipped to its own global norm and counts times the learning rate. Balance vectors
-get their loads' errors (`optim.balance`).
+The parameters move to x - lr sign(residual) for the backward pass, and are restored exactly, also
+after an error. The pseudo-gradient is lr times the gradient, clipped by its global norm. Balance
+vectors get their load errors instead (`optim.balance`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class GradientStep:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Raise BadState if `state` is not empty."""
         if state:
-            raise BadState(f"an optimizer's state has too much of {min(state)}")
+            raise BadState(f"an optimizer's state has an unexpected tensor {min(state)}")
 
     def reset(self) -> None:
         """Do nothing: there is no state."""

@@ -1,8 +1,8 @@
 """One member's result of one round as a self-describing safetensors file.
 
-A tensor `level.N` has the payload of each level. The metadata say whose result it is, its learning
-rate, and the schema of the bytes. Equal results give equal files. Readers trust nothing: they
-rebuild the schema from its inputs, and all sizes follow from it.
+The tensor `level.N` is the payload of level N. The metadata name the member, the round, the
+learning rate and the schema. Equal results give equal files. A reader does not trust the file: it
+rebuilds the schema from its inputs and derives all sizes from it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from aftermath.optim.votes import Votes
 from aftermath.rules.limits import RUN_ID_BYTES
 
 FORMAT_VERSION = "2"
-# the schema stands in it as a text, with its quotes escaped
+# The header contains the schema as text, with escaped quotes.
 MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)
-MAX_PAYLOAD_BYTES = 256 << 20  # of all levels; decoding takes some 64 times as much memory
+MAX_PAYLOAD_BYTES = 256 << 20  # over all levels; decoding needs about 64 times as much memory
 _LARGEST_RATE = 1e6
 _AGAIN = "Copy it again from the directory that a member wrote it to"
 
@@ -99,20 +99,22 @@ def read_gradient_file(path: Path) -> GradientFile:
         raise
     except OSError as error:
         raise BadGradientFile(
-            f"cannot read {path}: {error.strerror or error}", "Name a file that is there"
+            f"cannot read {path}: {error.strerror or error}", "Pass a file that exists"
         ) from None
     except (SafetensorError, AftermathError) as error:
-        said = error.message if isinstance(error, AftermathError) else error
-        raise BadGradientFile(f"{path} is no result of a member: {said}", _AGAIN) from None
+        why = error.message if isinstance(error, AftermathError) else error
+        raise BadGradientFile(f"{path} is not a result of a member: {why}", _AGAIN) from None
 
 
 def _check_size(path: Path) -> None:
     if path.exists() and not path.is_file():
-        raise BadGradientFile(f"{path} is no file", "Name the files in it one by one")
+        raise BadGradientFile(f"{path} is not a file", "Pass the files in it one by one")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
-        raise BadGradientFile(f"{path} is no result of a member: its header is too large", _AGAIN)
+        raise BadGradientFile(
+            f"{path} is not a result of a member: its header is too large", _AGAIN
+        )
     if path.stat().st_size > 8 + length + MAX_PAYLOAD_BYTES:
         raise BadGradientFile(f"{path} is larger than {MAX_PAYLOAD_BYTES} bytes of payload", _AGAIN)
 
@@ -121,11 +123,11 @@ def _parsed(file: Any) -> GradientFile:
     facts: dict[str, str] = file.metadata() or {}
     if (version := facts.get("format")) != FORMAT_VERSION:
         raise AftermathError(
-            f"its format is {_shown(version)}, and this client reads {FORMAT_VERSION}"
+            f"its format is {_shown(version)}, but this client reads {FORMAT_VERSION}"
         )
     schema = Schema.from_json(facts.get("schema", "").encode())
     if facts.get("schema_hash") != schema.hash().hex():
-        raise AftermathError("its schema is not the one whose hash it names")
+        raise AftermathError("its schema does not match its schema_hash")
     about = About(
         run_id=_run_id(facts),
         epoch=_number(facts, "epoch"),
@@ -137,7 +139,7 @@ def _parsed(file: Any) -> GradientFile:
     )
     if about.tier >= schema.state.tiers:
         raise AftermathError(
-            f"its member is of tier {about.tier}, and the run has {schema.state.tiers}"
+            f"its tier is {about.tier}, but the run has {schema.state.tiers} tiers"
         )
     return GradientFile(schema, about, _payloads(file, schema, about.tier))
 
@@ -146,7 +148,7 @@ def _payloads(file: Any, schema: Schema, tier: int) -> dict[int, bytes]:
     levels = {_tensor(level): level for level in range(tier, schema.results.levels)}
     names = list(file.keys())
     if not names:
-        raise AftermathError("it holds no level")
+        raise AftermathError("it contains no level")
     if strange := [name for name in names if name not in levels]:
         raise AftermathError(f"a member of tier {tier} sends no {_shown(strange[0])}")
     for name in names:
@@ -166,14 +168,14 @@ def _tensor(level: int) -> str:
 def _run_id(facts: Mapping[str, str]) -> str:
     run_id = facts.get("run_id", "")
     if not 1 <= len(run_id) <= RUN_ID_BYTES or not run_id.isprintable():
-        raise AftermathError(f"its run_id {_shown(run_id)} is no name of a run")
+        raise AftermathError(f"its run_id {_shown(run_id)} is not a valid run id")
     return run_id
 
 
 def _number(facts: Mapping[str, str], name: str) -> int:
     text = facts.get(name, "")
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= U32_MAX):
-        raise AftermathError(f"its {name} {_shown(text)} is no number")
+        raise AftermathError(f"its {name} {_shown(text)} is not a valid number")
     return int(text)
 
 
@@ -184,7 +186,7 @@ def _rate(facts: Mapping[str, str]) -> float:
     except ValueError:
         rate = math.nan
     if not 0 <= rate <= _LARGEST_RATE:
-        raise AftermathError(f"its learning_rate {_shown(text)} is none")
+        raise AftermathError(f"its learning_rate {_shown(text)} is not a valid rate")
     return rate
 
 

@@ -1,8 +1,8 @@
 """The private step of SparseLoCo: inner steps of the member's own optimizer.
 
-The share is cut into `inner_steps` parts (fewer if it has fewer sequences), with one step of AdamW
-or Muon on each at the round's learning rate. The pseudo-gradient is start - end. The shared
-parameters are restored exactly.
+The share is cut into `inner_steps` parts (fewer if it has fewer sequences), and AdamW or Muon makes
+one step on each at the round's learning rate. The pseudo-gradient is the parameters before minus
+after these steps. The shared parameters are restored exactly.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.sparseloco import SparseLoCo
 
-_LARGEST_GRADIENT = 1e19  # a larger one's square exceeds fp32 and would leave an infinite moment
+_LARGEST_GRADIENT = 1e19  # the square of a larger one overflows fp32 and makes a moment infinite
 
 
 class InnerSteps:
-    """Makes pseudo-gradients of fp32 `params`. `ahead` applies the member's last result at a
-    rate.
+    """Makes pseudo-gradients of fp32 `params`.
+
+    `ahead` applies the member's previous result at a rate.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class InnerSteps:
         self._inner.begin()
         shared = self._copies()
         try:
-            # Without this, the steps would repeat the direction of the last result
-            # (docs/experiments.md measures it).
+            # Otherwise the steps repeat the direction of the previous result (measured in
+            # docs/experiments.md).
             if travelling:
                 self._ahead(ahead_lr)
             start = self._copies() if travelling else shared
@@ -99,10 +100,9 @@ class InnerSteps:
         return total / len(sequences)
 
     def _train_ahead(self, parts: Sequence[Tensor], backward: Backward, lr: float) -> float:
-        """Make all inner steps on a GPU, waiting only for the step before the last. Return the sum
-        of losses.
+        """Make all inner steps on a GPU, one step ahead of it. Return the sum of losses.
 
-        Losses and gradients are checked after the share: until then nothing is committed.
+        Losses and gradients are checked after the share. Until then, nothing is committed.
         """
         losses = list[Tensor]()
         sizes = list[Tensor]()
@@ -136,9 +136,7 @@ class InnerSteps:
         }
 
     def remembered(self) -> dict[str, Tensor]:
-        """Return the moments without copies. They stay with the replica over all
-        rounds.
-        """
+        """Return the moments without copies. They last over all rounds."""
         return self._inner.remembered()
 
     def state(self) -> dict[str, Tensor]:
@@ -169,13 +167,14 @@ class InnerSteps:
 
 
 def may_run_ahead(params: Iterable[Tensor]) -> bool:
-    """Return whether a GPU may receive inner steps before earlier ones are done."""
+    """Return whether inner steps can be queued on a GPU before earlier ones are done."""
     return torch.cuda.is_available() and all(tensor.device.type == "cuda" for tensor in params)
 
 
 def _one_behind(before: torch.cuda.Event | None, device: torch.device) -> torch.cuda.Event | None:
-    """Wait for the step before the last one, so that a share can be given up. Return a mark of the
-    last.
+    """Wait for the step before the last one. Return an event at the end of the last one.
+
+    A share can be cancelled only while the queue of the GPU is short.
     """
     if device.type != "cuda":
         return None

@@ -1,7 +1,6 @@
-"""The member's own optimizer of SparseLoCo's inner steps: AdamW or Muon, and its moments.
+"""The optimizer of SparseLoCo's inner steps: AdamW or Muon, and its moments.
 
-A share that fails must leave no trace: the moments are copied before its first step, and restored
-if it fails.
+The moments are copied before the first step of a share and restored if the share fails.
 """
 
 from __future__ import annotations
@@ -30,15 +29,12 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 
 
-# An interface, since the ranks of a member on several devices share the steps
-# (`parallel.sharded_inner`).
+# This is an interface, because `parallel.sharded_inner` spreads the steps over several devices.
 class Inner(Remembering, Protocol):
     """Makes steps of parameters by the gradients in their `grad`."""
 
     takes_gradients_as_they_are: ClassVar[bool]
-    """Whether `step` needs no factors: gradients may be scaled by numbers not read from the GPU
-    yet.
-    """
+    """Whether `step` ignores `factors`. If so, clipping does not have to read the norm."""
 
     def begin(self) -> None:
         """Begin a share: keep the moments so that `undo` can restore them."""
@@ -60,7 +56,7 @@ MakeInner = Callable[[Mapping[str, Tensor], SparseLoCo], Inner]
 
 
 class InnerOptimizer:
-    """Makes all steps where the parameters are."""
+    """Makes all steps on the device of the parameters."""
 
     takes_gradients_as_they_are: ClassVar[bool] = True
 
@@ -75,7 +71,7 @@ class InnerOptimizer:
 
     def step(self, lr: float, factors: Sequence[float]) -> None:
         """Make one step of the parameters that have a gradient."""
-        del factors  # it uses the scaled gradients
+        del factors  # the gradients are scaled already
         step_at(self._optimizer, lr)
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""Values on a lattice: plus or minus one or three times a power of two per block.
+"""Quantise values to a lattice: +-1 or +-3 times a power of two per block.
 
-A block's power of two is one of 44, and every value is an integer multiple of the smallest one. So
-sums of values are sums of integers, exact in any order.
+There are 44 powers of two, and every value is an integer multiple of the smallest one. So a sum of
+values is a sum of integers, which is exact in any order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The layout of one level's blocks in memory and on the wire.
 
-In memory, blocks of equal edges and top-k form one group across tensors, so one call transforms
-many tensors. On the wire, entries have the format's canonical order (segments, then blocks). Only
-`canonical` and the entry arrays know both orders.
+In memory, blocks with equal edges and top-k form one group across tensors, so that one call
+transforms many tensors. On the wire, entries have canonical order: segments, then blocks.
+`canonical` and `grouped` convert between both orders.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
 Votes are counted on the CPU, unless kernels count them on a GPU (`optim.on_gpu`, `optim.flat`) or
-results keep every number (`optim.whole`, `optim.packed`). Everything is decided before the first
+results keep every number (`optim.whole`, `optim.packed`). All votes are checked before the first
 parameter changes.
 """
 

@@ -1,6 +1,6 @@
-"""The moments of AdamW and Muon as named tensors, and back.
+"""Convert the moments of AdamW and Muon to named tensors, and back.
 
-Restoring is all-or-nothing: moments without their step count would be another optimizer's.
+Restoring is all-or-nothing, because moments are meaningless without their step count.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None
     """Raise BadState unless `kept` has all moments of such an optimizer, or none."""
     if kept and kept.keys() != kinds.keys():
         raise BadState(
-            f"an optimizer's state lacks or has too much of {sorted(kept.keys() ^ kinds.keys())[0]}"
+            f"an optimizer's state has a missing or unexpected {sorted(kept.keys() ^ kinds.keys())[0]}"
         )
     for path, tensor in kept.items():
         if (tuple(tensor.shape), tensor.dtype) != kinds[path] or not bool(
             torch.isfinite(tensor).all()
         ):
             raise BadState(
-                f"{path} of an optimizer's state is not of this optimizer, or holds what cannot be there"
+                f"{path} of an optimizer's state has another shape or dtype, or is not finite"
             )
 
 
@@ -111,7 +111,7 @@ def take_moments(
 def put_back(
     optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]
 ) -> None:
-    """Restore moments of this very optimizer, in which parameters without a gradient have none."""
+    """Restore moments of this same optimizer. Parameters without a gradient have none."""
     found = states_of(kept, {name: parameter.device for name, parameter in params.items()})
     optimizer.state.clear()
     for name, values in found.items():

@@ -1,7 +1,7 @@
 """Muon for hidden matrices, AdamW for all other parameters.
 
 Sources: Jordan et al., "Muon" (2024); Loshchilov and Hutter, "Decoupled weight decay" (arXiv
-1711.05101). torch's Muon has the quintic only; here the polar factor is the Polar Express's.
+1711.05101). torch's Muon has only the quintic iteration; this one uses the Polar Express.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _turns_in_bf16(device: torch.device) -> bool:
         turned = polar_express(given.to(device), precision=torch.bfloat16).cpu()
     except RuntimeError as error:  # a GPU without bf16
         logger.warning(
-            "Muon's steps on %s are made one by one: %s", device, str(error).splitlines()[0]
+            "Muon steps tensors one by one on %s: %s", device, str(error).splitlines()[0]
         )
         return False
     return bool((turned - polar_express(given)).abs().max() < _NEAR)

@@ -1,8 +1,8 @@
-"""Choosing and counting by Triton kernels on a CUDA device, as torch does elsewhere.
+"""Choose coefficients and count votes with Triton kernels on a CUDA device.
 
-Before a kernel is used, its output on this device is compared bit by bit with torch's, since a
-replica with other bits diverges from all others. Kernels that fail or do not compile are not used,
-and the reason is logged once.
+A replica with different bits would diverge from all others. So before a kernel is used on a device,
+its output is compared bit by bit with that of torch. A kernel that differs or does not compile is
+not used, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from aftermath.optim.transform import ZERO_BELOW, matrices, strongest
 from aftermath.optim.votes import Votes
 
 logger = logging.getLogger(__name__)
-_FEW = 4  # kernels choose at most 1/4 of a block: more positions take more memory than they save
+_FEW = (
+    4  # kernels count if at most 1/4 of a block is kept; more positions would need too much memory
+)
 _LANES = 1024
 _LARGEST_BLOCK = 1 << 14  # `kernels.triton_blocks.choose` holds every number of a block at once
 _PROVED = 16  # blocks of the comparison
@@ -80,7 +82,7 @@ def _chooses_alike(device: torch.device, *, block: int, topk: int, bits: int) ->
 
 
 def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
-    """Do kernels count votes of such levels there?"""
+    """Return whether kernels count votes on such levels on the device."""
     few = all(
         group.topk * _FEW <= group.block or group.block < _LANES
         for own in layouts
@@ -141,7 +143,7 @@ def _counts_alike(device: torch.device) -> bool:
 def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple[Tensor, Tensor]:
     """Return indices int64 and values fp32 [n, topk] of coefficients fp32 [n, block].
 
-    `bits`: of the lattice, or 0.
+    `bits` is 1 or 2 for lattice values, and 0 for floats.
     """
     from aftermath.kernels import triton_blocks
 
@@ -193,7 +195,7 @@ class OnGpu:
         for vote in votes:
             positions, order = vote.positions.to(device).sort()
             if len(positions) and (int(positions[0]) < 0 or int(positions[-1]) >= int(starts[-1])):
-                raise ValueError("a vote for a position that there is not")
+                raise ValueError("a vote for a position outside the level")
             blocks = torch.searchsorted(starts, positions, right=True) - 1
             places.append((positions - starts[blocks]).to(torch.int32))
             values.append(vote.values.to(device)[order])
@@ -245,8 +247,9 @@ class OnGpu:
         )
 
     def means(self, coefficients: Tensor, group: int, first: int, mean_bits: int) -> None:
-        """coefficients float64 [n, h, w] <- the means of signs of a group's blocks from `first`
-        on.
+        """Write the means of a group's sign votes, from block `first` on.
+
+        `coefficients` is float64 [n, h, w].
         """
         from aftermath.kernels import triton_blocks
 

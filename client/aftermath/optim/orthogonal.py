@@ -1,6 +1,6 @@
-"""The polar factor of a matrix by polynomials: the Polar Express.
+"""Approximate the polar factor of a matrix with polynomials: the Polar Express.
 
-It uses matrix products only, which are fast on every device. Source: Amsel, Persson, Musco, Gower,
+It only needs matrix products, which are fast on every device. Source: Amsel, Persson, Musco, Gower,
 "The Polar Express" (arXiv 2505.16932), theorem 3.1 and section 3.4.
 """
 
@@ -15,13 +15,13 @@ from torch import Tensor
 
 STEPS = 5
 SMALLEST = 1e-3
-# The polynomials are computed: for the smallest singular value to reach (relative to the Frobenius
-# norm) and a number of steps, they are the best there are. Each keeps every singular value within
-# the interval of the next one; the margin covers rounding.
+# The polynomials are computed. They are optimal for a number of steps and for the smallest singular
+# value (relative to the Frobenius norm) that should come near 1. Each maps every singular value
+# into the interval of the next one. The margin covers rounding.
 MARGIN = 1.01
-# singular values below this part of the largest are raised without being centred
+# Singular values below this fraction of the largest are raised without being centred.
 _CUSHION = 0.02407327424182761
-_NEARLY_ONE = 1e-4  # intervals narrower than a tenth of this make the exchange's system singular
+_NEARLY_ONE = 1e-4  # narrower intervals (below a tenth of it) make the linear system singular
 
 Polynomial = tuple[float, float, float]
 
@@ -42,7 +42,7 @@ def polar_express(
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = matrices.mT if tall else matrices  # [..., short, long]
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
-    # squares of fp32 numbers beyond 1e19 or 1e-19 leave its range
+    # Squares of fp32 numbers above 1e19 or below 1e-19 leave its range.
     x = x / largest.masked_fill(largest == 0, 1)
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) * MARGIN).clamp_min(1)
     if precision is not None:
@@ -83,9 +83,8 @@ def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
         a, b, c = (2 / (at_low + at_high) * coefficient for coefficient in best)
         low = _value((a, b, c), low)
         high = 2 - low
-        if (
-            step < steps - 1
-        ):  # a singular value that rounding pushed beyond the end stays in the next interval
+        if step < steps - 1:
+            # A singular value that rounding pushes beyond the end stays in the next interval.
             a, b, c = a / MARGIN, b / MARGIN**3, c / MARGIN**5
         found.append((a, b, c))
     return tuple(found)

@@ -1,7 +1,8 @@
-"""Muon at the apply: hidden matrices step along the polar factor of the mean, the rest by it.
+"""Muon at the apply: hidden matrices step along the polar factor of the mean.
 
-Per segment of a hidden matrix, with u the mean as in `optim.mean`: x <- x - lr * orthogonal_lr *
-sqrt(max(1, rows / columns)) * polar(u). A level without votes does not change.
+With u the mean of `optim.mean`, a segment of a hidden matrix changes by x <- x - lr * orthogonal_lr
+* sqrt(max(1, rows / columns)) * polar(u). All other parameters subtract u, as in `optim.mean`. A
+level without votes does not change.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from aftermath.optim.transform import cells
 from aftermath.optim.votes import Votes
 
 _AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Entries of waiting means: few fit a core's cache, and a GPU needs many at once."""
+"""Entries of queued means: few, to fit a core's cache, or many, to keep a GPU busy."""
 
 
 class OuterMuon(MeanApply):
     """Changes a replica's fp32 `params`, of tier `tier`, in place."""
 
-    # No momentum: the inner optimizers have theirs, and joiners need no state of the apply. Each
-    # level's part of a matrix is orthogonalised alone, since a member of a small tier does not hold
-    # the others.
+    # There is no momentum: the inner optimizers have theirs, and a joining member would need its
+    # state. Each level's part of a matrix is orthogonalised by itself, because members of small
+    # tiers do not hold the other levels.
     def __init__(
         self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo
     ) -> None:
@@ -95,6 +96,6 @@ class OuterMuon(MeanApply):
         factors = exact_polar(torch.stack([mean for _, mean in own]))
         for (tensor, _), factor in zip(own, factors, strict=True):
             rows, columns = tensor.shape
-            # math.pow would depend on the C library
+            # math.sqrt is exactly rounded. math.pow would depend on the C library.
             rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))
             tensor.sub_((factor.mT if rows > columns else factor).mul(rate).to(tensor.device))

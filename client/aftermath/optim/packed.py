@@ -1,6 +1,7 @@
-"""Results with a digit for every number, encoded, checked and counted on a GPU as bytes.
+"""Encode, check and count results with a digit for every number on a GPU, without unpacking them.
 
-The bytes are those of `optim.codec`, which also explains refusals.
+The bytes are those of `optim.codec`. If a check fails, `optim.codec` decodes the payload again to
+name the fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The interfaces of an optimizer's three parts, which `optim.engine` puts together.
+"""The interfaces of an optimizer's three parts. `optim.engine` combines them.
 
-- A private step turns a member's share into a pseudo-gradient. It need not be exact.
-- A result is what is sent of pseudo-gradients. It keeps the rest.
+- A private step turns a member's share into a pseudo-gradient. It does not have to be exact.
+- A compressor turns pseudo-gradients into results, and keeps the residual.
 - An apply changes the parameters by all results, with equal bits on every replica.
 """
 
@@ -19,10 +19,11 @@ from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.votes import Votes
 
 Loss = float | Tensor
-"""A number, or a GPU tensor that was not read yet, since reading it waits for the GPU."""
+"""A number, or a tensor on a GPU that was not read yet, because a read waits for the GPU."""
 Backward = Callable[[Tensor], Loss]
 """Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`.
-Returns the loss. It may raise to give up.
+
+Returns the loss. It may raise to cancel the share.
 """
 
 
@@ -32,7 +33,7 @@ class BadState(AftermathError):
 
 @dataclass(frozen=True)
 class PseudoGradient:
-    """What a member would subtract from the shared weights: `factor` times each tensor."""
+    """The change that a member proposes: subtract `factor` times each tensor from the weights."""
 
     tensors: Mapping[str, Tensor]
     """Tensors named and shaped like the parameters, fp32."""
@@ -50,7 +51,7 @@ class Measured:
     residual_norm: float
     """Norm of the residual left for later rounds."""
     carried: float
-    """The part of the residual's energy (its squared norm) that the result carries, 0 to 1."""
+    """Fraction of the residual's energy (squared norm) that the result contains, 0 to 1."""
 
 
 class Remembering(Protocol):

@@ -1,7 +1,7 @@
-"""Polar factors with equal bits on every machine: the Polar Express in integers in fp32.
+"""Compute polar factors with equal bits on every machine: the Polar Express on integers in fp32.
 
-It needs IEEE fp32 and plain products (no TF32, no emulation). MPS promises neither and uses the
-CPU.
+It needs IEEE fp32 and exact products (no TF32, no emulation). MPS guarantees neither, so it uses
+the CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A replica's private state as blocks of bytes under one Merkle root.
+"""Cut a replica's private state into blocks of bytes, and hash them into one Merkle root.
 
-The tensors of `Engine.remembered`, in the order of their names, are cut into blocks of BLOCK bytes.
-No block spans two tensors. The schema and the tier determine the blocks (`engine.outline_of`). The
-state is that after a trained round; before the first there are no blocks.
+The tensors of `Engine.remembered`, ordered by name, are cut into blocks of BLOCK bytes. No block
+spans two tensors. The schema and the tier determine the blocks (`engine.outline_of`). Before the
+first trained round the state is empty and has no blocks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StateOutline:
     def place(self, index: int) -> BlockSpan:
         """Return the location of a block. Raises IndexError."""
         if not 0 <= index < self.count:
-            raise IndexError(f"there are {self.count} blocks, and none of index {index}")
+            raise IndexError(f"block {index} does not exist: there are {self.count}")
         which = bisect_right(self._firsts, index) - 1
         name, size = self.sizes[which]
         start = (index - self._firsts[which]) * BLOCK

@@ -1,8 +1,8 @@
-"""The self-test of compiled kernels: each is compared with torch before the first use.
+"""Test compiled kernels before their first use, by comparing them with torch.
 
-Kernels are compiled by each machine's own compiler, and a replica that one changes wrongly
-diverges. If a kernel differs or raises, torch does everything, and that is logged once. Residuals
-and sent values may differ by roundings of a DCT (`kernels.encode`); nothing else may.
+Each machine compiles its own kernels, and a wrong one makes its replica diverge. If a kernel
+differs or raises, torch replaces all kernels, and the reason is logged once. Only residuals and
+sent values may differ, by rounding errors of the DCT (`kernels.encode`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MODEL = {
     "max_position_embeddings": 16,
     "rms_norm_eps": 1e-5,
 }
-"""No edge of 8 divides its own, so blocks have padding."""
+"""A block edge of 8 does not divide these sizes, so blocks have padding."""
 _VOTES = Distro(4, 6, chunk=8, quantize_1bit=True, decay=0.9, weight_decay=0.0, clip=None)
 _SPARSE = SparseLoCo(topk=4, topk_embeddings=6, chunk=8)
 _MEMBERS = 3
@@ -72,7 +72,7 @@ def differing() -> str | None:
     for what, same in kinds.items():
         try:
             if not same():
-                return f"compiled kernels do not do what torch does, where {what}"
+                return f"compiled kernels differ from torch where {what}"
         except Exception as error:  # a kernel may raise anything; torch does the same work
             return f"compiled kernels fail where {what}: {error!r}"
     return None

@@ -1,8 +1,8 @@
-"""Names, sizes and checks of the state of error feedback.
+"""Names, sizes and checks of the saved state of error feedback.
 
-A saved previous result must be one that an encoder makes: the next round subtracts it from the
-residual, which must have held it. So places ascend within a block, values are finite, nonzero and
-on the lattice if there is one, and unused entries come last with value 0.
+A saved result must be one that an encoder can produce, because the next round subtracts it from the
+residual. So indices ascend within a block, values are finite, nonzero and on the lattice if there
+is one, and unused entries come last with value 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:
 def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor], bits: int) -> bool:
     """Return whether the state contains a sent result. Raises BadState if it is not valid.
 
-    `bits`: of the lattice of sent values; 0 without one.
+    `bits` is 1 or 2 for lattice values, and 0 for others.
     """
     places = [(level, group) for level in layouts for group in range(len(layouts[level].groups))]
     sent = any(not name.startswith("residual.") for name in state)
@@ -40,7 +40,7 @@ def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor],
     names = {f"{kind}.{level}.{group}" for kind in kinds for level, group in places}
     if state.keys() != names:
         raise BadState(
-            f"an optimizer's state lacks or has too much of {sorted(state.keys() ^ names)[0]}"
+            f"an optimizer's state has a missing or unexpected {sorted(state.keys() ^ names)[0]}"
         )
     for level, group in places:
         of = layouts[level].groups[group]
@@ -69,20 +69,18 @@ def _check(
             f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}"
         )
     if not tensor.is_contiguous():
-        raise BadState(f"{name} of an optimizer's state does not lie in memory in one piece")
+        raise BadState(f"{name} of an optimizer's state is not contiguous")
     fits = (
         torch.isfinite(tensor)
         if block is None
         else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
     )
     if not bool(fits.all()):
-        raise BadState(f"{name} of an optimizer's state holds a number that cannot be there")
+        raise BadState(f"{name} of an optimizer's state has an invalid number")
 
 
 def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
-    """Raise BadState unless an encoder could choose these places and values, [blocks, topk]
-    each.
-    """
+    """Raise BadState unless an encoder can produce these indices and values, [blocks, topk]."""
     used = indices != UNUSED
     if bool(
         (indices[:, 1:] < indices[:, :-1]).any()
@@ -90,7 +88,7 @@ def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
     ):
         raise BadState(f"indices.{where} of an optimizer's state do not ascend")
     if bool((used != (values != 0)).any()):
-        raise BadState(f"values.{where} of an optimizer's state are not those of its indices")
+        raise BadState(f"values.{where} of an optimizer's state do not match its indices")
     if not bits or not values.numel():
         return
     try:
@@ -98,4 +96,4 @@ def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
     except ValueError as error:
         raise BadState(f"values.{where} of an optimizer's state: {error}") from None
     if bits == 1 and bool(is_half_more(values).any()):
-        raise BadState(f"values.{where} of an optimizer's state are of another lattice")
+        raise BadState(f"values.{where} of an optimizer's state need more bits per value")

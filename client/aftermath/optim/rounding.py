@@ -1,4 +1,4 @@
-"""Rounding of a learning rate to fp32, the same on all replicas."""
+"""Round a learning rate to fp32, equally on all replicas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The schema: what members agree on before they exchange results. Its SHA-256 is on chain.
+"""The schema, on which all members of a run agree. Its SHA-256 is on chain.
 
-It has the model's state, the optimizer with every setting, and the format of results. It is
-canonical JSON. Bytes from a peer are rebuilt from their inputs and must be equal.
+It is canonical JSON of the model's state, the optimizer with every setting, and the format of
+results. A schema from a peer is rebuilt from its inputs and must have equal bytes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MAX_JSON_BYTES = 16 << 20
 Settings = Distro | SparseLoCo
 """Settings of an optimizer whose members exchange results. mypy reports kinds that lack one of:
 - `inner_steps`: steps on parts of a member's share; 0 if the share gives one gradient
-- `inner_optimizer`: the optimizer of these steps; None without any
+- `inner_optimizer`: the optimizer of these steps, or None
 - `moments`: numbers that it keeps per parameter
-- `late`: the warning about an overlap; empty if it does no harm
+- `late`: a warning about overlapped rounds; empty if they do no harm
 """
 SETTINGS: Mapping[OptimizerKind, type[Settings]] = {
     OptimizerKind.DISTRO: Distro,

@@ -1,6 +1,6 @@
 """The apply of DisTrO: x <- x (1 - lr wd), then x <- x - lr sign(mean of the votes), exactly.
 
-All signs are decided before the first parameter changes.
+All signs are computed before the first parameter changes.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ class SignApply:
             for level, votes in results.items()
             if votes
         }
-        # Weight decay happens once per applied round on every replica, even if a level got no
-        # result. So it depends on nothing that members could see differently. Balance vectors do
-        # not decay.
+        # Every replica decays the weights once per applied round, even if a level got no result.
+        # So decay cannot differ between members. Balance vectors do not decay.
         for level, layout in self._layouts.items():
             for part in layout.parts:
                 self._decay(view(self._params, part.segment), part, keep)

@@ -1,7 +1,8 @@
-"""SparseLoCo: inner steps, the strongest changes in one or two bits, and an exact mean.
+"""Settings of SparseLoCo, on which all members agree.
 
-This file has the settings that members agree on. `optim.engine` builds the parts. Source: Sarfi et
-al., "Communication Efficient LLM Pre-training with SparseLoCo" (arXiv 2508.15706).
+SparseLoCo makes inner steps, sends the strongest changes in one or two bits each, and applies their
+exact mean. `optim.engine` builds its parts. Source: Sarfi et al., "Communication Efficient LLM
+Pre-training with SparseLoCo" (arXiv 2508.15706).
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ KIND = "sparseloco"
 _SET = "Choose another in the optimizer's settings"
 
 REACH: dict[InnerOptimizerName, float] = {"adamw": 2.0, "muon": 0.5}
-"""Cap of one member's value, in learning rates per inner step. It bounds what a member can do to
-the model, and reduces the overshoot if several residuals hold the same thing (docs/experiments.md).
+"""Cap of one member's value, in learning rates per inner step.
+
+It limits how far one member can move the model, and reduces the overshoot if several residuals
+contain the same change (docs/experiments.md).
 """
 
 

@@ -1,7 +1,7 @@
-"""Counting votes: the coefficients with votes, the sum of each, and the number of voters.
+"""Count votes: which coefficients have votes, the sum of each, and the number of voters.
 
-Votes are integers in int64, so sums do not depend on the order of peers, threads or memory layout.
-There are at most as many peers as the proofs in `optim.exact` and `optim.mean` allow.
+Votes are int64 integers, so sums do not depend on the order of peers, threads or memory layout. The
+proofs in `optim.exact` and `optim.mean` limit the number of peers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from aftermath.optim.votes import Votes
 
 MAX_PEERS = 256
-_DENSE = 2  # at one vote per 2 places, counting takes about as long as sorting
+_DENSE = 2  # with one vote per 2 positions, counting takes about as long as sorting
 
 
 def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:

@@ -1,8 +1,8 @@
-"""The float transform of the encoder, and the cut of a tensor into blocks.
+"""The DCT of the encoder, the cut of tensors into blocks, and the choice of coefficients.
 
-As upstream: a matrix is cut into height x width blocks, each transformed along both edges. A vector
-has blocks of height 1. A stack of matrices (experts) is handled one by one. fp32 suffices, because
-only the sender computes it.
+A matrix is cut into height x width blocks, which are transformed along both edges. A vector has
+blocks of height 1. The matrices of a stack (experts) are cut one by one. fp32 is enough, because
+only the sender computes the transform.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One peer's votes on one level, in two forms.
 
-`Votes` has a position (`optim.layout`) per vote. `WholeVotes` keeps the digits of the wire, for
-formats that keep every number: peers that send everything differ in their zeros, so each would need
-positions of its own.
+`Votes` has a position (`optim.layout`) per vote. `WholeVotes` is for formats that keep every number
+and has a digit per number instead. Positions would take more memory, because every peer has zeros
+at other positions.
 """
 
 from __future__ import annotations

@@ -105,6 +105,7 @@ def _model(change: Change, model: Model) -> Model:
         model = replace(
             model,
             **trained_by(llm.spec),
+            spec_error="",
             max_seq_len=llm.max_seq_len,
             cold_start_warmup_steps=llm.cold_start_warmup_steps,
             checkpoint=change.kept_checkpoint(model) or checkpoint_of(llm.checkpoint),

@@ -6,6 +6,7 @@ Each of them takes one of the server's file descriptors, and costs the client no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -24,31 +25,31 @@ class ConnectionLimiter(web.Server):
     def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         # aiohttp ends a connection on which no request arrives within `keepalive_timeout`.
         super().__init__(handler, access_log=None, keepalive_timeout=HANDSHAKE_SECONDS)
-        self._unauthenticated: dict[web.RequestHandler, str] = {}
+        self._unauthenticated: dict[web.RequestHandler | _TlsHandshake, str] = {}
         """Network addresses by connection, oldest connection first."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Accept connections. Raises OSError."""
-        return await asyncio.get_running_loop().create_server(
-            self,
-            host,
-            port,
-            ssl=tls,
-            backlog=128,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
-        )
+        accept = self if tls is None else lambda: _TlsHandshake(self, tls)
+        return await asyncio.get_running_loop().create_server(accept, host, port, backlog=128)
 
-    def release(self, connection: web.RequestHandler) -> None:
+    def release(self, connection: web.RequestHandler | _TlsHandshake) -> None:
         """Lift the limits of a connection, because it authenticated or ended."""
         self._unauthenticated.pop(connection, None)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
+        self.limit(handler, transport)
+
+    def limit(
+        self, connection: web.RequestHandler | _TlsHandshake, transport: asyncio.BaseTransport
+    ) -> None:
+        """Limit a new connection, which may end an older one."""
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             # Drop the oldest connection of the address that has the most, so that one address
             # cannot take all places.
             self._drop(makes_room(self._unauthenticated))
-        self._unauthenticated[handler] = place(transport)
+        self._unauthenticated[connection] = place(transport)
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
@@ -61,8 +62,52 @@ class ConnectionLimiter(web.Server):
             self._drop(connection)
         await super().shutdown(timeout)
 
-    def _drop(self, connection: web.RequestHandler) -> None:
+    def _drop(self, connection: web.RequestHandler | _TlsHandshake) -> None:
         """Close a connection without waiting for the other side."""
         self.release(connection)
         if connection.transport is not None:
             connection.transport.abort()
+
+
+class _TlsHandshake(asyncio.Protocol):
+    """A connection until its TLS handshake ends, so that the limits apply from its first byte.
+
+    asyncio's own TLS server tells of a connection only after the handshake.
+    """
+
+    def __init__(self, limiter: ConnectionLimiter, tls: ssl.SSLContext) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._limiter = limiter
+        self._tls = tls
+        self._early = b""
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._limiter.limit(self, transport)
+        self._task = asyncio.get_running_loop().create_task(self._secure(transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data  # decrypted, and here before `_secure` continues
+
+    async def _secure(self, transport: asyncio.Transport) -> None:
+        """Shake hands, and hand the connection over to the web server."""
+        secured: asyncio.Transport | None = None
+        with contextlib.suppress(OSError):  # it failed, or took HANDSHAKE_SECONDS
+            secured = await asyncio.get_running_loop().start_tls(
+                transport,
+                self,
+                self._tls,
+                server_side=True,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            )
+        self._limiter.release(self)
+        if secured is None:
+            transport.abort()
+            return
+        handler = self._limiter()
+        secured.set_protocol(handler)
+        handler.connection_made(secured)
+        if self._early:
+            handler.data_received(self._early)

@@ -120,12 +120,14 @@ async def ensure_run(chain: SignedCluster, run_id: str, file: RunConfig) -> list
         )
     steps = await missing(chain, run_id, {}, chain.wallet.pubkey, "")
     if not steps:
-        run, model, _ = await chain.coordinator.snapshot(run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
         rules = Config(**file.to_chain()["config"])
         if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
             return [
                 f"the run has trained all its {run.trained_steps} steps: raise total_steps in {file.file} to continue"
             ]
+        if not run.halted and model.spec_error:
+            return [f"{model.spec_error}; restart with the version of the server that wrote it"]
         if not run.halted:
             return unused_keys(file, run, model)
     # These load PyTorch, which takes seconds. A server that only resumes does not need them.
@@ -137,7 +139,7 @@ async def ensure_run(chain: SignedCluster, run_id: str, file: RunConfig) -> list
     if steps:
         await chain.sender.afford(steps, chain.coordinator.sizes(run_id), later=LATER)
         await chain.sender.send_packed(steps)
-    run, model, _ = await chain.coordinator.snapshot(run_id)
+    run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
     change = Change(
         metadata={},
         config=config,

@@ -118,7 +118,7 @@ def run_status(server: RunServer) -> RunStatus:
     assert members is not None
     accounts = (
         parse_run(bytes(run.data)),
-        parse_model(bytes(model.data)),
+        parse_model(bytes(model.data), any_spec=True),
         parse_members(bytes(members.data)),
     )
     return standing(*accounts, int(server.node.time.now()), has_tick=False)

@@ -29,6 +29,7 @@ from aftermath.chain.views import (
     witnesses_backlog_range,
 )
 from aftermath.config.document import RunConfig
+from aftermath.config.spec import spec_hash
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.view import View
 from aftermath.data.local import open_tokens
@@ -106,9 +107,10 @@ class SimulatedRun:
         """What members continue while the run does not need them."""
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
-        self._open(
-            set_up(place, config, rules, quantize=quantize, optimizer=optimizer, stored=stored)
-        )
+        owners = set_up(place, config, rules, quantize=quantize, optimizer=optimizer, stored=stored)
+        self.spec = owners.llm.spec.encode()
+        """The training spec that the run begins with."""
+        self._open(owners)
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
     def _open(self, rules: RunConfig) -> None:
@@ -122,7 +124,7 @@ class SimulatedRun:
                 self._send(self.ix.grow(RUN_ID, which))
         self._send(admit.create(EVERYONE))
         self._send(admit.grantor_update(EVERYONE, True))
-        for part in self.ix.write_spec(RUN_ID, rules.llm.spec.encode()):
+        for part in self.ix.write_spec(RUN_ID, self.spec):
             self._send(part)
         self._send(self.ix.update(RUN_ID, **rules.to_chain()))
         self.schema = agreed_schema(self.config.to_hf(), 3, self.model.optimizer)
@@ -157,6 +159,23 @@ class SimulatedRun:
 
     def pause(self, paused: bool) -> None:
         self._send(self.ix.set_paused(RUN_ID, paused))
+
+    def write_spec(self, spec: bytes, **changes: Any) -> None:
+        """Replace the training spec of the halted run; `changes`: further values of the model."""
+        held = parse_model(self.chain.data(self._at.model), any_spec=True)
+        model = {
+            "max_seq_len": held.max_seq_len,
+            "cold_start_warmup_steps": held.cold_start_warmup_steps,
+            "checkpoint": {
+                "kind": int(held.checkpoint.kind),
+                "repo": held.checkpoint.repo,
+                "revision": held.checkpoint.revision,
+            },
+            "spec": {"len": len(spec), "hash": spec_hash(spec)},
+        }
+        for part in self.ix.write_spec(RUN_ID, spec):
+            self._send(part)
+        self._send(self.ix.update(RUN_ID, model=model | changes))
 
     def kick(self, player: SimMember, *, barred: bool) -> None:
         wallet = player.key.pubkey()

@@ -71,14 +71,21 @@ async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
 # `test_rows_have_one_order_from_the_start` and `test_text_of_strangers_is_text_on_every_tab` draw
 # the others' tabs.
 FAST_STATES = {("server", (80, 24)), ("watch", (40, 12))}
+WIDE = (120, 40)  # nightly: more room hides nothing
+
+
+def tier(state: str, size: tuple[int, int]) -> tuple[pytest.MarkDecorator, ...]:
+    if (state, size) in FAST_STATES:
+        return ()
+    return (pytest.mark.nightly if size == WIDE else pytest.mark.slow,)
 
 
 @pytest.mark.parametrize(
     ("state", "size"),
     [
-        pytest.param(state, size, marks=() if (state, size) in FAST_STATES else pytest.mark.slow)
+        pytest.param(state, size, marks=tier(state, size))
         for state in STATES
-        for size in ((80, 24), (120, 40), (40, 12))
+        for size in ((80, 24), WIDE, (40, 12))
     ],
 )
 async def test_every_tab_is_drawn_in_every_state(state: str, size: tuple[int, int]) -> None:

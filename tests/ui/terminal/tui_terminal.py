@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds: a deadline for broken code, not an expectation."""
 
 

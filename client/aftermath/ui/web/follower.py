@@ -89,5 +89,5 @@ class RunFollower:
             yield self.standing()
 
     async def _read(self) -> None:
-        run, model, members = await self._coordinator.snapshot(self._run_id)
+        run, model, members = await self._coordinator.snapshot(self._run_id, any_spec=True)
         self._view = View(run, members, model)

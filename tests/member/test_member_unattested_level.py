@@ -14,7 +14,7 @@ from aftermath.rules.contents import unattested
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.saboteurs import two_faced
+from member.lying_members import two_faced
 
 GONE_BACK = "too few said at the end of the last epoch what level 0 of the model is"
 HOSTILE = 3

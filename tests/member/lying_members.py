@@ -27,7 +27,7 @@ from aftermath.sim.simulation import SimulatedRun
 Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 
 
-def sabotage(player: SimMember, lie: Lie) -> None:
+def send_lies(player: SimMember, lie: Lie) -> None:
     """From now on `lie` announces what this member has to announce of a round, and it answers no
     questions.
     """
@@ -148,7 +148,7 @@ def conspire(players: Sequence[SimMember], level: int) -> None:
         transport = player.transport
         assert transport is not None
         _fetch_from(transport, shared)
-        sabotage(player, _shares_with_few(player, level, shared))
+        send_lies(player, _shares_with_few(player, level, shared))
 
 
 def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:

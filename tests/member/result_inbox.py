@@ -115,7 +115,7 @@ def key_to(said: Commitment, **changed: Any) -> Key:
     return msgspec.structs.replace(good, **changed)
 
 
-class Desk:
+class ResultInbox:
     """The results of member 0, and the transports of all three."""
 
     def __init__(self, epoch: int = 2) -> None:

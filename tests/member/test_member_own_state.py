@@ -22,7 +22,7 @@ from aftermath.optim.engine import Engine
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from member.desk import Desk
+from member.result_inbox import ResultInbox
 from member.short_runs import SHORT
 
 ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
@@ -170,12 +170,12 @@ def test_later_run_of_the_same_id_has_its_own_state_file(tmp_path: Path) -> None
     """The first run's file stays, and its state is never offered to the second."""
     files = set()
     for created in (1, 2):
-        desk = Desk()
-        run = replace(desk.feed.view.run, created=created)
-        feed = RunFeed(replace(desk.feed.view, run=run))
-        ports = replace(desk.ports, feed=feed, coordinator=SimpleNamespace(wallet=bytes(32)))
+        inbox = ResultInbox()
+        run = replace(inbox.feed.view.run, created=created)
+        feed = RunFeed(replace(inbox.feed.view, run=run))
+        ports = replace(inbox.ports, feed=feed, coordinator=SimpleNamespace(wallet=bytes(32)))
         kept = private.PrivateState(
-            ports, desk.role, desk.workers, OwnState(ports, desk.workers.state), tmp_path
+            ports, inbox.role, inbox.workers, OwnState(ports, inbox.workers.state), tmp_path
         )
         files.add(kept._file)
     assert len(files) == 2

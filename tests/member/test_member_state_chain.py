@@ -26,10 +26,10 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.sim.virtual_time import run_virtual
-from member.desk import Desk, commitment_of, plan_of
-from member.saboteurs import Lie, sabotage, sign, tell_all
+from member.lying_members import Lie, send_lies, sign, tell_all
+from member.result_inbox import ResultInbox, commitment_of, plan_of
 from member.short_runs import ALONE, SHORT
-from member.test_member_private import ALL, SPARSELOCO, restart
+from member.test_member_own_state import ALL, SPARSELOCO, restart
 
 BROKEN = "its private state "
 
@@ -130,41 +130,41 @@ def test_what_is_remembered_is_bounded(told: list[tuple[int, int]]) -> None:
 
 def test_result_with_discontinuous_state_is_skipped() -> None:
     async def story() -> None:
-        desk = Desk()
-        desk.results.open(plan_of(4))
-        desk.hear(1, private=PrivateRoots(NOTHING, root(1), None))
-        desk.results.open(plan_of(5))
-        broken = desk.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
-        whole = desk.hear(2, 5, private=PrivateRoots(root(8), root(3), (2, 4)))
+        inbox = ResultInbox()
+        inbox.results.open(plan_of(4))
+        inbox.hear(1, private=PrivateRoots(NOTHING, root(1), None))
+        inbox.results.open(plan_of(5))
+        broken = inbox.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
+        whole = inbox.hear(2, 5, private=PrivateRoots(root(8), root(3), (2, 4)))
         await asyncio.sleep(1)
-        assert desk.results.held(5) == {2: whole.digest}
-        assert desk.results.settled(5) == {1, 2}
-        (candidate,) = desk.results.candidates(5, 1)
-        assert desk.results.payloads.whole(candidate), (
+        assert inbox.results.held(5) == {2: whole.digest}
+        assert inbox.results.settled(5) == {1, 2}
+        (candidate,) = inbox.results.candidates(5, 1)
+        assert inbox.results.payloads.whole(candidate), (
             "it is there all the same, should a quorum accept it"
         )
         assert broken.digest == candidate.digest
-        (refused,) = (event for event in desk.events if event["kind"] == "refused")
+        (refused,) = (event for event in inbox.events if event["kind"] == "refused")
         assert (refused["height"], refused["seat"]) == (5, 1)
         assert refused["why"].startswith(BROKEN)
-        desk.results.close()
+        inbox.results.close()
 
     run_virtual(story())
 
 
 def test_an_earlier_result_that_comes_later_is_compared_too() -> None:
     async def story() -> None:
-        desk = Desk()
+        inbox = ResultInbox()
         for height in (4, 5):
-            desk.results.open(plan_of(height))
-        desk.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
+            inbox.results.open(plan_of(height))
+        inbox.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
         await asyncio.sleep(1)
-        assert set(desk.results.held(5)) == {1}
-        desk.hear(1, 4, private=PrivateRoots(NOTHING, root(1), None))
+        assert set(inbox.results.held(5)) == {1}
+        inbox.hear(1, 4, private=PrivateRoots(NOTHING, root(1), None))
         await asyncio.sleep(1)
-        assert desk.results.held(5) == {}
-        assert set(desk.results.held(4)) == {1}
-        desk.results.close()
+        assert inbox.results.held(5) == {}
+        assert set(inbox.results.held(4)) == {1}
+        inbox.results.close()
 
     run_virtual(story())
 
@@ -314,7 +314,7 @@ def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path)
             sim.add(tier)
         await sim.until_round(1)
         liar = sim.players[-1]
-        sabotage(liar, exchanges(liar))
+        send_lies(liar, exchanges(liar))
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
