@@ -340,7 +340,7 @@ def test_limits_themselves_are_allowed() -> None:
 
 
 def test_every_architecture_can_be_written_and_no_other() -> None:
-    assert get_args(Llm.model_fields["architecture"].annotation) == tuple(ARCHITECTURES)
+    assert get_args(Llm.model_fields["architecture"].annotation) == ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", [str(one.relative_to(REPOSITORY)) for one in CONFIGS])

@@ -17,7 +17,6 @@ from aftermath.config.sources import DataLocationChoice
 from aftermath.data.http import MOST_FILES, HttpClient, numbered_urls
 from aftermath.data.source import DataError, SourceUnavailable
 from aftermath.rules.model import DataLocation
-from aftermath.rules.state import DataKind
 from aftermath.train.locations import check_place, open_source
 from faulty_web import Web, serving
 
@@ -103,7 +102,7 @@ def test_redirect_to_invalid_port_raises_data_error(web: Web) -> None:
 
 
 @pytest.mark.parametrize(
-    "location",
+    "written",
     [
         {"Server": "a..b:80"},
         {"Server": f"{'x' * 64}:80"},
@@ -111,9 +110,9 @@ def test_redirect_to_invalid_port_raises_data_error(web: Web) -> None:
         {"Http": {"location": {"SingleUrl": "http://h:99999999/x"}}},
     ],
 )
-def test_impossible_address_is_refused_before_lookup(location: dict[str, Any]) -> None:
+def test_impossible_address_is_refused_before_lookup(written: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"is not a valid (http )?address"):
-        check_place(location_of(DataLocationChoice.model_validate(location)))
+        check_place(location(written))
 
 
 def test_private_address_behind_proxy_is_refused(
@@ -126,28 +125,34 @@ def test_private_address_behind_proxy_is_refused(
     assert web.asked == []
 
 
-def location(kind: DataKind, primary: str, num_files: int = 0) -> DataLocation:
-    return DataLocation(kind, 2, 0, 0, 0, num_files, primary, "", bytes(32))
+def location(written: dict[str, Any]) -> DataLocation:
+    return location_of(DataLocationChoice.model_validate(written))
 
 
-PLACES: dict[str, Callable[[str], DataLocation]] = {
-    "single": lambda where: location(DataKind.HTTP_SINGLE_URL, f"http://{where}/a.bin"),
-    "numbered": lambda where: location(DataKind.HTTP_NUMBERED_FILES, f"http://{where}/{{}}.bin", 2),
-    "mixture": lambda where: location(DataKind.WEIGHTED_HTTP, f"http://{where}/m.json"),
-    "server": lambda where: location(DataKind.SERVER, where),
+def http(files: dict[str, Any]) -> dict[str, Any]:
+    return {"Http": {"location": files}}
+
+
+PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "single": lambda where: http({"SingleUrl": f"http://{where}/a.bin"}),
+    "numbered": lambda where: http(
+        {"NumberedFiles": {"url_template": f"http://{where}/{{}}.bin", "num_files": 2}}
+    ),
+    "mixture": lambda where: {"WeightedHttp": f"http://{where}/m.json"},
+    "server": lambda where: {"Server": where},
 }
 
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_private_network_needs_consent_of_member(web: Web, kind: str) -> None:
-    place = PLACES[kind](f"127.0.0.1:{web.server_port}")
+    place = location(PLACES[kind](f"127.0.0.1:{web.server_port}"))
     with pytest.raises(Unsuitable, match="--allow-private-network"):
         open_source(place, 16, 256, access=RunAccess())
     assert web.asked == []
 
 
 def test_member_that_allows_private_network_reads_it(web: Web) -> None:
-    place = PLACES["single"](f"127.0.0.1:{web.server_port}")
+    place = location(PLACES["single"](f"127.0.0.1:{web.server_port}"))
     assert open_source(place, 16, 256, access=RunAccess(private_network=True)).sequences == 128
 
 
@@ -158,10 +163,10 @@ def test_numbered_files_beyond_limit_are_refused_at_once(count: int) -> None:
 
 
 def test_mixture_counts_files_of_all_sources(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aftermath.train.locations.MOST_FILES", 3)
+    monkeypatch.setattr("aftermath.data.source.MOST_FILES", 3)
     web.files |= {f"/{number}.bin": bytes(64) for number in range(2)}
     files = {"url_template": f"{web.url}/{{}}.bin", "num_files": 2}
     place = {"Http": {"location": {"NumberedFiles": files}}}
     web.files["/m.json"] = json.dumps({"providers": [place, place]}).encode()
     with pytest.raises(DataError, match="a mixture names more than 3 files"):
-        open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 16, 256)
+        open_source(location({"WeightedHttp": f"{web.url}/m.json"}), 16, 256)

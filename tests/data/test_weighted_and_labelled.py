@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftermath.base.errors import Unsuitable
+from aftermath.config.read import location_of
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.source import DataError, Source
 from aftermath.data.weighted import CYCLE, WeightedSources, cycle_sources
 from aftermath.rules.model import DataLocation
-from aftermath.rules.state import DataKind
 from aftermath.train.locations import open_source
 from faulty_web import serving
 
@@ -63,8 +64,8 @@ def test_invalid_weights_are_refused(weights: list[float]) -> None:
         WeightedSources([DummyTokens(4, 9)] * 2, weights)
 
 
-def location(kind: DataKind, primary: str) -> DataLocation:
-    return DataLocation(kind, 2, 0, 0, 0, 0, primary, "", bytes(32))
+def location(written: object) -> DataLocation:
+    return location_of(DataLocationChoice.model_validate(written))
 
 
 def test_mixture_is_described_by_json(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_mixture_is_described_by_json(tmp_path: Path) -> None:
         web.files["/m.json"] = json.dumps(
             {"providers": [[places[0], 1], [places[1], 0.5]]}
         ).encode()
-        mixture = open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
+        mixture = open_source(location({"WeightedHttp": f"{web.url}/m.json"}), 4, 1 << 16)
         assert np.array_equal(
             mixture.read(range(50)), WeightedSources([a, b], [1, 0.5]).read(range(50))
         )
@@ -82,7 +83,7 @@ def test_mixture_is_described_by_json(tmp_path: Path) -> None:
         web.files["/m.json"] = json.dumps(
             {"shuffle": {"Seeded": [1] * 32}, "providers": places}
         ).encode()
-        mixture = open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
+        mixture = open_source(location({"WeightedHttp": f"{web.url}/m.json"}), 4, 1 << 16)
         expected = WeightedSources([a, b], None, shuffle_seed=bytes([1] * 32))
         assert np.array_equal(mixture.read(range(50)), expected.read(range(50)))
         nested = {"providers": [{"WeightedHttp": f"{web.url}/m.json"}]}
@@ -96,7 +97,7 @@ def test_mixture_is_described_by_json(tmp_path: Path) -> None:
         ):
             web.files["/m.json"] = json.dumps(wrong).encode()
             with pytest.raises(DataError, match=r"describes no mixture|cannot be mixed"):
-                open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
+                open_source(location({"WeightedHttp": f"{web.url}/m.json"}), 4, 1 << 16)
 
 
 INPUTS = np.arange(40).reshape(5, 8)
@@ -113,7 +114,7 @@ def rows(folder: Path, inputs: np.ndarray = INPUTS, labels: np.ndarray | None = 
 
 
 def test_rows_have_their_labels(tmp_path: Path) -> None:
-    source = open_source(location(DataKind.PREPROCESSED, str(rows(tmp_path))), 8, 40, labels=True)
+    source = open_source(location({"Preprocessed": str(rows(tmp_path))}), 8, 40, labels=True)
     read = source.read([4, 0, 7])
     assert read.shape == (3, 2, 8)
     assert np.array_equal(read[:, 0], INPUTS[[4, 0, 2]])
@@ -141,4 +142,4 @@ def test_rows_that_are_wrong_are_named(
 
 def test_data_without_labels_is_refused_by_name() -> None:
     with pytest.raises(Unsuitable, match="learns labels"):
-        open_source(location(DataKind.DUMMY, ""), 8, 40, labels=True)
+        open_source(location("Dummy"), 8, 40, labels=True)

@@ -10,11 +10,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from aftermath.base.bounded import Malformed, json_value
+from aftermath.config.mixture import _parsed
 from aftermath.data import gcs, messages
 from aftermath.data.formats import layout_of
 from aftermath.data.http import HttpClient
 from aftermath.data.source import DataError, FileRecord
-from aftermath.train.locations import _described
 from fuzz.decoder import Decode, Decoder
 
 
@@ -57,7 +57,7 @@ def mixtures() -> tuple[list[bytes], Decode]:
         {"providers": urls},
         {"shuffle": {"Seeded": [1] * 32}, "providers": [[urls[0], 0.5], ["Dummy", 2]]},
     ]
-    return [json.dumps(one).encode() for one in said], lambda data: _described(json_value(data))
+    return [json.dumps(one).encode() for one in said], lambda data: _parsed(json_value(data))
 
 
 def heads() -> tuple[list[bytes], Decode]:

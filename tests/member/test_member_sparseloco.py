@@ -93,7 +93,7 @@ def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparsel
             Unsuitable, match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo"
         ):
             check_model(alone, "r")
-        other = replace(sim.model, architecture=9)
+        other = replace(sim.model, architecture="HfMamba")
         with pytest.raises(Unsuitable, match="does not have; it has HfLlama, HfDeepseek"):
             check_model(other, "r")
 

@@ -110,7 +110,7 @@ def test_hf_auto_equals_transformers_and_roundtrips(
 ) -> None:
     theirs, place = saved
     config = config_of(document(place))
-    assert architecture_of(document(place)) is Architecture.HF_AUTO
+    assert architecture_of(document(place)) == Architecture.HF_AUTO
     params = load(place, 0)
     ours = config.build(0, params)
     ours.train()  # even then no dropout, which would draw from an unseeded generator

@@ -120,7 +120,7 @@ def model(**given: Any) -> Model:
     values: dict[str, Any] = {
         "metadata": Metadata("", "", 0, 0),
         "client_version": "",
-        "architecture": 0,
+        "architecture": "HfLlama",
         "data_type": 0,
         "max_seq_len": 8,
         "cold_start_warmup_steps": 0,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.config.read import optimizer_of
+from aftermath.config.read import location_of, optimizer_of
+from aftermath.config.sources import DataLocationChoice, LocalData
 from aftermath.config.training import DISTRO
-from aftermath.rules.model import Checkpoint, DataLocation, Metadata, Model
-from aftermath.rules.state import CheckpointKind, DataKind, ScheduleKind
+from aftermath.rules.model import Checkpoint, Metadata, Model
+from aftermath.rules.state import CheckpointKind, ScheduleKind
 from rules.builders import schedule
 
 
@@ -17,7 +18,7 @@ def configured_model() -> Model:
     return Model(
         metadata=Metadata("test", "", 0, 0),
         client_version="",
-        architecture=0,
+        architecture="HfLlama",
         data_type=0,
         max_seq_len=64,
         cold_start_warmup_steps=10,
@@ -26,7 +27,7 @@ def configured_model() -> Model:
         checkpoint_hashes=(bytes(32),) * 3,
         checkpoint_data_index=0,
         earlier=(),
-        data_location=DataLocation(DataKind.LOCAL, 2, 0, 0, 0, 0, "tokens", "", bytes(32)),
+        data_location=location_of(DataLocationChoice(Local=LocalData(path="tokens"))),
         lr_schedule=schedule(ScheduleKind.CONSTANT),
         optimizer=optimizer_of(DISTRO),
         schema_hash=b"\x01" * 32,

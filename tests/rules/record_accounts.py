@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.chain import views
+from aftermath.config.sources import DataSource
 from aftermath.rules import bitmap
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from config.config_cases import DISTRO, SPARSELOCO, changed
@@ -36,6 +37,8 @@ weight_decay = 0.125
 
 def plain(value: Any) -> Any:
     """A view as JSON values: bytes in hex, enums and masks as numbers."""
+    if isinstance(value, DataSource):
+        return value.model_dump(exclude_none=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)

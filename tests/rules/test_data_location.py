@@ -11,7 +11,7 @@ from aftermath.rules.state import DataKind
 
 
 def location(secondary: str) -> DataLocation:
-    return DataLocation(DataKind.HTTP_GCP, 2, 0, 0, 0, 0, "bucket", secondary, bytes(32))
+    return DataLocation(DataKind.HTTP_GCP, 2, 0, 0, 0, 0, "bucket", secondary, bytes(32), None)
 
 
 @given(

@@ -12,11 +12,12 @@ import pytest
 from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.config.read import optimizer_of
+from aftermath.config.read import location_of, optimizer_of
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.source import WrongTokens
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
-from aftermath.rules.state import CheckpointKind, DataKind
+from aftermath.rules.state import CheckpointKind
 from aftermath.sim.setup import CONFIG, RULES
 from aftermath.train import requirements
 from aftermath.train.access_report import reached_by
@@ -27,8 +28,12 @@ HUB = Checkpoint(CheckpointKind.HUB, "me/model", "")
 EARLIER = Recorded(Checkpoint(CheckpointKind.HUB, "me/earlier", ""), (bytes(32),), 0, 1)
 
 
-def data(kind: DataKind, primary: str, num_files: int = 0) -> DataLocation:
-    return DataLocation(kind, 2, 0, 0, 0, num_files, primary, "", bytes(32))
+def data(written: object) -> DataLocation:
+    return location_of(DataLocationChoice.model_validate(written))
+
+
+def http(files: object) -> dict[str, object]:
+    return {"Http": {"location": files}}
 
 
 def lines(
@@ -44,21 +49,21 @@ MODEL = "contacts https://huggingface.co/me/model (model, without a token)"
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (data(DataKind.DUMMY, ""), []),
-        (data(DataKind.LOCAL, "~/tokens"), ["reads /mine (data)"]),
+        (data("Dummy"), []),
+        (data({"Local": "~/tokens"}), ["reads /mine (data)"]),
         (
-            data(DataKind.HTTP_SINGLE_URL, "https://u:p@h.example/a.bin?key=x"),
+            data(http({"SingleUrl": "https://u:p@h.example/a.bin?key=x"})),
             ["contacts https://h.example/a.bin (data)"],
         ),
         (
-            data(DataKind.HTTP_NUMBERED_FILES, "https://h/{}.bin", 8),
+            data(http({"NumberedFiles": {"url_template": "https://h/{}.bin", "num_files": 8}})),
             ["contacts https://h/{}.bin, 8 files (data)"],
         ),
         (
-            data(DataKind.HTTP_GCP, "bucket"),
+            data(http({"Gcp": {"bucket_name": "bucket"}})),
             ["contacts https://storage.googleapis.com/bucket (data)"],
         ),
-        (data(DataKind.SERVER, "h.example:9300"), ["contacts h.example:9300 (data)"]),
+        (data({"Server": "h.example:9300"}), ["contacts h.example:9300 (data)"]),
     ],
 )
 def test_places_on_chain_are_named(
@@ -70,9 +75,7 @@ def test_places_on_chain_are_named(
 
 
 def test_repository_that_is_read_with_token_is_marked() -> None:
-    told = lines(
-        RunAccess(token_repositories=("me/model",)), data(DataKind.DUMMY, ""), HUB, EARLIER
-    )
+    told = lines(RunAccess(token_repositories=("me/model",)), data("Dummy"), HUB, EARLIER)
     assert [line.partition("/me/")[2] for line in told] == [
         "model (model, with this machine's token)",
         "earlier (model, without a token)",
@@ -81,7 +84,7 @@ def test_repository_that_is_read_with_token_is_marked() -> None:
 
 def test_refused_local_paths_are_left_out() -> None:
     local = Checkpoint(CheckpointKind.LOCAL, "~/private-model", "")
-    assert lines(RunAccess(), data(DataKind.LOCAL, "~/.ssh"), local) == []
+    assert lines(RunAccess(), data({"Local": "~/.ssh"}), local) == []
 
 
 def test_places_of_mixture_document_are_named() -> None:
@@ -89,7 +92,7 @@ def test_places_of_mixture_document_are_named() -> None:
         inner = {"Http": {"location": {"SingleUrl": "https://h.example/a.bin"}}}
         web.files["/m.json"] = json.dumps({"providers": [inner, {"Local": "books"}]}).encode()
         access = RunAccess(private_network=True, root=Path("/mine"), data=Path("/elsewhere"))
-        told = lines(access, data(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"))
+        told = lines(access, data({"WeightedHttp": f"{web.url}/m.json"}))
     assert told == [
         "reads /mine/books (data)",
         f"contacts {web.url}/m.json (the document of the data)",
@@ -102,7 +105,7 @@ def test_document_without_hash_on_chain_is_refused() -> None:
     with serving() as web:
         optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
         model = builders.model(
-            optimizer=optimizer, data_location=data(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json")
+            optimizer=optimizer, data_location=data({"WeightedHttp": f"{web.url}/m.json"})
         )
         schema = agreed_schema(CONFIG.to_hf(), 3, optimizer)
         with pytest.raises(Unsuitable, match=r"the chain has no hash[\s\S]*update-config"):
@@ -119,7 +122,7 @@ def test_unfit_tokens_fix_depends_on_hash_on_chain(
     np.full(4096, 300, "<u2").tofile(tmp_path / "a.bin")
     optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
     place = replace(
-        data(DataKind.LOCAL, str(tmp_path)), secondary=marked("", files_hash) if files_hash else ""
+        data({"Local": str(tmp_path)}), secondary=marked("", files_hash) if files_hash else ""
     )
     model = builders.model(optimizer=optimizer, data_location=place, max_seq_len=16)
     schema = agreed_schema(CONFIG.to_hf() | {"vocab_size": 257}, 3, optimizer)

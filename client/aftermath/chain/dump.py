@@ -15,11 +15,13 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.config.read import NO_SPEC
+from aftermath.config.read import NO_SPEC, source_of
+from aftermath.config.sources import DataLocationChoice
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members, Seat
-from aftermath.rules.model import Model, Optimizer
+from aftermath.rules.model import DataLocation, Model, Optimizer
 from aftermath.rules.run import Run
+from aftermath.rules.state import DataKind
 
 KEYS = {
     "main_authority",
@@ -41,6 +43,8 @@ def plain(value: object, name: str = "") -> Any:
     """A view, or a part of one, as JSON types; `name` is the field it comes from."""
     if isinstance(value, Optimizer):
         return {name: plain(getattr(value, name), name) for name in value.used}
+    if isinstance(value, DataLocation):
+        return _location(value)
     if is_dataclass(value) and not isinstance(value, type):
         left_out = _unreadable(value)
         return {
@@ -59,6 +63,15 @@ def plain(value: object, name: str = "") -> Any:
     if name in BITMAPS | MASKS and isinstance(value, int):
         return list(seats(value))
     return value
+
+
+def _location(location: DataLocation) -> dict[str, Any]:
+    if location.kind is DataKind.OTHER:
+        keys = source_of(location).model_dump(exclude_none=True)
+        name = DataLocationChoice.name_of(source_of(location))
+        return {"kind": name, **keys, "secondary": location.secondary}
+    shown = [field.name for field in fields(location) if field.name != "source"]
+    return {name: plain(getattr(location, name), name) for name in shown}
 
 
 def _unreadable(value: object) -> Collection[str]:

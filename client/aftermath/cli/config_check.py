@@ -125,9 +125,8 @@ def planned_document(
 
 def _is_missing(config: RunConfig) -> bool:
     """Return whether the config names local data that this machine does not have."""
-    chosen = config.llm.data_location
-    place = chosen.Local or chosen.Preprocessed
-    return place is not None and not _is_here(place.path)
+    path = config.llm.data_location.source.local_path()
+    return bool(path) and not _is_here(path)
 
 
 def _is_here(place: str) -> bool:
@@ -180,7 +179,7 @@ def _data(
     refuses the config.
     """
     chosen = config.llm.data_location
-    if chosen.Local is None and chosen.Preprocessed is None and chosen.Dummy is None:
+    if chosen.source.is_remote:
         unseen.append("the data: nobody is asked for it")
         return ""
     if (

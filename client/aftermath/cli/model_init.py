@@ -147,7 +147,8 @@ def model_init(
         preset, architecture, given, tied=tied, entries=matformer_tiers, tokens=tokens
     )
     tiers = tiers if matformer_tiers is None else 1
-    _check(described, tiers, kv_heads=kv_heads)
+    if preset is None or preset in PRESETS:  # another package's config checks its own sizes
+        _check(described, tiers, kv_heads=kv_heads)
     config = config_of(described | {"bos_token_id": tokens.begin, "eos_token_id": tokens.end})
     tiers = config.possible_tiers() if matformer_tiers is not None else tiers
     place = out.expanduser()
@@ -185,6 +186,7 @@ def document(
     The vocabulary holds all ids of `tokens`. Raises UsageError if `sizes` says that it does not,
     and CheckpointError for a file of entries that cannot be read.
     """
+    from aftermath.model.architectures import presets
     from aftermath.model.tiers import KEY
 
     if preset is None:
@@ -193,10 +195,10 @@ def document(
         raise UsageError(
             f"--architecture {architecture.value}: the preset {preset} has its own", "Leave it out"
         )
-    elif preset not in PRESETS:
-        raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(PRESETS)}")
+    elif preset not in (known := presets()):
+        raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(known)}")
     else:
-        described = dict(PRESETS[preset]) | {SIZES[name]: number for name, number in sizes.items()}
+        described = dict(known[preset]) | {SIZES[name]: number for name, number in sizes.items()}
         described |= {"tie_word_embeddings": True} if tied else {}
     if entries is not None:
         described[KEY] = _entries(entries)

@@ -18,13 +18,8 @@ from aftermath.cli.model_init import document
 from aftermath.config.document import RunConfig, RunRules
 from aftermath.config.read import optimizer_of
 from aftermath.config.recipe import recipe_of
-from aftermath.config.sources import (
-    CheckpointChoice,
-    DataLocationChoice,
-    LocalCheckpoint,
-    LocalData,
-)
-from aftermath.config.spec import ARCHITECTURES
+from aftermath.config.sources import DataLocationChoice, LocalData
+from aftermath.config.start_checkpoint import CheckpointChoice, LocalCheckpoint
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of
@@ -88,8 +83,7 @@ def changed(
     if new_options.preset is not None:
         described = document(new_options.preset, None, {}, tied=False, entries=None)
         files = _with_preset(files, new_options.preset, described)
-        kind = architecture_of(described)
-        found = next(name for name, architecture in ARCHITECTURES.items() if architecture is kind)
+        found = architecture_of(described)
         length = min(llm.max_seq_len, config_of(described).max_position_embeddings)
         llm = llm.model_copy(update={"architecture": found, "max_seq_len": length})
     if "model" in files:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from aftermath.cli.command import command
 from aftermath.cli.options import AccessOptions, ClusterOptions, RunId, Tier
 from aftermath.cli.present import Result, facts
-from aftermath.rules.state import DataKind
 
 if TYPE_CHECKING:
     from aftermath.cli.findings import Subject
@@ -44,6 +43,7 @@ async def fetched(subject: Subject) -> Result:
     import math
 
     from aftermath.cli.check_list import examine
+    from aftermath.config.read import source_of
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.rules.state import CheckpointKind
@@ -63,14 +63,13 @@ async def fetched(subject: Subject) -> Result:
         model.checkpoint.kind is not CheckpointKind.DUMMY
     ):  # a dummy has a shape and no weights to fetch
         load(directory, subject.tier)
-    place = model.data_location
-    local = place.kind in (DataKind.LOCAL, DataKind.PREPROCESSED)
+    path = source_of(model.data_location).local_path()
     data = {
         "run_id": subject.run_id,
         "model": str(directory),
         "tier": subject.tier,
         "parameters": sum(map(math.prod, shapes.values())),
-        "data": str(access.data_place(place.primary)) if local else place.primary,
+        "data": str(access.data_place(path)) if path else model.data_location.primary,
         "sequences": subject.sequences,
     }
     return Result(data, facts(data))

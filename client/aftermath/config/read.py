@@ -10,8 +10,9 @@ from typing import Any
 
 from aftermath.config.document import RunConfig
 from aftermath.config.rules import real
-from aftermath.config.sources import CheckpointChoice
+from aftermath.config.sources import DataLocationChoice, DataSource, DummyData
 from aftermath.config.spec import Spec
+from aftermath.config.start_checkpoint import CheckpointChoice
 from aftermath.config.tables import Choice, Variant
 from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
 from aftermath.rules.run import Config
@@ -33,11 +34,10 @@ def rules_of(config: RunConfig) -> Config:
 def trained_by(spec: Spec) -> dict[str, Any]:
     """Return the fields of `rules.model.Model` that a training spec says."""
     values = spec.values()
-    location = DataLocation(**_read(values["data_location"], DataLocation, DataKind))
     return {
         "architecture": values["architecture"],
         "data_type": values["data_type"],
-        "data_location": location,
+        "data_location": _location(values["data_location"], spec.data_location.source),
         "lr_schedule": schedule_of(spec.lr_schedule),
         "optimizer": optimizer_of(spec.optimizer),
     }
@@ -48,9 +48,20 @@ def checkpoint_of(chosen: CheckpointChoice) -> Checkpoint:
     return Checkpoint(**_read(chosen.to_chain(), Checkpoint, CheckpointKind))
 
 
-def location_of(chosen: Choice) -> DataLocation:
+def location_of(chosen: DataLocationChoice) -> DataLocation:
     """Where the run's tokens are."""
-    return DataLocation(**_read(chosen.to_chain(), DataLocation, DataKind))
+    return _location(chosen.to_chain(), chosen.source)
+
+
+def source_of(location: DataLocation) -> DataSource:
+    """Return the table that reads a location's tokens."""
+    source = location.source
+    assert isinstance(source, DataSource)
+    return source
+
+
+def _location(values: Mapping[str, Any], source: DataSource) -> DataLocation:
+    return DataLocation(**_read(values, DataLocation, DataKind), source=source)
 
 
 def schedule_of(chosen: Choice | Variant) -> LrSchedule:
@@ -91,9 +102,15 @@ _OF_NO_KIND = {
     "inner_optimizer": InnerOptimizerKind.ADAMW,
     "divisor": Divisor.KEEPERS,
 }
-_NOWHERE = {"kind": DataKind.DUMMY, "primary": "", "secondary": "", "shuffle_seed": bytes(32)}
+_NOWHERE = {
+    "kind": DataKind.DUMMY,
+    "primary": "",
+    "secondary": "",
+    "shuffle_seed": bytes(32),
+    "source": DummyData(),
+}
 NO_SPEC: Mapping[str, Any] = {
-    "architecture": 0,
+    "architecture": "",
     "data_type": 0,
     "data_location": DataLocation(**_zeros(DataLocation) | _NOWHERE),
     "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),

@@ -210,7 +210,7 @@ def _checkpoint(checkpoint: Mapping[str, Any], table: Path) -> _Broken:
 
 def _data(location: Mapping[str, Any], table: Path) -> _Broken:
     if (
-        location["kind"] != DataKind.DUMMY
+        location["kind"] not in (DataKind.DUMMY, DataKind.OTHER)
         and not 1 <= _bytes(location["primary"]) <= LOCATION_BYTES
     ):
         yield "LocationLength", table, location["primary"]

@@ -1,84 +1,28 @@
-"""Where a run's model and data come from: `[model.LLM.checkpoint]` and `[model.LLM.data_location]`."""
+"""Where a run's tokens are, and how to read them: `[model.LLM.data_location]`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from aftermath.config.meaning import Location, Means, Repository
-from aftermath.config.tables import U8, U32, BareVariant, Choice, Variant
-from aftermath.rules.limits import REVISION_BYTES
-from aftermath.rules.state import CheckpointKind, DataKind
+from aftermath.base.run_access import RunAccess, advice_to_member, any_address
+from aftermath.config.meaning import Location, Means
+from aftermath.config.tables import U8, U32, BareVariant, Choice, Variant, extensible
+from aftermath.rules.state import DataKind
+
+if TYPE_CHECKING:  # readers need NumPy and HTTP, and a config is checked without them
+    from aftermath.data.http import HttpClient
+    from aftermath.data.source import DataRequest, Source
 
 TokenSize = Literal["TwoBytes", "FourBytes"]
 SeedBytes = Annotated[list[U8], Field(min_length=32, max_length=32)]
 _TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}
 _NO_SEED = bytes(32)
-_OWN_STATE = (
-    "that members have the model from each other is the run's own state, which no owner writes; write Hub, Local or "
-    "Dummy: the checkpoint to start from and to fall back on"
-)
-
 DataHash = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 """Hash of a run's data files in hex, or empty if the owner did not give one."""
-
-
-class HubCheckpoint(Variant):
-    """A Hugging Face repository; without a revision its default branch."""
-
-    repo_id: Repository = Field(
-        examples=["ada/my-model"], description="The repository, as OWNER/NAME."
-    )
-    revision: Annotated[str, Means(bytes=REVISION_BYTES)] = Field(
-        default="", description="A commit, tag or branch of it. Pin a commit where the run matters."
-    )
-
-    def to_chain(self) -> dict[str, Any]:
-        return {"kind": int(CheckpointKind.HUB), "repo": self.repo_id, "revision": self.revision}
-
-
-class LocalCheckpoint(BareVariant):
-    """A directory every member has under the same path."""
-
-    path: Repository = Field(
-        examples=["runs/mine/model"],
-        description="The directory; a relative one from where a member is started.",
-    )
-
-    def to_chain(self) -> dict[str, Any]:
-        return {"kind": int(CheckpointKind.LOCAL), "repo": self.path, "revision": ""}
-
-
-class DummyCheckpoint(Variant):
-    """Seeded weights instead of stored ones; a directory or a Hub repository gives the model's
-    shape.
-    """
-
-    repo_id: Repository = Field(
-        default="",
-        examples=["runs/mine/model"],
-        description="A directory, or a repository as OWNER/NAME, whose config.json says the model's shape. It must be "
-        "given.",
-    )
-
-    def to_chain(self) -> dict[str, Any]:
-        return {"kind": int(CheckpointKind.DUMMY), "repo": self.repo_id, "revision": ""}
-
-
-class CheckpointChoice(Choice):
-    """The durable checkpoint a run starts from."""
-
-    NOT_HERE: ClassVar[Mapping[str, str]] = {
-        "Gcs": "the program names no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with its "
-        "repo_id, or to every member and write Local with its path",
-        "P2P": _OWN_STATE,
-        "P2PGcs": _OWN_STATE,
-    }
-    Hub: HubCheckpoint | None = Field(default=None, description="A Hugging Face repository.")
-    Local: LocalCheckpoint | None = Field(default=None, description="A directory of every member.")
-    Dummy: DummyCheckpoint | None = Field(default=None, description="Weights made from a seed.")
 
 
 class SeededShuffle(BareVariant):
@@ -103,6 +47,11 @@ class Shuffle(Choice):
     DontShuffle: NoShuffle | None = Field(default=None, description="The data's own order.")
     Seeded: SeededShuffle | None = Field(default=None, description="An order made from a seed.")
 
+    @property
+    def seed(self) -> bytes | None:
+        """The seed's bytes, or None for the data's own order."""
+        return bytes(self.Seeded.seed) if self.Seeded is not None else None
+
 
 _NO_SHUFFLE = Shuffle(DontShuffle=NoShuffle())
 _TOKEN_SIZE = "Bytes of a token in the files. TwoBytes hold a vocabulary of up to 65,536."
@@ -124,15 +73,78 @@ def _location(
     }
 
 
-class DummyData(Variant):
+class DataSource(Variant, ABC):
+    """A kind of place where a run's tokens are: its keys in a config file, and how to read it."""
+
+    has_labels: ClassVar[bool] = False
+    """Whether sequences come with labels, for finetuning."""
+    is_remote: ClassVar[bool] = False
+    """Whether reading it contacts other machines."""
+    is_mixture: ClassVar[bool] = False
+    """Whether a document elsewhere names its sources, whose hash members then want on chain."""
+
+    def to_chain(self) -> dict[str, Any]:
+        return _location(DataKind.OTHER, "")
+
+    @abstractmethod
+    def open(self, request: DataRequest) -> Source:
+        """Return the sequences.
+
+        Raises DataError (SourceUnavailable if trying again may help), or Unsuitable for a place
+        that `request.access` forbids.
+        """
+
+    def open_for_member(self, request: DataRequest) -> Source:
+        """Return `open`. A member gets another fix for missing files than an owner, who makes
+        them.
+        """
+        from aftermath.data.source import NoData
+
+        try:
+            return self.open(request)
+        except NoData as error:
+            if request.access.trusting or not self.local_path():
+                raise
+            raise NoData(error.message, advice_to_member("data", self.local_path())) from None
+
+    def check(self) -> None:
+        """Raise DataError for an impossible place, as far as that is known without going there."""
+
+    def local_path(self) -> str:
+        """Return the file or directory that it reads, as the run names it. Empty: none."""
+        return ""
+
+    def addresses(self) -> Sequence[str]:
+        """Return what it contacts, as people are told of it: without secrets."""
+        return ()
+
+    def members_of(self, access: RunAccess) -> Sequence[DataSource]:
+        """Return the sources that it is made of. Raises what `open` raises."""
+        return (self,)
+
+    def label(self, access: RunAccess) -> str:
+        """Return its name in errors: the path on this machine, or an address without secrets."""
+        if path := self.local_path():
+            return str(access.data_place(path))
+        return ", ".join(self.addresses()) or "the run's data location"
+
+
+class DummyData(DataSource):
     """Made-up tokens."""
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.DUMMY, "")
 
+    def open(self, request: DataRequest) -> Source:
+        from aftermath.data.dummy import DummyTokens
 
-class ServerData(BareVariant):
+        return DummyTokens(request.seq_len, request.vocab_size)
+
+
+class ServerData(BareVariant, DataSource):
     """A data server's host and port."""
+
+    is_remote: ClassVar[bool] = True
 
     address: Location = Field(
         examples=["192.168.1.5:9300"], description="The server, as HOST:PORT."
@@ -141,8 +153,22 @@ class ServerData(BareVariant):
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.SERVER, self.address)
 
+    def open(self, request: DataRequest) -> Source:
+        from aftermath.data.remote import RemoteTokens
 
-class LocalData(BareVariant):
+        permits = request.access.permits
+        return RemoteTokens(self.address, request.seq_len, request.vocab_size, permits=permits)
+
+    def check(self) -> None:
+        from aftermath.data.remote import host_and_port
+
+        host_and_port(self.address)
+
+    def addresses(self) -> Sequence[str]:
+        return (self.address,)
+
+
+class LocalData(BareVariant, DataSource):
     """A token file, or a directory of them, that every member has under the same path."""
 
     path: Location = Field(
@@ -156,8 +182,46 @@ class LocalData(BareVariant):
         location = _location(DataKind.LOCAL, self.path, token_size=self.token_size_in_bytes)
         return location | self.shuffle.to_chain()
 
+    def open(self, request: DataRequest) -> Source:
+        from aftermath.data.local import open_tokens
 
-class SingleUrlFiles(BareVariant):
+        return open_tokens(
+            str(request.access.data_place(self.path)),
+            _TOKEN_BYTES[self.token_size_in_bytes],
+            request.seq_len,
+            vocab_size=request.vocab_size,
+            shuffle_seed=self.shuffle.seed,
+        )
+
+    def local_path(self) -> str:
+        return self.path
+
+
+class HttpFilesTable(Variant, ABC):
+    """A way to name token files behind HTTP."""
+
+    @abstractmethod
+    def urls(self, client: HttpClient) -> list[str]:
+        """Return the URLs of the files. Raises DataError."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise DataError for an impossible address."""
+
+    @abstractmethod
+    def label(self) -> str:
+        """Return the files' name in errors, without secrets."""
+
+    def address(self) -> str:
+        """Return what is contacted, without secrets."""
+        return self.label()
+
+    def host_is_trusted(self) -> bool:
+        """Return whether this machine's user named the host, and not the run."""
+        return False
+
+
+class SingleUrlFiles(BareVariant, HttpFilesTable):
     """One token file behind one URL."""
 
     url: Location = Field(
@@ -167,8 +231,21 @@ class SingleUrlFiles(BareVariant):
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.HTTP_SINGLE_URL, self.url)
 
+    def urls(self, client: HttpClient) -> list[str]:
+        return [self.url]
 
-class NumberedUrlFiles(Variant):
+    def check(self) -> None:
+        from aftermath.data.http import check_url
+
+        check_url(self.url)
+
+    def label(self) -> str:
+        from aftermath.data.http import redacted_url
+
+        return redacted_url(self.url)
+
+
+class NumberedUrlFiles(HttpFilesTable):
     """Token files whose URLs differ in a number: `{}` in the template, padded with zeros to
     `n_left_pad_zeros` digits.
     """
@@ -193,8 +270,29 @@ class NumberedUrlFiles(Variant):
         }
         return _location(DataKind.HTTP_NUMBERED_FILES, self.url_template) | numbers
 
+    def urls(self, client: HttpClient) -> list[str]:
+        return self._numbered(self.num_files)
 
-class GcpFiles(Variant):
+    def check(self) -> None:
+        from aftermath.data.http import check_url
+
+        check_url(self._numbered(1)[0])
+
+    def label(self) -> str:
+        from aftermath.data.http import redacted_url
+
+        return redacted_url(self.url_template)
+
+    def address(self) -> str:
+        return f"{self.label()}, {self.num_files} files"
+
+    def _numbered(self, count: int) -> list[str]:
+        from aftermath.data.http import numbered_urls
+
+        return numbered_urls(self.url_template, self.start_index, self.n_left_pad_zeros, count)
+
+
+class GcpFiles(HttpFilesTable):
     """A public Google Cloud bucket and the folder in it."""
 
     bucket_name: Location = Field(
@@ -207,6 +305,29 @@ class GcpFiles(Variant):
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.HTTP_GCP, self.bucket_name, self.filter_directory)
 
+    def urls(self, client: HttpClient) -> list[str]:
+        from aftermath.data.gcs import bucket_urls
+
+        return bucket_urls(self.bucket_name, self.filter_directory, client)
+
+    def check(self) -> None:
+        from aftermath.data.gcs import check_bucket
+
+        check_bucket(self.bucket_name)
+
+    def label(self) -> str:
+        return self.bucket_name
+
+    def address(self) -> str:
+        from aftermath.data.gcs import bucket_address
+
+        return bucket_address(self.bucket_name)
+
+    def host_is_trusted(self) -> bool:
+        from aftermath.data.gcs import has_own_host
+
+        return has_own_host()
+
 
 class HttpLocation(Choice):
     """Which files an HTTP data location reads."""
@@ -217,9 +338,18 @@ class HttpLocation(Choice):
     )
     Gcp: GcpFiles | None = Field(default=None, description="A public Google Cloud bucket.")
 
+    @property
+    def files(self) -> HttpFilesTable:
+        """The way that was chosen."""
+        chosen = self.chosen
+        assert isinstance(chosen, HttpFilesTable)
+        return chosen
 
-class HttpData(Variant):
+
+class HttpData(DataSource):
     """Token files over HTTP."""
+
+    is_remote: ClassVar[bool] = True
 
     token_size_in_bytes: TokenSize = Field(default="TwoBytes", description=_TOKEN_SIZE)
     shuffle: Shuffle = Field(default=_NO_SHUFFLE, description=_ORDER)
@@ -229,9 +359,41 @@ class HttpData(Variant):
         token_bytes = _TOKEN_BYTES[self.token_size_in_bytes]
         return self.location.to_chain() | {"token_bytes": token_bytes} | self.shuffle.to_chain()
 
+    def open(self, request: DataRequest) -> Source:
+        from aftermath.base.files import cache_directory
+        from aftermath.data.cache import Cache
+        from aftermath.data.http import HttpClient, HttpFiles
+        from aftermath.data.tokens import TokenFiles
 
-class WeightedData(BareVariant):
+        files = self.location.files
+        trusted = files.host_is_trusted()
+        client = HttpClient(permits=any_address if trusted else request.access.permits)
+        urls = files.urls(client)
+        request.count_files(len(urls), files.label())
+        return TokenFiles(
+            HttpFiles(urls, client, Cache(cache_directory("data"))),
+            self.label(request.access),
+            _TOKEN_BYTES[self.token_size_in_bytes],
+            request.seq_len,
+            vocab_size=request.vocab_size,
+            shuffle_seed=self.shuffle.seed,
+        )
+
+    def check(self) -> None:
+        self.location.files.check()
+
+    def addresses(self) -> Sequence[str]:
+        return (self.location.files.address(),)
+
+    def label(self, access: RunAccess) -> str:
+        return self.location.files.label()
+
+
+class WeightedData(BareVariant, DataSource):
     """The URL of a JSON list of weighted data locations."""
+
+    is_remote: ClassVar[bool] = True
+    is_mixture: ClassVar[bool] = True
 
     url: Location = Field(
         examples=["https://example.org/mixture.json"], description="The document's URL."
@@ -240,9 +402,31 @@ class WeightedData(BareVariant):
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.WEIGHTED_HTTP, self.url)
 
+    def open(self, request: DataRequest) -> Source:
+        from aftermath.config.mixture import open_mixture
 
-class PreprocessedData(BareVariant):
+        return open_mixture(self.url, request)
+
+    def check(self) -> None:
+        from aftermath.data.http import check_url
+
+        check_url(self.url)
+
+    def addresses(self) -> Sequence[str]:
+        from aftermath.data.http import redacted_url
+
+        return (redacted_url(self.url),)
+
+    def members_of(self, access: RunAccess) -> Sequence[DataSource]:
+        from aftermath.config.mixture import read_mixture
+
+        return read_mixture(self.url, access).sources
+
+
+class PreprocessedData(BareVariant, DataSource):
     """A data set that is tokenised already."""
+
+    has_labels: ClassVar[bool] = True
 
     path: Location = Field(
         examples=["runs/mine/rows"], description="The folder of rows, which every member has."
@@ -251,7 +435,17 @@ class PreprocessedData(BareVariant):
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.PREPROCESSED, self.path)
 
+    def open(self, request: DataRequest) -> Source:
+        from aftermath.data.preprocessed import PreprocessedRows
 
+        place = str(request.access.data_place(self.path))
+        return PreprocessedRows(place, request.seq_len, request.vocab_size, labels=request.labels)
+
+    def local_path(self) -> str:
+        return self.path
+
+
+@extensible("aftermath.data_sources", DataSource)  # type: ignore[type-abstract]
 class DataLocationChoice(Choice):
     """Where the tokens are."""
 
@@ -263,3 +457,10 @@ class DataLocationChoice(Choice):
     Preprocessed: PreprocessedData | None = Field(
         default=None, description="Rows with labels, for finetuning."
     )
+
+    @property
+    def source(self) -> DataSource:
+        """The source that was chosen."""
+        chosen = self.chosen
+        assert isinstance(chosen, DataSource)
+        return chosen

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ValidationError
 
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import AccountError, Unsuitable
+from aftermath.base.extensions import extension_names
 from aftermath.config import errors as config_errors
 from aftermath.config import rules
 from aftermath.config.sources import DataHash, DataLocationChoice
@@ -24,15 +25,16 @@ from aftermath.rules.limits import SPEC_BYTES
 from aftermath.rules.model import marked
 from aftermath.rules.state import Architecture, DataType
 
-ArchitectureName = Literal["HfLlama", "HfDeepseek", "HfNanoGPT", "HfAuto"]
 DataTypeName = Literal["Pretraining", "Finetuning"]
-ARCHITECTURES: dict[str, Architecture] = {
-    "HfLlama": Architecture.HF_LLAMA,
-    "HfDeepseek": Architecture.HF_DEEPSEEK,
-    "HfNanoGPT": Architecture.HF_NANOGPT,
-    "HfAuto": Architecture.HF_AUTO,
-}
-"""Architectures by their names in a config file and a spec."""
+ARCHITECTURES: tuple[str, ...] = (
+    *(one.value for one in Architecture),
+    *extension_names("aftermath.architectures"),
+)
+"""The names of the architectures. `model.architectures` has their classes."""
+if TYPE_CHECKING:
+    ArchitectureName = str
+else:
+    ArchitectureName = Literal[ARCHITECTURES]
 _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINETUNING}
 _SHOWN = 400
 UNREADABLE_FIX = "Use the client version that wrote it. The owner can write another: aftermath-solana update-config"
@@ -78,7 +80,7 @@ class Spec(Table):
         """Return the spec as numbers and strings; reals are their bits, unused numbers are zero."""
         location = self.data_location.to_chain()
         return {
-            "architecture": ARCHITECTURES[self.architecture].value,
+            "architecture": self.architecture,
             "data_type": int(_DATA_TYPES[self.data_type]),
             "data_location": location
             | {"secondary": marked(location["secondary"], self.data_hash)},

@@ -7,13 +7,23 @@ errors. Variants are written as upstream writes its enums: `[model.LLM.checkpoin
 
 from __future__ import annotations
 
+import inspect
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, get_args
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    create_model,
+    model_validator,
+)
 from pydantic_core import CoreSchema
+
+from aftermath.base.extensions import BadExtension, extensions
 
 U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
 U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
@@ -109,6 +119,11 @@ class Choice(Table):
             if isinstance(one, type) and issubclass(one, Variant)
         }
 
+    @classmethod
+    def name_of(cls, variant: Variant) -> str:
+        """Return the name under which a variant may be chosen."""
+        return next(name for name, one in cls.variants().items() if type(variant) is one)
+
     @property
     def chosen(self) -> Variant:
         """The settings of the variant that was chosen."""
@@ -118,6 +133,37 @@ class Choice(Table):
     def to_chain(self) -> dict[str, Any]:
         """The arguments of the chosen variant."""
         return self.chosen.to_chain()
+
+
+C = TypeVar("C", bound=Choice)
+
+
+def extensible(group: str, base: type[Variant]) -> Callable[[type[C]], type[C]]:
+    """Let installed packages add variants, which are subclasses of `base`, to a choice.
+
+    Raises BadExtension for an entry point of the group that is not one.
+    """
+    return lambda choice: extended(choice, extensions(group, base))
+
+
+def extended(choice: type[C], variants: Mapping[str, type[Variant]]) -> type[C]:
+    """Return a choice that has these variants too. Raises BadExtension for a name that it has."""
+    if taken := variants.keys() & choice.model_fields.keys():
+        raise BadExtension(
+            f"an installed package registers {min(taken)}, which is the name of a built-in one",
+            "Update the package that adds it, or uninstall it",
+        )
+    fields: dict[str, Any] = {
+        name: (variant | None, Field(default=None, description=inspect.getdoc(variant)))
+        for name, variant in variants.items()
+    }
+    return create_model(
+        choice.__name__,
+        __base__=choice,
+        __module__=choice.__module__,
+        __doc__=choice.__doc__,
+        **fields,
+    )
 
 
 class BareVariant(Variant, ABC):

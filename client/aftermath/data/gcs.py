@@ -14,8 +14,8 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.data.formats import SUFFIXES
-from aftermath.data.http import MOST_FILES, HttpClient
-from aftermath.data.source import DataError
+from aftermath.data.http import HttpClient
+from aftermath.data.source import MOST_FILES, DataError
 
 HOST = "https://storage.googleapis.com"
 _EMULATOR = "STORAGE_EMULATOR_HOST"

@@ -31,7 +31,14 @@ from aftermath.base.run_access import Permits, any_address
 from aftermath.data.cache import Cache
 from aftermath.data.checked_transport import checked_transport
 from aftermath.data.formats import HEAD_BYTES
-from aftermath.data.source import SLOWEST, DataError, SourceUnavailable, Span, StoredFile
+from aftermath.data.source import (
+    MOST_FILES,
+    SLOWEST,
+    DataError,
+    SourceUnavailable,
+    Span,
+    StoredFile,
+)
 
 TRIES = 4
 _LONGEST_PAUSE = 8.0  # seconds
@@ -39,8 +46,6 @@ _LONGEST_WANTED = 60.0  # seconds; a longer Retry-After is cut
 AT_ONCE = 8  # requests
 _LAST_PORT = 65535
 _MAX_REDIRECTS = 5
-MOST_FILES = 1 << 16
-"""The most files of a data location or a mixture. Opening the data reads the start of each."""
 # Failed connections, these codes, 5xx and short or slow replies may pass. Others are final.
 _TEMPORARY_CODES = {408, 425, 429}
 _MAX_REQUEST_BYTES = 16 << 20  # bytes of adjacent sequences that one request reads

@@ -15,9 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.run_access import TRUSTING, RunAccess
 
 IGNORED = -100
 """The label of a token that the loss leaves out."""
+
+MOST_FILES = 1 << 16
+"""The most files of a data location or a mixture. Opening the data reads the start of each."""
 
 SLOWEST = 32 << 10
 """Bytes per second. A server that sends more slowly is given up."""
@@ -79,6 +83,28 @@ class Source(Protocol):
         """Return the records of the files, in order, or nothing without files. Raise as `read`
         does.
         """
+
+
+@dataclass
+class DataRequest:
+    """What a run reads of its data, and what it may open for that."""
+
+    seq_len: int
+    vocab_size: int
+    labels: bool = False
+    """Whether only labels are learnt."""
+    access: RunAccess = TRUSTING
+    files: int = 0
+    """Files behind HTTP that the location's sources named so far."""
+
+    def count_files(self, count: int, label: str) -> None:
+        """Count further files behind HTTP. Raise DataError for too many."""
+        self.files += count
+        if self.files > MOST_FILES:
+            raise DataError(
+                f"a mixture names more than {MOST_FILES} files, with {label}",
+                "Leave some out, or put more tokens into each file",
+            )
 
 
 def check_sequences(indices: Sequence[int]) -> None:

@@ -55,6 +55,8 @@ class Recipe:
     held_out: str
     eval_every: int
     eval_sequences: int
+    source: str = ""
+    """A data location as JSON, where it is not the token files in `data`."""
 
     @property
     def clip(self) -> float | None:

@@ -16,6 +16,7 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.config.sources import DataLocationChoice, LocalData
 from aftermath.config.training import MOST_RATE, UNSAID
 from aftermath.lab import rates
 from aftermath.lab.members import agreed_settings
@@ -34,10 +35,10 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import local_directory, resolve
 from aftermath.rules.assignment import cut
 from aftermath.rules.limits import MAX_LEVELS
-from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
+from aftermath.rules.model import Checkpoint, LrSchedule, Optimizer
 from aftermath.rules.optimizers import OPTIMIZERS
 from aftermath.rules.schedules import highest_rate, learning_rate
-from aftermath.rules.state import CheckpointKind, DataKind
+from aftermath.rules.state import CheckpointKind
 
 
 def recipe_of(said: LabSettings) -> Recipe:
@@ -142,9 +143,17 @@ def _from_hub(name: str) -> Path:
 
 def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     """Where the tokens are, how long they are, and their order."""
-    location = location_of(config.llm.data_location) if config else None
-    if location is not None and said.data_path is None:
-        _check_local(location)
+    chosen = config.llm.data_location if config else None
+    if chosen is not None and said.data_path is None:
+        _check_local(chosen)
+        if not isinstance(chosen.source, LocalData):
+            return {
+                "data": "",
+                "token_bytes": int(said.token_bytes or 2),
+                "shuffle_seed": "",
+                "source": chosen.model_dump_json(exclude_none=True),
+            }
+    location = location_of(chosen) if chosen else None
     if location is None and said.data_path is None:
         raise UsageError(
             "--data-path is missing", "Pass --data-path DIR, or --config-path FILE of a run"
@@ -163,12 +172,12 @@ def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     return {"data": str(place), "token_bytes": token_bytes, "shuffle_seed": seed}
 
 
-def _check_local(location: DataLocation) -> None:
-    """Unsuitable unless the data is made of files of this machine."""
-    if location.kind is not DataKind.LOCAL:
-        kind = location.kind.name.title().replace("_", "")  # as a config file says it
+def _check_local(location: DataLocationChoice) -> None:
+    """Raise Unsuitable for data of other machines, and for labels."""
+    if location.source.is_remote or location.source.has_labels:
+        name = DataLocationChoice.name_of(location.source)
         raise Unsuitable(
-            f"the run's data is at a {kind} location, and a course on one machine reads Local data",
+            f"the run's data is at a {name} location: train-local reads tokens of this machine",
             "Pass --data-path, a directory of token files",
         )
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from aftermath.base.errors import UsageError
+from aftermath.config.sources import DataLocationChoice
 from aftermath.data.local import open_tokens
-from aftermath.data.source import Source
+from aftermath.data.source import DataRequest, Source
 from aftermath.lab.held_out import spread
 from aftermath.lab.multi_replica import Together
 from aftermath.lab.recipe import Recipe
@@ -52,14 +53,7 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
             "(max_position_embeddings in its config.json)",
             f"Pass --seq-len {config.max_position_embeddings} or less",
         )
-    order = bytes.fromhex(recipe.shuffle_seed) or None
-    data = open_tokens(
-        recipe.data,
-        recipe.token_bytes,
-        recipe.seq_len,
-        vocab_size=config.vocab_size,
-        shuffle_seed=order,
-    )
+    data = _data(recipe, config.vocab_size)
     held_out = None
     if recipe.held_out:
         files = open_tokens(
@@ -76,6 +70,20 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
     bound = msgspec.json.decode(msgspec.json.encode(asdict(recipe) | {"files": marks}))
     return Start(
         config, _trainer(recipe, config, weights, device, arithmetic), data, held_out, bound
+    )
+
+
+def _data(recipe: Recipe, vocab_size: int) -> Source:
+    """Return the tokens. Raises DataError."""
+    if recipe.source:
+        chosen = DataLocationChoice.model_validate_json(recipe.source)
+        return chosen.source.open(DataRequest(recipe.seq_len, vocab_size))
+    return open_tokens(
+        recipe.data,
+        recipe.token_bytes,
+        recipe.seq_len,
+        vocab_size=vocab_size,
+        shuffle_seed=bytes.fromhex(recipe.shuffle_seed) or None,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftermath.base.errors import shown
+from aftermath.base.extensions import BadExtension, extensions
 from aftermath.model.arch.deepseek_config import DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.hf_auto_config import HfAutoConfig
 from aftermath.model.arch.hf_auto_document import is_known
@@ -13,24 +14,46 @@ from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.arch.transformer_config import TransformerConfig
 from aftermath.model.config import ModelConfig, ModelConfigError
+from aftermath.model.presets import PRESETS
 from aftermath.rules.state import Architecture
 
-_CONFIGS: tuple[tuple[Architecture, type[ModelConfig]], ...] = (
-    (Architecture.HF_LLAMA, LlamaConfig),
-    (Architecture.HF_DEEPSEEK, DeepseekV2Config),
-    (Architecture.HF_DEEPSEEK, DeepseekV3Config),
-    (Architecture.HF_NANOGPT, NanoGPTConfig),
-    (Architecture.HF_AUTO, HfAutoConfig),
+_BUILT_IN: tuple[tuple[str, type[ModelConfig]], ...] = (
+    (Architecture.HF_LLAMA.value, LlamaConfig),
+    (Architecture.HF_DEEPSEEK.value, DeepseekV2Config),
+    (Architecture.HF_DEEPSEEK.value, DeepseekV3Config),
+    (Architecture.HF_NANOGPT.value, NanoGPTConfig),
+    (Architecture.HF_AUTO.value, HfAutoConfig),
 )
-"""The config class of each architecture, in order of precedence."""
-_BY_TYPE = {
-    name: (architecture, config)
-    for architecture, config in _CONFIGS
-    for name in config.MODEL_TYPES or (config.MODEL_TYPE,)
-}
+"""The config class of each built-in architecture."""
+_ADDED = extensions("aftermath.architectures", ModelConfig)  # type: ignore[type-abstract]
 
 
-def architecture_of(hf_config: Mapping[str, Any]) -> Architecture:
+def _by_type() -> dict[str, tuple[str, type[ModelConfig]]]:
+    """Return name and class of each architecture by its types in `config.json`."""
+    found: dict[str, tuple[str, type[ModelConfig]]] = {}
+    for architecture, config in (*_BUILT_IN, *_ADDED.items()):
+        for name in config.MODEL_TYPES or (config.MODEL_TYPE,):
+            if name in found:
+                raise BadExtension(
+                    f"an installed package registers {architecture} for the model_type {name}, "
+                    f"which is one of {found[name][0]}",
+                    "Update the package that adds it, or uninstall it",
+                )
+            found[name] = (architecture, config)
+    return found
+
+
+_BY_TYPE = _by_type()
+
+
+def presets() -> dict[str, Mapping[str, Any]]:
+    """Return the `config.json` of each preset by its name, those of installed packages too."""
+    return dict(PRESETS) | {
+        name: document for config in _ADDED.values() for name, document in config.PRESETS.items()
+    }
+
+
+def architecture_of(hf_config: Mapping[str, Any]) -> str:
     """What a `config.json` is of; a Llama unless it says else, and what is not here may be one of
     transformers.
 
@@ -45,14 +68,14 @@ def config_type(hf_config: Mapping[str, Any]) -> type[ModelConfig]:
     return _named(hf_config)[1]
 
 
-def is_of(hf_config: Mapping[str, Any], architecture: Architecture) -> bool:
+def is_of(hf_config: Mapping[str, Any], architecture: str) -> bool:
     """Whether a `config.json` names a model of this architecture. Nothing is built, and
     transformers is not loaded.
     """
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
     if isinstance(named, str) and named in _BY_TYPE:
-        return _BY_TYPE[named][0] is architecture
-    return architecture is Architecture.HF_AUTO
+        return _BY_TYPE[named][0] == architecture
+    return architecture == Architecture.HF_AUTO
 
 
 def is_type_of(hf_config: Mapping[str, Any], config: ModelConfig) -> bool:
@@ -76,7 +99,7 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     return config.agreed(hf_config) if isinstance(config, TransformerConfig) else config
 
 
-def _named(hf_config: Mapping[str, Any]) -> tuple[Architecture, type[ModelConfig]]:
+def _named(hf_config: Mapping[str, Any]) -> tuple[str, type[ModelConfig]]:
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
     if isinstance(named, str) and named in _BY_TYPE:
         return _BY_TYPE[named]
@@ -85,4 +108,4 @@ def _named(hf_config: Mapping[str, Any]) -> tuple[Architecture, type[ModelConfig
             f"config.json: model_type {shown(named)} is not supported",
             f"Use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
         )
-    return Architecture.HF_AUTO, HfAutoConfig
+    return Architecture.HF_AUTO.value, HfAutoConfig

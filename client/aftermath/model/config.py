@@ -1,6 +1,6 @@
 """The config of a model, whatever its architecture: shapes, tiers and `config.json`.
 
-An architecture is a subclass in `model/arch/` with a line in `model/architectures.py`
+An architecture is a subclass, registered in `model/architectures.py` or by another package
 (docs/models.md). This module never imports torch; a config imports its network to build it.
 """
 
@@ -90,6 +90,8 @@ class ModelConfig(BaseModel, ABC):
     """The architecture's type in a schema and, unless it has several, in `config.json`."""
     MODEL_TYPES: ClassVar[tuple[str, ...]] = ()
     """The types in `config.json` that the architecture computes, if there are several."""
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The `config.json` of named models, for `--preset`, of an architecture of another package."""
     LATER: ClassVar[frozenset[str]] = frozenset()
     """Fields that a schema omits at their defaults, so that older schemas keep their hash."""
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]]

@@ -15,7 +15,6 @@ from aftermath.config.document import RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import checkpoint_of, optimizer_of, schedule_of
 from aftermath.config.recipe import made_first
-from aftermath.config.spec import ARCHITECTURES
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.documents import CheckpointError
@@ -146,7 +145,7 @@ def not_done(config: RunConfig) -> Iterator[Mistake]:
             f"verification_percent = {percent}: no client recomputes results yet, so verifiers would stand idle; use 0",
             "verification-not-there",
         )
-    if config.llm.data_type == "Finetuning" and config.llm.data_location.Preprocessed is None:
+    if config.llm.data_type == "Finetuning" and not config.llm.data_location.source.has_labels:
         yield Mistake(
             (*_LLM, "data_type"),
             'data_type = "Finetuning": only data_location = { Preprocessed = "DIR" } has labels; use that, or '
@@ -189,11 +188,7 @@ def not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mist
             f"checkpoint {place['repo']} is a slice of tier {stored}, without what tier 0 holds; use the full one",
             "checkpoint-is-a-slice",
         )
-    found = next(
-        name
-        for name, architecture in ARCHITECTURES.items()
-        if architecture is architecture_of(document)
-    )
+    found = architecture_of(document)
     if config.llm.architecture != found:
         yield Mistake(
             (*_LLM, "architecture"),

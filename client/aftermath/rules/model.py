@@ -6,6 +6,7 @@ Fields have the program's names and the forms described in `run`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from aftermath.rules.optimizers import OPTIMIZERS
 from aftermath.rules.state import (
@@ -83,6 +84,10 @@ class DataLocation:
     secondary: str
     """Folder in the bucket, followed by the agreed hash of its files, if any (`marked`)."""
     shuffle_seed: bytes
+    source: Any
+    """The config table (`config.sources.DataSource`) that these are from, which reads the tokens.
+    It alone has the keys of a kind that another package adds.
+    """
 
     @property
     def folder(self) -> str:
@@ -159,7 +164,7 @@ class Model:
 
     metadata: Metadata
     client_version: str
-    architecture: int
+    architecture: str
     data_type: int
     max_seq_len: int
     cold_start_warmup_steps: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 
 class RunState(IntEnum):
@@ -81,13 +81,13 @@ class Committee(IntEnum):
     VERIFIER = 1
 
 
-class Architecture(IntEnum):
-    """The architecture of a run's model."""
+class Architecture(StrEnum):
+    """The built-in architectures of a run's model, by their names in a config file and a spec."""
 
-    HF_LLAMA = 0
-    HF_DEEPSEEK = 1
-    HF_AUTO = 2
-    HF_NANOGPT = 3
+    HF_LLAMA = "HfLlama"
+    HF_DEEPSEEK = "HfDeepseek"
+    HF_NANOGPT = "HfNanoGPT"
+    HF_AUTO = "HfAuto"
 
 
 class CheckpointKind(IntEnum):
@@ -117,6 +117,8 @@ class DataKind(IntEnum):
     HTTP_GCP = 5
     WEIGHTED_HTTP = 6
     PREPROCESSED = 7
+    OTHER = 255
+    """A kind that another package adds."""
 
 
 class ScheduleKind(IntEnum):

@@ -7,19 +7,16 @@ Peers, relays and RPC nodes are left out: the member's own options name them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.run_access import RunAccess
 from aftermath.base.text import is_repository
-from aftermath.data.gcs import bucket_address
-from aftermath.data.http import redacted_url
-from aftermath.rules.model import Checkpoint, DataLocation, Model
-from aftermath.rules.state import CheckpointKind, DataKind
-from aftermath.train.locations import mixed_places
-
-_LOCAL = (DataKind.LOCAL, DataKind.PREPROCESSED)
+from aftermath.config.read import source_of
+from aftermath.config.sources import DataSource
+from aftermath.rules.model import Checkpoint, Model
+from aftermath.rules.state import CheckpointKind
 
 
 @dataclass(frozen=True)
@@ -44,22 +41,21 @@ def reached_by(model: Model, access: RunAccess) -> Reached:
     it.
     """
     found = Reached()
-    places = [model.data_location]
+    source = source_of(model.data_location)
+    sources: Sequence[DataSource] = [source]
     data_access = access
-    if model.data_location.kind is DataKind.WEIGHTED_HTTP:
-        found.addresses.append(
-            f"{redacted_url(model.data_location.primary)} (the document of the data)"
-        )
+    if source.is_mixture:
+        found.addresses.extend(f"{one} (the document of the data)" for one in source.addresses())
+        # --data-path is one place, and a mixture has several
+        data_access = replace(access, data=None)
         try:
-            places = mixed_places(model.data_location.primary, access)
-            # --data-path is one place, and a mixture has several
-            data_access = replace(access, data=None)
+            sources = source.members_of(access)
         except AftermathError:  # opening the data says what is wrong with it
-            places = []
+            sources = []
     for checkpoint in dict.fromkeys(one.checkpoint for one in model.recorded if one.exists):
         _add_checkpoint(found, checkpoint, access)
-    for place in places:
-        _add_data(found, place, data_access)
+    for one in sources:
+        _add_data(found, one, data_access)
     return found
 
 
@@ -82,21 +78,10 @@ def _add_checkpoint(found: Reached, checkpoint: Checkpoint, access: RunAccess) -
     found.addresses.append(f"{hub}/{checkpoint.repo} (model, {token})")
 
 
-def _add_data(found: Reached, place: DataLocation, access: RunAccess) -> None:
-    if place.kind in _LOCAL:
+def _add_data(found: Reached, source: DataSource, access: RunAccess) -> None:
+    if path := source.local_path():
         try:
-            found.files.append(f"{access.data_place(place.primary)} (data)")
+            found.files.append(f"{access.data_place(path)} (data)")
         except AftermathError:
             return
-    found.addresses.extend(f"{address} (data)" for address in _addresses(place))
-
-
-def _addresses(place: DataLocation) -> Iterator[str]:
-    if place.kind is DataKind.HTTP_SINGLE_URL:
-        yield redacted_url(place.primary)
-    elif place.kind is DataKind.HTTP_NUMBERED_FILES:
-        yield f"{redacted_url(place.primary)}, {place.num_files} files"
-    elif place.kind is DataKind.HTTP_GCP:
-        yield bucket_address(place.primary)
-    elif place.kind is DataKind.SERVER:
-        yield place.primary
+    found.addresses.extend(f"{address} (data)" for address in source.addresses())

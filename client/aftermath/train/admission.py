@@ -97,7 +97,7 @@ def check_model(model: Model, run_id: str) -> None:
             "Its owner configures it: "
             f"aftermath-solana update-config --run-id {shlex.quote(run_id)} --config-path FILE",
         )
-    if model.architecture not in ARCHITECTURES.values():
+    if model.architecture not in ARCHITECTURES:
         raise Unsuitable(
             f"run {run_id} trains an architecture this client does not have; it has {', '.join(ARCHITECTURES)}"
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.run_access import RunAccess, advice_to_member
+from aftermath.config.read import source_of
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import Source, WrongTokens
 from aftermath.model.architectures import is_of
@@ -22,7 +23,7 @@ from aftermath.optim.run_schema import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, DataLocation, Model
-from aftermath.rules.state import Architecture, CheckpointKind, DataKind, DataType
+from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.admission import check_model
 from aftermath.train.locations import name_of, open_source
 
@@ -91,7 +92,7 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
     `agreed_schema` does.
     """
     if not is_of(
-        config, Architecture(model.architecture)
+        config, model.architecture
     ):  # before anything is built of what may be a stranger's file
         raise Unsuitable(
             f"{whose} does not fit run {run_id}: its model_type {escaped(str(config.get('model_type'))[:60])} is of "
@@ -116,7 +117,8 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     """
     finetuning = model.data_type == DataType.FINETUNING
     location = model.data_location
-    if location.kind is DataKind.WEIGHTED_HTTP and not location.files_hash and not access.trusting:
+    table = source_of(location)
+    if table.is_mixture and not location.files_hash and not access.trusting:
         raise Unsuitable(
             f"the chain has no hash of the mixture document {name_of(location, access)}, so members could get "
             "different data",
@@ -128,7 +130,7 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
             location, model.max_seq_len, vocab_size, labels=finetuning, access=access
         )
         # a file elsewhere costs a download
-        looked_at = location.files_hash or location.kind is DataKind.LOCAL
+        looked_at = location.files_hash or not table.is_remote
         found = records_hash(source.record()).hex() if looked_at else ""
     if location.files_hash and found != location.files_hash:
         raise Unsuitable(

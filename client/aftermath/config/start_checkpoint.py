@@ -1,0 +1,74 @@
+"""Where a run's model comes from: `[model.LLM.checkpoint]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from aftermath.config.meaning import Means, Repository
+from aftermath.config.tables import BareVariant, Choice, Variant
+from aftermath.rules.limits import REVISION_BYTES
+from aftermath.rules.state import CheckpointKind
+
+_OWN_STATE = (
+    "that members have the model from each other is the run's own state, which no owner writes; write Hub, Local or "
+    "Dummy: the checkpoint to start from and to fall back on"
+)
+
+
+class HubCheckpoint(Variant):
+    """A Hugging Face repository; without a revision its default branch."""
+
+    repo_id: Repository = Field(
+        examples=["ada/my-model"], description="The repository, as OWNER/NAME."
+    )
+    revision: Annotated[str, Means(bytes=REVISION_BYTES)] = Field(
+        default="", description="A commit, tag or branch of it. Pin a commit where the run matters."
+    )
+
+    def to_chain(self) -> dict[str, Any]:
+        return {"kind": int(CheckpointKind.HUB), "repo": self.repo_id, "revision": self.revision}
+
+
+class LocalCheckpoint(BareVariant):
+    """A directory every member has under the same path."""
+
+    path: Repository = Field(
+        examples=["runs/mine/model"],
+        description="The directory; a relative one from where a member is started.",
+    )
+
+    def to_chain(self) -> dict[str, Any]:
+        return {"kind": int(CheckpointKind.LOCAL), "repo": self.path, "revision": ""}
+
+
+class DummyCheckpoint(Variant):
+    """Seeded weights instead of stored ones; a directory or a Hub repository gives the model's
+    shape.
+    """
+
+    repo_id: Repository = Field(
+        default="",
+        examples=["runs/mine/model"],
+        description="A directory, or a repository as OWNER/NAME, whose config.json says the model's shape. It must be "
+        "given.",
+    )
+
+    def to_chain(self) -> dict[str, Any]:
+        return {"kind": int(CheckpointKind.DUMMY), "repo": self.repo_id, "revision": ""}
+
+
+class CheckpointChoice(Choice):
+    """The durable checkpoint a run starts from."""
+
+    NOT_HERE: ClassVar[Mapping[str, str]] = {
+        "Gcs": "the program names no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with its "
+        "repo_id, or to every member and write Local with its path",
+        "P2P": _OWN_STATE,
+        "P2PGcs": _OWN_STATE,
+    }
+    Hub: HubCheckpoint | None = Field(default=None, description="A Hugging Face repository.")
+    Local: LocalCheckpoint | None = Field(default=None, description="A directory of every member.")
+    Dummy: DummyCheckpoint | None = Field(default=None, description="Weights made from a seed.")
