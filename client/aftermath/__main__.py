@@ -1,4 +1,4 @@
-"""The console script `aftermath-solana`, and `python -m aftermath` where that is not in the path."""
+"""The console script `aftermath-solana`, also run by `python -m aftermath`."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ INSTRUCTIONS = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
 INCINERATOR = Pubkey.from_string("1nc1nerator11111111111111111111111111111111")
 SLOT_HASHES = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 JOIN_SCOPE = b"CoordinatorJoinRun"
-"""Of an authorization to join all runs of a join authority; one for a single run has that run's
-address instead.
+"""The scope of an authorization for all runs of a join authority. An authorization for one run has
+that run's address instead.
 """
 EVERYONE = Pubkey.default()
-"""As grantee: the authorization admits any wallet."""
+"""The grantee of an authorization that admits any wallet."""
 
 _RUN_IDS: dict[Pubkey, str] = {}
 """An address does not show the id it is made from, and people know a run by its id."""

@@ -22,7 +22,8 @@ from aftermath.chain.rpc import RpcPool
 DELEGATES_AT_ONCE = 20
 """Delegates that fit one transaction with its other parts."""
 
-BARE_BYTES, DELEGATE_BYTES = 154, 32
+BARE_BYTES = 154
+DELEGATE_BYTES = 32
 """Size of an authorization without scope and delegates, and what each delegate adds."""
 
 
@@ -38,9 +39,9 @@ class Authorization:
     delegates: tuple[Pubkey, ...]
     grantor_update_at: int
     sponsor: Pubkey
-    """Who paid for the account, and gets its rent back."""
+    """The wallet that paid for the account and gets its rent back."""
     delegates_sponsor: Pubkey
-    """Who paid for the delegates there are."""
+    """The wallet that paid for the current delegates."""
 
     def admits(self, grantor: Pubkey, user: Pubkey, run: Pubkey) -> bool:
         """Whether the program would let `user` join the run at this address, whose join authority
@@ -80,8 +81,8 @@ class AuthorizerInstructions:
     def delegation(
         self, held: Authorization, *, clear: bool, added: Sequence[Pubkey]
     ) -> list[Instruction]:
-        """As grantee of an authorization, drop all delegates and/or add some, in parts that fit a
-        transaction.
+        """Drop all delegates of an authorization, add some, or both, in parts that fit a
+        transaction. The signer is the grantee.
         """
         parts = [
             added[i : i + DELEGATES_AT_ONCE] for i in range(0, len(added), DELEGATES_AT_ONCE)

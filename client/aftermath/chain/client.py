@@ -232,7 +232,7 @@ class CoordinatorClient:
         return await self.sender.send([self.ix.set_paused(run_id, paused)])
 
     async def rewind(self, run_id: str, place: int, step: int) -> Signature:
-        """Take a halted run back to a recorded checkpoint (see `CoordinatorInstructions.rewind`)."""
+        """Take a halted run back to a recorded checkpoint (`CoordinatorInstructions.rewind`)."""
         return await self.sender.send([self.ix.rewind(run_id, place, step)])
 
     async def kick(self, run_id: str, wallet: Pubkey, *, barred: bool) -> Signature:

@@ -111,14 +111,16 @@ async def deployment_steps(
     by address.
     """
     elf = _read_program(program)
-    wallet, address = sender.wallet.pubkey, key.pubkey()
+    wallet = sender.wallet.pubkey
+    address = key.pubkey()
     standing = await _standing(sender, address, elf)
     if _runs(standing, elf):
         return [], {}
     path = _buffer_path(CACHE, address, elf)
     buffer = load_wallet(path).pubkey if path.exists() else Keypair().pubkey()
     held = await _held(sender, buffer, len(elf))
-    steps, sizes = [], {}
+    steps = []
+    sizes = {}
     if held is None:
         steps.append(PlannedTransaction(await _buffer_start(sender, buffer, len(elf))))
         sizes[buffer] = loader.BUFFER_HEADER + len(elf)
@@ -284,7 +286,8 @@ async def _fill(
 
 
 async def _buffer_start(sender: Sender, buffer: Pubkey, length: int) -> list[Instruction]:
-    wallet, size = sender.wallet.pubkey, loader.BUFFER_HEADER + length
+    wallet = sender.wallet.pubkey
+    size = loader.BUFFER_HEADER + length
     lamports = await rent(sender.pool, size)
     account = CreateAccountParams(
         from_pubkey=wallet, to_pubkey=buffer, lamports=lamports, space=size, owner=loader.LOADER

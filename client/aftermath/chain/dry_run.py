@@ -77,7 +77,7 @@ class NewAccount:
 
 @dataclass
 class Rehearsed(Exception):
-    """All that a command was about to send. `beside` has what the command adds to its output.
+    """All that a command was about to send. `output` has what the command adds to its output.
 
     The wallet holds `held` lamports and needs `needed`: rent, fees, bond, the rent of its own
     account, and what the command asks for beforehand. `granted`: a local network would give what
@@ -90,7 +90,7 @@ class Rehearsed(Exception):
     granted: bool
     simulated: Sequence[Simulated]
     accounts: Sequence[NewAccount]
-    beside: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
     bond: int = 0
     """Lamports that the run would lock as a bond."""
 
@@ -175,7 +175,8 @@ class DrySender(Sender):
         self, steps: Sequence[PlannedTransaction], headroom: int = 0, *, bond: int = 0
     ) -> Rehearsed:
         """Return what sending these steps in order would do. One of them pays `bond` lamports."""
-        held, own = await balance(self.pool, self.wallet.pubkey), await rent(self.pool, 0)
+        held = await balance(self.pool, self.wallet.pubkey)
+        own = await rent(self.pool, 0)
         written: set[Pubkey] = set()
         simulated = []
         for step in steps:

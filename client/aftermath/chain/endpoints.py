@@ -39,7 +39,7 @@ machine.
 
 
 class NoNextPort(UsageError):
-    """The websocket's address cannot be derived from the HTTP address, so the user has to give it."""
+    """The websocket's address does not follow from the HTTP address, so the user must give it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which failures of an RPC call are worth another try, and what a failed transaction says.
+"""Decide which failures of an RPC call to retry, and describe failed transactions.
 
 A node's own trouble is worth one: no connection, 429, 5xx, behind, rate limited. A request that
 JSON-RPC calls malformed is not, and neither is a transaction that the cluster refused.
@@ -82,7 +82,7 @@ def variant(error: Any) -> str:
 
 
 def error_json(error: Any) -> Any:
-    """Return solders' TransactionError as the cluster's JSON: a string, or an object with one key."""
+    """Return solders' TransactionError as the cluster's JSON: a string or an object of one key."""
     name = type(error).__name__.removeprefix("TransactionError")
     if name == "Fieldless":
         return str(error).rpartition(".")[2]

@@ -54,5 +54,5 @@ def signature_count(payer: Pubkey, instructions: Sequence[Instruction]) -> int:
 
 
 def payer_and_signers(payer: Pubkey, instructions: Sequence[Instruction]) -> set[Pubkey]:
-    """Who must sign a transaction of these instructions."""
+    """Return the signers that a transaction of these instructions needs."""
     return {payer} | {a.pubkey for i in instructions for a in i.accounts if a.is_signer}

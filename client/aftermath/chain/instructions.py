@@ -25,7 +25,8 @@ from aftermath.rules.commitment import Signed
 from aftermath.rules.members import Membership
 from aftermath.rules.run import RoundId
 
-_ED25519_ENTRY, _ITSELF = struct.Struct("<7H"), 0xFFFF
+_ED25519_ENTRY = struct.Struct("<7H")
+_ITSELF = 0xFFFF
 
 GROWTH = 10_240
 """Bytes that one `grow` adds, and the size that init_run gives the two large accounts."""
@@ -33,7 +34,8 @@ GROWTH = 10_240
 SPEC_PART = 800
 """Maximum bytes of a training spec in one instruction. With its accounts it fits a transaction."""
 
-MEMBERS, WITNESSES = 0, 1
+MEMBERS = 0
+WITNESSES = 1
 """What `grow` grows."""
 
 Table = Mapping[str, Any]
@@ -121,8 +123,8 @@ class CoordinatorInstructions:
         barred: bool,
         sponsor: Pubkey | None = None,
     ) -> Instruction:
-        """As main or join authority, take a wallet out of the next epoch; `barred` says whether it
-        may ask again.
+        """Take a wallet out of the next epoch, as main or join authority. A `barred` wallet may not
+        ask again.
 
         `created` is the run's; `sponsor` who has paid for the wallet's membership, if there is one.
         """
@@ -169,7 +171,7 @@ class CoordinatorInstructions:
         return self._program.instruction("enroll", accounts, most=most)
 
     def settle(self, run_id: str, created: int, wallet: Pubkey) -> Instruction:
-        """Write what a member's seat says of it into its membership; a forfeited bond is destroyed."""
+        """Copy a member's seat into its membership, and destroy a forfeited bond."""
         membership = self.membership(run_id, created, wallet)
         return self._program.instruction(
             "settle", self._four(run_id, membership=membership, incinerator=INCINERATOR)
@@ -301,10 +303,13 @@ class CoordinatorInstructions:
         seven u16 (place of signature, key and message with the message's size, each place followed
         by the instruction that it is in), and then what they point to.
         """
-        table, parts, start = b"", b"", 2 + _ED25519_ENTRY.size * len(signed)
+        table = b""
+        parts = b""
+        start = 2 + _ED25519_ENTRY.size * len(signed)
         for one in signed:
             at = start + len(parts)
-            key, message = at + len(one.signature), at + len(one.signature) + len(one.key)
+            key = at + len(one.signature)
+            message = at + len(one.signature) + len(one.key)
             table += _ED25519_ENTRY.pack(
                 at, _ITSELF, key, _ITSELF, message, len(one.statement), _ITSELF
             )

@@ -20,8 +20,15 @@ BUFFER_HEADER = 37  # variant u32, Option<authority>
 PROGRAM_SIZE = 36  # variant u32, programdata address
 PROGRAMDATA_HEADER = 45  # variant u32, slot u64, Option<authority>
 
-_INITIALIZE_BUFFER, _WRITE, _DEPLOY, _UPGRADE, _EXTEND, _EXTEND_CHECKED = 0, 1, 2, 3, 6, 9
-_BUFFER, _PROGRAM, _PROGRAMDATA = 1, 2, 3
+_INITIALIZE_BUFFER = 0
+_WRITE = 1
+_DEPLOY = 2
+_UPGRADE = 3
+_EXTEND = 6
+_EXTEND_CHECKED = 9
+_BUFFER = 1
+_PROGRAM = 2
+_PROGRAMDATA = 3
 CALLS = {
     struct.pack("<I", variant): f"loader.{name}"
     for variant, name in (
@@ -109,8 +116,8 @@ def extend(program: Pubkey, authority: Pubkey, more: int) -> Instruction:
 
 
 def extend_unchecked(program: Pubkey, payer: Pubkey, more: int) -> Instruction:
-    """The same on clusters that do not have the checked form yet (they refuse it with
-    InvalidInstructionData).
+    """Extend a program on clusters without the checked form, which refuse that one with
+    InvalidInstructionData.
     """
     accounts = [
         _writes(programdata_address(program)),

@@ -233,7 +233,8 @@ class SolanaMember:
         """Return this wallet's membership. Raises Refused if the run asks for more than the user
         allows.
         """
-        pool, program = self._coordinator.pool, self._coordinator.program_id
+        pool = self._coordinator.pool
+        program = self._coordinator.program_id
         held = await membership_of(pool, program, view.run, self._wallet.pubkey)
         if held is not None and self._forfeited(view):
             held = replace(held, bond=0)
@@ -247,7 +248,9 @@ class SolanaMember:
 
     async def _enrolment(self, view: View) -> list[Instruction]:
         """Return the instructions that this wallet needs before its first join."""
-        held, run, ix = await self._membership(view), view.run, self._coordinator.ix
+        held = await self._membership(view)
+        run = view.run
+        ix = self._coordinator.ix
         if held is not None and held.enrolled and not lacking(run, held):
             return []
         settled = (

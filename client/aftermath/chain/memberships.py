@@ -36,7 +36,7 @@ async def membership_of(
 async def memberships_of(
     pool: RpcPool, program: Pubkey, run: Pubkey, wallet: Pubkey
 ) -> list[Membership]:
-    """What the runs at this address keep of a wallet, those that are closed included, oldest first."""
+    """Return a wallet's memberships in all runs at this address, closed ones too, oldest first."""
     layout = membership_account()
     prefix = layout.discriminator + bytes(run) + bytes(wallet)
     found = await fetch_program(pool, program, prefix=prefix, size=layout.size)

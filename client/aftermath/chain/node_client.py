@@ -69,7 +69,7 @@ _BASE64 = UiAccountEncoding.Base64
 
 @dataclass(frozen=True, slots=True)
 class AccountData:
-    """An account as a node reported it at `slot`. `data` holds the requested slice, or everything."""
+    """An account as a node reported it at `slot`. `data` is the requested slice, or all of it."""
 
     slot: int
     lamports: int

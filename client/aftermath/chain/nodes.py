@@ -23,7 +23,8 @@ from aftermath.chain.outage_log import Outages
 log = logging.getLogger(__name__)
 
 FAILURES_BEFORE_LEAVING = 2
-LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
+LEAVE_SECONDS = 10.0
+LEAVE_MAX = 60.0
 # how long a node may be behind the wanted slot: balanced nodes differ by some slots
 LAG_SECONDS = 5.0
 

@@ -178,9 +178,11 @@ def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str)
 
 def _simple(value: Any, kind: str, path: str) -> Any:
     if kind in _BITS:
-        low, high = (-(1 << _BITS[kind] - 1), (1 << _BITS[kind] - 1) - 1)
+        low = -(1 << _BITS[kind] - 1)
+        high = (1 << _BITS[kind] - 1) - 1
         if kind[0] == "u":
-            low, high = 0, (1 << _BITS[kind]) - 1
+            low = 0
+            high = (1 << _BITS[kind]) - 1
         if isinstance(value, bool) and kind == "u8":
             return int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:

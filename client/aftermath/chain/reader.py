@@ -140,7 +140,8 @@ class RunReader:
     def _stored(self, round: Round) -> tuple[int, Round]:
         """Return where the newest Run holds `round`, and its header there."""
         run = self._watcher.latest
-        ring, stored = run.ring(round.height), run.round(round.height)
+        ring = run.ring(round.height)
+        stored = run.round(round.height)
         if ring is None or stored is None or stored.seed != round.seed:
             raise Refused("RoundNotStored", f"round {round.height} is no longer stored")
         return ring, stored

@@ -242,7 +242,9 @@ def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode("utf-8")
 
 
-_WAITS, _REMOVED, _BARRED = 1, 2, 3
+_WAITS = 1
+_REMOVED = 2
+_BARRED = 3
 """What a seat's `pending` says besides 0."""
 _MEMBER_STATES = {member.value: member for member in state.MemberState}
 _CONVERTERS: dict[type, dict[str, _Convert]] = {

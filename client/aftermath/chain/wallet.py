@@ -1,11 +1,9 @@
 """The member's keys: the wallet that signs transactions and the secret of its peer-to-peer
 identity.
 
-The wallet is a Solana CLI key file (JSON array of 64 bytes) or the environment variable
-RAW_WALLET_PRIVATE_KEY (that array, base58 of it, or the array of its 32 secret bytes). The identity
-comes from a file (32 raw bytes or hex), from RAW_IDENTITY_SECRET_KEY, or is derived from the wallet
-and the run, so that a member keeps it across restarts without a second secret. No secret is ever
-printed, logged or part of a repr or of an error.
+The wallet is a Solana CLI key file or RAW_WALLET_PRIVATE_KEY (JSON array of 64 or 32 bytes, or
+base58). The identity comes from a file (32 raw bytes or hex), from RAW_IDENTITY_SECRET_KEY, or from
+the wallet and the run, so that it stays across restarts. No secret is printed, logged or in a repr.
 """
 
 from __future__ import annotations

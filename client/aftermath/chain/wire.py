@@ -1,7 +1,7 @@
 """What carries bytes to an RPC node and back: the network this machine is on, or a simulated one.
 
-Everything that reads a reply is above it, so status codes, lengths and JSON are checked whoever
-answers.
+Everything that reads a reply is above it, so status codes, lengths and JSON are checked for
+every peer.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _exit_of(refusal: AftermathError) -> int:
 
 
 def _tell(refusals: list[AftermathError]) -> None:
-    """Say on stderr what is known before PyTorch loads, unless the answer goes to the same place."""
+    """Print on stderr what is known before PyTorch loads, unless stdout goes to the same place."""
     from aftermath.events.text import LOADING
 
     for refusal in () if one_output() else refusals:

@@ -130,9 +130,13 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
             for taken, (build, options) in built.items():
                 given[taken] = build(**{option: given.pop(option) for option in options})
             try:
-                result, refusal, dry = _done(body, given), None, False
+                result = _done(body, given)
+                refusal = None
+                dry = False
             except Ended as ended:
-                result, refusal, dry = ended.result, ended.error, True
+                result = ended.result
+                refusal = ended.error
+                dry = True
             show(result, as_json=as_json)
             if refusal is not None:
                 raise refusal

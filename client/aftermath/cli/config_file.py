@@ -146,7 +146,8 @@ def preview_lr(
     from aftermath.owner.warnings import warning_about_schedule
 
     config = load_config(config_path)
-    schedule, total = schedule_of(config.llm.lr_schedule), config.config.total_steps
+    schedule = schedule_of(config.llm.lr_schedule)
+    total = config.config.total_steps
     cold = config.llm.cold_start_warmup_steps
 
     def rate(step: int) -> float:

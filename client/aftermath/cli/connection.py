@@ -76,7 +76,8 @@ async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
     """The cluster these options name, with their wallet. Raises Ended in a dry run, where something
     would be sent.
     """
-    wallet, cap = load_wallet(choice.wallet_private_key_path), choice.max_priority_fee
+    wallet = load_wallet(choice.wallet_private_key_path)
+    cap = choice.max_priority_fee
     pool, program_id = _chosen(choice)
     async with pool:
         coordinator = CoordinatorClient(

@@ -163,7 +163,7 @@ def _write(
 
 
 def _encoder(path: Path | None, end_token: str | None) -> Encoder:
-    """Return the tokenizer of a file, or that of single bytes. Raises CheckpointError, UsageError."""
+    """Return the tokenizer of a file, or the byte tokenizer. Raises CheckpointError, UsageError."""
     from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
     from aftermath.model.tokenizer_files import TOKENIZER_CONFIG, end_id, with_end_token
 

@@ -130,7 +130,6 @@ def _shown(found: Sequence[Mapping[str, Any]]) -> Any:
 
 
 # --- dense tensors
-#  ----------------------------------------------------------------------------------------------------
 
 
 def _check_room(path: Path, file: GradientFile, out: Path) -> None:

@@ -93,7 +93,7 @@ def _option(parameter: Any, context: Any) -> Option:
 
 
 def shared_of(options: Options) -> list[Option]:
-    """Return the options that at least SHARED_FROM commands explain with the same words, by panel."""
+    """Return by panel the options that SHARED_FROM or more commands explain in the same words."""
     count = Counter(one for every in options.values() for one in every)
     shared = [
         one for one, commands in count.items() if commands >= SHARED_FROM or one.panel in PANELS

@@ -69,7 +69,7 @@ def _data(found: Rehearsed) -> dict[str, Any]:
         "needed_lamports": found.needed,
         "refusal": refusal
         and {"code": refusal.code, "error": refusal.message, "fix": completed_text(refusal.fix)},
-        **found.beside,
+        **found.output,
     }
 
 

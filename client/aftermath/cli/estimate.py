@@ -126,9 +126,11 @@ async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
     from aftermath.chain.sender import pack
     from aftermath.chain.wallet import Wallet
 
-    wallet, name = Wallet(Keypair()), "estimate"
+    wallet = Wallet(Keypair())
+    name = "estimate"
     async with RpcPool([endpoint(defaults.RPC)]) as pool:  # which is not asked
-        client, authorizer = CoordinatorClient(pool, wallet), Authorizer(pool)
+        client = CoordinatorClient(pool, wallet)
+        authorizer = Authorizer(pool)
         creation = [
             *client.creation(name, join_authority=wallet.pubkey),
             authorizer.ix(wallet.pubkey).create(EVERYONE),
@@ -194,7 +196,8 @@ def tokens_of(rules: Config) -> tuple[int, int]:
     """(tokens, sequences) of all steps together."""
     from aftermath.rules.assignment import batch_size
 
-    sequences, left = 0, rules.total_steps
+    sequences = 0
+    left = rules.total_steps
     while left and sequences * rules.max_seq_len < rules.global_batch_size_warmup_tokens:
         sequences += batch_size(rules, sequences)
         left -= 1
@@ -212,7 +215,9 @@ def seconds_at_most(rules: Config) -> int:
 def _shown(data: dict[str, Any]) -> dict[str, object]:
     from aftermath.chain.refusals import sol
 
-    owner, member, there = data["owner"], data["member"], counted(data["members"], "member")
+    owner = data["owner"]
+    member = data["member"]
+    there = counted(data["members"], "member")
     tiers = zip(data["parameters"], data["bytes_per_round"], data["memory_bytes"], strict=True)
     shown: dict[str, object] = {
         "SOL in all": f"{sol(data['lamports'])} with {there}, of which {sol(data['lamports_that_come_back'])} "

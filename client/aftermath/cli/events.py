@@ -139,7 +139,7 @@ def _follow(
     show: Callable[[EventRecord], None],
     lines: int | None,
 ) -> None:
-    """Show the last events, and then new ones until Ctrl-C. Files and directories may appear later."""
+    """Show the last events, then new ones until Ctrl-C. Files and directories may appear later."""
     try:
         for record in deque(found(), maxlen=FOLLOWED_LINES if lines is None else lines):
             show(record)
@@ -152,7 +152,7 @@ def _follow(
 
 
 def _of_kinds(records: Iterable[EventRecord], kinds: str | None) -> Iterator[EventRecord]:
-    """Return the events of these kinds, or all. Raises UsageError for a kind that does not exist."""
+    """Return the events of these kinds, or all. Raises UsageError for an unknown kind."""
     from typing import get_args
 
     from aftermath.events.event_types import MEMBER_EVENTS

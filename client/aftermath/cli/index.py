@@ -242,11 +242,14 @@ class _LazyCommands(TyperGroup):
         page: Any = None
         name = self.index.called(words)
         if words in _HELP_ASKED:
-            page, path = self, self.index.name
+            page = self
+            path = self.index.name
         elif self.index.begun(words[0]) and words[1:] in ([], *_HELP_ASKED):
-            page, path = self, f"{self.index.name} {words[0]}"
+            page = self
+            path = f"{self.index.name} {words[0]}"
         elif name and words[len(name.split()) :][:1] in _HELP_ASKED:
-            page, path = self.index.load(name), f"{self.index.name} {name}"
+            page = self.index.load(name)
+            path = f"{self.index.name} {name}"
         if page is None:
             return False
         with writing():

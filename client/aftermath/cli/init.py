@@ -220,7 +220,8 @@ def asked(options: InitOptions) -> InitOptions:
     recipe = options.recipe or _ask(Question("Recipe", known, RECIPE, _known_recipe))
     config, _ = begin(recipe)
     found = replace(options, recipe=recipe)
-    has, exchanged = optimizer_name(config), get_args(ExchangedName)
+    has = optimizer_name(config)
+    exchanged = get_args(ExchangedName)
     rules = config.config
     questions: dict[str, Question] = {
         "preset": Question("Model", _any_of(*PRESETS), _NEITHER, _one_of(*PRESETS, _NEITHER)),
@@ -327,7 +328,8 @@ def _about(options: InitOptions, files_path: Path | None, files: FILES) -> list[
 
 def _next(out: Path, *, made: bool) -> list[str]:
     """What an owner calls, one after the other, until the run trains."""
-    file, run = shlex.quote(str(out)), shlex.quote(_run_id(out))
+    file = shlex.quote(str(out))
+    run = shlex.quote(_run_id(out))
     signed = f"--run-id {run} -w {_WALLET}"
     make = [making(out)] if made else []
     # else the model is lost with the last member

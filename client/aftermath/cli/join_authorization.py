@@ -49,7 +49,8 @@ async def join_authorization_create(
     async with sign_in(options) as chain:
         if grantee == EVERYONE:
             await check_for_everybody(chain, run_id)
-        grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        grantor = chain.wallet.pubkey
+        scope = scope_of(chain, run_id)
         steps = await granting(chain, grantee, scope)
         if run_id is not None and (unmeant := await warning_about_grantor(chain, run_id)):
             note(f"warning: {unmeant}")
@@ -84,10 +85,8 @@ async def join_authorization_read(
     from aftermath.cli.authorization import described, present, scope_of
     from aftermath.cli.connection import connect
 
-    grantor, grantee = (
-        public_key(join_authority),
-        public_key(authorizer) if authorizer is not None else EVERYONE,
-    )
+    grantor = public_key(join_authority)
+    grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with connect(options) as chain:
         found = await chain.authorizer.fetch(grantor, grantee, scope_of(chain, run_id))
         data = described(present(found, grantor, grantee), run_id)
@@ -134,7 +133,8 @@ async def join_authorization_delegate(
     added = [public_key(text) for text in delegates_added or []]
     grantor = public_key(join_authority)
     async with sign_in(options) as chain:
-        grantee, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        grantee = chain.wallet.pubkey
+        scope = scope_of(chain, run_id)
         before = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
         kept = () if delegates_clear else before.delegates
         new = [key for key in dict.fromkeys(added) if key not in kept]
@@ -179,7 +179,8 @@ async def join_authorization_delete(
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
-        grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        grantor = chain.wallet.pubkey
+        scope = scope_of(chain, run_id)
         ix = chain.authorizer.ix(grantor)
         found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee, _SIGN)
         withdrawn = [ix.grantor_update(grantee, False, scope)] if found.active else []

@@ -41,7 +41,7 @@ async def rehearsed(settings: TrainSettings) -> Ended:
         _refuse(fits)
         assert subject.tier is not None
         found = await _join(settings, reach, subject, subject.tier)
-    found.beside = {
+    found.output = {
         "run_id": settings.run_id,
         "tier": subject.tier,
         "why_tier": subject.why_tier,
@@ -141,7 +141,8 @@ def _ended(found: Rehearsed, tier: int, why: str) -> Ended:
     from aftermath.chain.refusals import sol
     from aftermath.cli.dry_run import ended
 
-    told, paid = ended(found), found.rent + found.bond
+    told = ended(found)
+    paid = found.rent + found.bond
     later = {"tier": f"{tier}: {why}" if why else str(tier)}
     if paid:
         later["withdraw"] = (

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from aftermath.testnet.display import DisplayMode
     from aftermath.testnet.plan import ClientExtras
 
-FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
+FAULTS = "Faults"
+CLIENTS = "Clients"
+SHOWN = "What is shown"
 
 
 class BackendName(StrEnum):
@@ -305,9 +307,11 @@ def local_testnet_start(
     trackers.check()
     config = chosen(config_path, deployment.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
-    wishes, showing = clients.wishes(trackers), show.showing()
+    wishes = clients.wishes(trackers)
+    showing = show.showing()
     panes = showing is DisplayMode.PANES
-    place, port = deployment.dir.expanduser().absolute(), deployment.server_port
+    place = deployment.dir.expanduser().absolute()
+    port = deployment.server_port
     plan = LocalTestnetPlan(
         config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE
     )
@@ -315,7 +319,8 @@ def local_testnet_start(
         kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them)
     )
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
-    console, asked = Console(stderr=json_output, quiet=panes), VERBOSITY.get()
+    console = Console(stderr=json_output, quiet=panes)
+    asked = VERBOSITY.get()
     level = show.log if asked is Verbosity.INFO else asked
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     seen = shown(showing, plan, backend.keeper, console, level)

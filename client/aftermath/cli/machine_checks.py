@@ -50,7 +50,8 @@ def _unmet(asked: list[str]) -> Iterator[str]:
             yield f"{name} is not installed"
             continue
         for sign, bound in bounds:
-            ours, theirs = _numbers(there), _numbers(bound)
+            ours = _numbers(there)
+            theirs = _numbers(bound)
             met = {">=": ours >= theirs, "<": ours < theirs, "==": ours[: len(theirs)] == theirs}[
                 sign
             ]

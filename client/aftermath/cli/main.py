@@ -7,17 +7,15 @@ from __future__ import annotations
 from aftermath.cli.index import Entry, Index
 from aftermath.cli.profile import stored
 
-OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK, PROFILE = (
-    "Own a run",
-    "Take part in a run",
-    "Train without a run",
-    "Checkpoints of models",
-    "Token files",
-    "Look at runs",
-    "Who may join",
-    "Networks and programs",
-    "What is typed each time",
-)
+OWN = "Own a run"
+MEMBER = "Take part in a run"
+LAB = "Train without a run"
+MODEL = "Checkpoints of models"
+DATA = "Token files"
+LOOK = "Look at runs"
+JOIN = "Who may join"
+NETWORK = "Networks and programs"
+PROFILE = "What is typed each time"
 
 
 INDEX = {
@@ -125,14 +123,12 @@ SOLANA = Index(
     "after that comes the profile (config set), then the default.",
     stored=stored,
 )
-find, called, about, load, app, main = (
-    SOLANA.find,
-    SOLANA.called,
-    SOLANA.begun,
-    SOLANA.load,
-    SOLANA.app,
-    SOLANA.main,
-)
+find = SOLANA.find
+called = SOLANA.called
+about = SOLANA.begun
+load = SOLANA.load
+app = SOLANA.app
+main = SOLANA.main
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
     from aftermath.model.weights import weight_files
 
     place = model.expanduser()
-    config, stored = load_config(place), stored_tier(hf_config(place / "config.json"))[0]
+    config = load_config(place)
+    stored = stored_tier(hf_config(place / "config.json"))[0]
     width = config.intermediate_size
     tiers = {
         tier: sum(map(math.prod, config.parameter_shapes(tier).values()))
@@ -106,7 +107,8 @@ def model_export(
     from aftermath.model.export import export_tiers
 
     rounded: torch.dtype = getattr(torch, _dtype(dtype))
-    wanted, place = _numbers(tiers), src.expanduser()
+    wanted = _numbers(tiers)
+    place = src.expanduser()
     most = load_config(place).possible_tiers() - 1
     if most < max(wanted):
         raise UsageError(

@@ -270,7 +270,9 @@ def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
 
 def _check(described: dict[str, Any], tiers: int, *, kv_heads: int | None) -> None:
     """Raises UsageError, with options that would do, for numbers that do not go together."""
-    hidden, heads, step = described["hidden_size"], described["num_attention_heads"], 1 << tiers - 1
+    hidden = described["hidden_size"]
+    heads = described["num_attention_heads"]
+    step = 1 << tiers - 1
     least, most = LIMITS["head_dim"]
     # positions turn pairs
     sizes = [size for size in range(least, most + 1, 2) if hidden % size == 0]

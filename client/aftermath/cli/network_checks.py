@@ -16,7 +16,8 @@ from pathlib import Path
 
 from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
 
-CONNECT_SECONDS, RELAY_SECONDS = 4.0, 4.5
+CONNECT_SECONDS = 4.0
+RELAY_SECONDS = 4.5
 """Timeouts. Closing the endpoints takes the rest of 5 seconds each."""
 _NO_RELAY = (
     "pass members with --peer KEY@HOST:PORT, or forward a UDP port of the router to --bind-p2p-port"

@@ -63,7 +63,8 @@ def changed(
     """The config as it is wished for, and what its files are made of, in the directory `home`.
     Raises UsageError.
     """
-    rules, llm = config.config, config.llm
+    rules = config.config
+    llm = config.llm
     steps = new_options.steps or rules.total_steps
     if new_options.optimizer is not None and new_options.optimizer != optimizer_name(config):
         other, _ = begin(RECIPES[new_options.optimizer])

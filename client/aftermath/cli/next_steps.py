@@ -19,11 +19,10 @@ from aftermath.cli.usage import choices, stored_as
 from aftermath.train.tier import AUTO_TIER
 
 QUIET = "AFTERMATH_QUIET"
-_CONFIGURE, _LOOK = (
-    "update-config --run-id {run_id} --config-path FILE",
-    "show-run --run-id {run_id}",
-)
-_WATCH, _RESUME = "watch --run-id {run_id}", "set-paused --run-id {run_id} resume"
+_CONFIGURE = "update-config --run-id {run_id} --config-path FILE"
+_LOOK = "show-run --run-id {run_id}"
+_WATCH = "watch --run-id {run_id}"
+_RESUME = "set-paused --run-id {run_id} resume"
 NEXT: Mapping[tuple[str, str], str] = {
     ("create-run", ""): _CONFIGURE,
     ("update-config", ""): _RESUME,
@@ -168,7 +167,8 @@ def completed(text: str, given: Mapping[str, Any]) -> str:
             done += script + rest
             continue
         end = len(name) + _end(name, rest[len(name) :])
-        line, after = rest[:end], rest[end:]
+        line = rest[:end]
+        after = rest[end:]
         mine = {
             key: value for key, value in given.items() if key != _WALLET or not _OTHERS.search(done)
         }
@@ -192,7 +192,8 @@ def _end(name: str, after: str) -> int:
         flags |= dict.fromkeys(option.opts, getattr(option, "is_flag", False))
         if option.param_type_name == "argument":
             words |= set(choices(kinds.get(option.name)))
-    end, value_follows = 0, False
+    end = 0
+    value_follows = False
     while found := _WORD.match(after, end):
         word = found[1].rstrip(".:)")
         if not value_follows and word not in flags and word not in words:
@@ -217,7 +218,8 @@ def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[st
     with suppress(AftermathError):  # the error that is being told may be that of the profile
         stored = SOLANA.stored()
     for option in SOLANA.load(follows).params:
-        value, flag = given.get(str(option.name)), _FLAGS.get(str(option.name))
+        value = given.get(str(option.name))
+        flag = _FLAGS.get(str(option.name))
         if flag is None or value in (None, option.default) or f" {flag} " in template:
             continue
         if str(value) in (os.environ.get(str(option.envvar)), stored.get(stored_as(option))):

@@ -1,4 +1,4 @@
-"""`plot`: a run's history from the events of its members, or the losses of several local trainings."""
+"""`plot`: a run's history from its members' events, or the losses of several local trainings."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ class Ended(Exception):
 
     def __init__(self, result: Result, error: AftermathError | None = None) -> None:
         super().__init__(result, error)
-        self.result, self.error = result, error
+        self.result = result
+        self.error = error
 
 
 def show(result: Result, *, as_json: bool) -> None:
@@ -364,7 +365,8 @@ def _as_typed(fix: str) -> str:
 
 
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
-    docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(completed_text(fix)))
+    docs = placed(PAGES.get(code, ""))
+    fix = placed(_as_typed(completed_text(fix)))
     if as_json:
         said = {"error": sentence, "fix": fix, "code": code} | ({"docs": docs} if docs else {})
         print(json_text(said), file=sys.stderr, flush=True)

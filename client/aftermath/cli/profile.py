@@ -113,7 +113,7 @@ def write_profile(held: Mapping[str, str]) -> Path:
 
 
 def stored() -> dict[str, str]:
-    """What options may take: a wallet's path does not, where a key is given to this process itself."""
+    """Return the profile's values that options may take, without a wallet if a key is given."""
     held = read_profile()
     if os.environ.get(KEY_VARIABLE):
         held.pop(Name.WALLET, None)

@@ -33,7 +33,8 @@ async def rpc(subject: Subject) -> Finding | None:
     from aftermath.chain.rpc import RpcPool
     from aftermath.coordinator.errors import Unavailable
 
-    told, away = [], []
+    told = []
+    away = []
     for endpoint in subject.chain.pool.endpoints:
         async with RpcPool([endpoint], patience=subject.chain.pool.patience) as alone:
             try:
@@ -78,7 +79,8 @@ async def websocket(subject: Subject) -> Finding | None:
     from aftermath.chain.rpc import RpcPool
     from aftermath.chain.socket import AccountSocket
 
-    told, away = [], []
+    told = []
+    away = []
     for endpoint in subject.chain.pool.endpoints:
         async with RpcPool([endpoint]) as alone:
             socket = AccountSocket(alone, CLOCK, lambda _: None, lambda: None)
@@ -197,7 +199,8 @@ def _halted(view: View) -> Refused:
     from aftermath.events.status import owner_owes
     from aftermath.rules.state import RunState
 
-    run, model = view.run, view.model
+    run = view.run
+    model = view.model
     if run.state is RunState.FINISHED:
         return Refused(
             "RunHalted",
@@ -353,7 +356,7 @@ def reach(subject: Subject) -> Finding | None:
 
 
 def configured(subject: Subject) -> Finding | None:
-    """Check that the run has a config, and that this client knows its architecture and optimizer."""
+    """Check that the run has a config whose architecture and optimizer this client knows."""
     if subject.view is None:
         return None
     from aftermath.train.admission import check_model
@@ -391,13 +394,14 @@ def model(subject: Subject) -> Finding | None:
 
 
 def tier(subject: Subject) -> Finding | None:
-    """Check that the run has the tier, or choose the one that `train --matformer-tier auto` takes."""
+    """Check that the run has the tier, or choose as `train --matformer-tier auto` does."""
     if subject.view is None or subject.schema is None or subject.tier is None:
         return None
     from aftermath.train.admission import check_tier
     from aftermath.train.tier import AUTO_TIER
 
-    run_id, tiers = subject.view.run.run_id, subject.view.model.tiers
+    run_id = subject.view.run.run_id
+    tiers = subject.view.model.tiers
     if subject.tier == AUTO_TIER:
         _choose_tier(subject)
     check_tier(subject.tier, tiers, run_id)

@@ -35,7 +35,7 @@ async def shown(coordinator: CoordinatorClient, run_id: str) -> Result:
 async def followed(
     coordinator: CoordinatorClient, run_id: str, facts: Facts, *, as_json: bool
 ) -> Result:
-    """Show where a run stands until it is finished, or until Ctrl-C. Raises NoSuchRun, Unavailable."""
+    """Show a run's state until it is finished or Ctrl-C. Raises NoSuchRun, Unavailable."""
     follower = RunFollower(coordinator, run_id)
     with (
         _showing(run_id, facts, as_json=as_json) as show,

@@ -42,7 +42,7 @@ class ScriptParser(argparse.ArgumentParser):
 
 
 def as_command(name: str, argv: Sequence[str] | None) -> int:
-    """Do what a command does with these arguments (those of the process if None); its exit status."""
+    """Run a command with these arguments, or the process's if None. Return its exit status."""
     from aftermath.cli.main import app
 
     try:

@@ -120,7 +120,8 @@ def settings_options() -> list[inspect.Parameter]:
         if name in SHARED:
             options.append(keyword(name, SHARED[name], setting.default))
         elif name not in ENVIRONMENT_ONLY:
-            flags, parser = _flags(setting), PARSERS.get(name)
+            flags = _flags(setting)
+            parser = PARSERS.get(name)
             options.append(
                 setting_option(
                     setting, *flags, panel=_panel(name), envvar=name.upper(), parser=parser

@@ -155,7 +155,7 @@ async def _send(
     try:
         signatures = await chain.sender.send_packed(steps if found else [])
     except Rehearsed as rehearsed:
-        rehearsed.beside["changes"] = changes
+        rehearsed.output["changes"] = changes
         raise
     return {"changes": changes, "signatures": [str(one) for one in signatures]}
 

@@ -18,7 +18,8 @@ from aftermath.base.errors import UsageError
 ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 """Every mistake that the parser finds; typer exports no name for it."""
 
-_ALIKE, _TELLING = 0.75, 3  # of difflib's ratio, and letters that an option may be known by
+_ALIKE = 0.75  # least ratio of difflib
+_TELLING = 3  # least number of letters that identify an option
 _UNREADABLE = re.compile(r"'(.+)' is not readable")
 _SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 
@@ -33,7 +34,8 @@ def unknown_command(script: str, name: str, known: Iterable[str]) -> UsageError:
 def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, Any]) -> UsageError:
     """The parser's error as ours; `kinds` are the types of the command's options."""
     more = f"{script} {command} --help" if command else f"{script} --help"
-    parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    parameter = getattr(error, "param", None)
+    option = getattr(error, "option_name", None)
     if parameter is not None:
         name = _called(parameter, error.ctx)
         if type(error).__name__ == "MissingParameter":

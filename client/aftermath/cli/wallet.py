@@ -102,7 +102,8 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
 
     wallet = load_wallet(options.wallet_private_key_path)
     async with connect(cluster) as chain:
-        program, endpoint = chain.coordinator.program_id, chain.pool.endpoints[0].shown
+        program = chain.coordinator.program_id
+        endpoint = chain.pool.endpoints[0].shown
         lamports = await chain.balance(wallet.pubkey)
         listed = await chain.coordinator.list_runs()
         held = {
@@ -141,7 +142,7 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
 
 
 def _owned(run: Run, members: Members | None, wallet: bytes) -> dict[str, Any] | None:
-    """Return the row of a run that the wallet owns or admits members to, or None for any other run."""
+    """Return the row of a run that the wallet owns or admits members to, or None."""
     from aftermath.chain.dump import plain
 
     roles = {"owner": run.main_authority, "join authority": run.join_authority}
@@ -284,7 +285,8 @@ async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
     from aftermath.coordinator.errors import Refused
 
     async with sign_in(options) as chain:
-        program, wallet = chain.coordinator.program_id, chain.wallet.pubkey
+        program = chain.coordinator.program_id
+        wallet = chain.wallet.pubkey
         run, name = await _named(chain, run_id)
         found = [
             one for one in await memberships_of(chain.pool, program, run, wallet) if one.enrolled
@@ -318,7 +320,8 @@ async def _named(chain: Cluster, run: str) -> tuple[Pubkey, str | None]:
     """
     from aftermath.chain.addresses import run_addresses
 
-    program, address = chain.coordinator.program_id, _address(run)
+    program = chain.coordinator.program_id
+    address = _address(run)
     if address is None:
         return run_addresses(program, run).run, run
     listed = (one.run_id for one, _, _ in await chain.coordinator.list_runs())

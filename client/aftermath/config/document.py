@@ -230,8 +230,8 @@ class RunConfig(Table):
         return config_rules.broken(self._rules(), self.llm.values())
 
     def with_data_hash(self, data_hash: str) -> RunConfig:
-        """The same with the hash of the data's files, for which a long folder may leave no room.
-        Raises ConfigError.
+        """Return the config with the hash of the data's files. Raises ConfigError if a long folder
+        leaves no room for it.
         """
         llm = self.llm.model_copy(update={"data_hash": data_hash})
         config = self.model_copy(update={"model": self.model.model_copy(update={"LLM": llm})})
@@ -296,7 +296,8 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
         raise _refused(source, text, config_errors.sentences(error, kind)) from None
     if broken := config.broken_rules():
         raise _refused(source, text, broken)
-    config._source, config._text = source, text
+    config._source = source
+    config._text = text
     return config
 
 

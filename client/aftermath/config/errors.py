@@ -162,7 +162,9 @@ def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
 def _sentence(item: Any, root: type[BaseModel]) -> str:
     *table, key = item["loc"] or ("",)
     where = f"[{'.'.join(map(str, table))}] {key}" if table else f"[{key}]"
-    kind, given, context = item["type"], item["input"], item.get("ctx", {})
+    kind = item["type"]
+    given = item["input"]
+    context = item.get("ctx", {})
     if kind == "extra_forbidden":
         allowed = _keys(root, table)
         return f"{where} is not a known key{_nearest(str(key), allowed)}; known here: {', '.join(allowed)}"

@@ -47,13 +47,13 @@ class ConfigKey:
 
     @property
     def name(self) -> str:
-        """As the file's tables name it, with dots."""
+        """The key with its tables, joined by dots."""
         return ".".join(self.path)
 
 
 @cache
 def keys() -> tuple[ConfigKey, ...]:
-    """All of them, tables before what they hold, in the order of their classes."""
+    """Return all keys in the order of their classes, each table before its keys."""
     return tuple(_below((), RunConfig))
 
 
@@ -141,7 +141,8 @@ def _plain(annotation: Any, marks: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
     """A type without `None` and annotations, and what these were."""
     found = list(marks)
     while True:
-        origin, inner = get_origin(annotation), get_args(annotation)
+        origin = get_origin(annotation)
+        inner = get_args(annotation)
         if origin is Annotated:
             found += [mark for one in inner[1:] for mark in getattr(one, "metadata", [one])]
             annotation = inner[0]

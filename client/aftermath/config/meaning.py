@@ -29,7 +29,7 @@ class Means:
     above: float | None = None
     below: float | None = None
     bytes: int | None = None
-    """Of a text, at most."""
+    """Maximum length of a text in bytes."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -50,6 +50,6 @@ class Means:
 Seconds = Annotated[U64, Means("seconds", most=MAX_TIME)]
 SomeSeconds = Annotated[U64, Means("seconds", least=1, most=MAX_TIME)]
 Location = Annotated[str, Means(bytes=LOCATION_BYTES)]
-"""Of data: a path, an address, a bucket."""
+"""A place of data: a path, an address or a bucket."""
 Repository = Annotated[str, Means(bytes=REPO_BYTES)]
 """A repository's name, or a path: of a checkpoint."""

@@ -118,4 +118,4 @@ NO_SPEC: Mapping[str, Any] = {
     "spec_hash": bytes(32),
     "spec_error": "",
 }
-"""The same fields, the hash and the error of a run that has no training spec."""
+"""Fields, hash and error of a run that has no training spec."""

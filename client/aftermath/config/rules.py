@@ -113,8 +113,10 @@ def _with_others(sentence: str, path: Path, config: Mapping[str, Any]) -> str:
 
 
 def _config(config: Mapping[str, Any]) -> _Broken:
-    epoch_time, rounds = config["epoch_time"], config["rounds_per_epoch"]
-    start, end = config["global_batch_size_start"], config["global_batch_size_end"]
+    epoch_time = config["epoch_time"]
+    rounds = config["rounds_per_epoch"]
+    start = config["global_batch_size_start"]
+    end = config["global_batch_size_end"]
     rules = [
         ("EpochLengthMissing", "rounds_per_epoch", not epoch_time and not rounds),
         ("WarmupTooLong", "warmup_time", 0 < epoch_time <= config["warmup_time"]),
@@ -268,7 +270,8 @@ def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
 
 
 def _compression(optimizer: Mapping[str, Any], table: Path) -> _Broken:
-    chunk, topk = optimizer["compression_chunk"], optimizer["compression_topk"]
+    chunk = optimizer["compression_chunk"]
+    topk = optimizer["compression_topk"]
     if not 1 <= chunk <= MAX_CHUNK:
         yield "ChunkOutOfRange", (*table, "compression_chunk"), chunk
     if not 1 <= topk <= chunk * chunk:

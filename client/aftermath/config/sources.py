@@ -42,7 +42,7 @@ class NoShuffle(Variant):
 
 
 class Shuffle(Choice):
-    """In which order the sequences are numbered."""
+    """The order in which sequences are numbered."""
 
     DontShuffle: NoShuffle | None = Field(default=None, description="The data's own order.")
     Seeded: SeededShuffle | None = Field(default=None, description="An order made from a seed.")
@@ -330,7 +330,7 @@ class GcpFiles(HttpFilesTable):
 
 
 class HttpLocation(Choice):
-    """Which files an HTTP data location reads."""
+    """The files that an HTTP data location reads."""
 
     SingleUrl: SingleUrlFiles | None = Field(default=None, description="One file.")
     NumberedFiles: NumberedUrlFiles | None = Field(

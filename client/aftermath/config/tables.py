@@ -56,7 +56,7 @@ class Table(BaseModel):
 
     @classmethod
     def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
-        """The JSON Schema of all that may be written for this table, from that of the table itself."""
+        """Return the JSON Schema of what a file may hold for this table, given the table's own."""
         return table
 
 

@@ -162,7 +162,7 @@ _REALS = (
 
 
 def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
-    """The program's form of an optimizer: unused numbers are zero, and reals travel as their bits."""
+    """Return an optimizer in flat form: unused numbers are zero, and reals are their bits."""
     return {
         **{f"{name}_bits": bits(given.get(name) or 0.0) for name in _REALS},
         "compression_topk": given.get("compression_topk", 0),

@@ -37,10 +37,12 @@ def tables_of(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
 
 def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
     """A table below its header, and then those that it holds."""
-    held, path = getattr(holder, name), (*above, name)
+    held = getattr(holder, name)
+    path = (*above, name)
     comment = _comment(path)
     if isinstance(held, Choice):
-        path, held = (*path, _chosen(held)), held.chosen
+        path = (*path, _chosen(held))
+        held = held.chosen
     inner = [one for one in type(held).model_fields if _is_table(getattr(held, one))]
     values = [
         one

@@ -49,7 +49,7 @@ class DemoScreen:
             self._live.stop()
 
     def show(self, story: RunProgress, now: str, elapsed: float) -> None:
-        """Print new warnings, then redraw, or print a line if one is due. `elapsed` is in seconds."""
+        """Print new warnings, then redraw, or print a line if one is due. `elapsed`: seconds."""
         self._warn(story)
         if self._live:
             self._live.update(picture(story, self._title, now, elapsed, self._console.width))

@@ -26,7 +26,8 @@ class Deal:
         size = self._recipe.batch_size(self._fresh)
         due = [index for since, indices in self._again if since <= step for index in indices]
         later = [(since, indices) for since, indices in self._again if since > step]
-        redone, rest = due[:size], due[size:]
+        redone = due[:size]
+        rest = due[size:]
         self._again = [(step, rest)] * bool(rest) + later
         batch = redone + list(range(self._fresh, self._fresh + size - len(redone)))
         self._fresh += size - len(redone)
@@ -50,4 +51,5 @@ class Deal:
 
     def restore(self, fresh: int, again: Sequence[tuple[int, list[int]]]) -> None:
         """Continue from what `state` returned."""
-        self._fresh, self._again = fresh, [(since, list(indices)) for since, indices in again]
+        self._fresh = fresh
+        self._again = [(since, list(indices)) for since, indices in again]

@@ -56,4 +56,4 @@ class Finished(Event, frozen=True, kw_only=True):
 
 
 LAB_EVENTS = Started | Step | HeldOut | Finished | Warning
-"""All of them, to read a training's file of events back."""
+"""All event types of a local training, to read its event file."""

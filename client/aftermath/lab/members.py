@@ -26,7 +26,8 @@ def agreed_settings(
     if optimizer in ALONE:
         _refuse(said, (*_RESULTS, *_INNER), optimizer, "results of members")
         return None
-    decay, outer = said.feedback_decay, said.outer_lr
+    decay = said.feedback_decay
+    outer = said.outer_lr
     if decay is not None and not 0 <= decay < 1:
         raise UsageError(
             f"--feedback-decay {decay} is not what a run takes",

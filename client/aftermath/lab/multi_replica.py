@@ -26,7 +26,8 @@ from aftermath.replica.replica import Replica
 Results = dict[int, list[bytes]]
 """The payloads of a round that count, by level."""
 
-_UNDER_WAY, _TRAVELLING = "under-way/", "travelling"
+_UNDER_WAY = "under-way/"
+_TRAVELLING = "travelling"
 
 
 class ReplicasDiffer(AftermathError):
@@ -42,7 +43,9 @@ class Together:
         self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int
     ) -> None:
         self.replicas = list(replicas)
-        self._schema, self._rate, self._overlap = self.replicas[0].schema, rate, overlap
+        self._schema = self.replicas[0].schema
+        self._rate = rate
+        self._overlap = overlap
         self._under_way: list[tuple[int, Results]] = []
         self._travelling = [False] * len(self.replicas)
 
@@ -52,7 +55,8 @@ class Together:
         """
         results: Results = {level: [] for level in range(self._schema.state.levels)}
         losses: list[float | None] = []
-        left_out, sent = [], 0
+        left_out = []
+        sent = 0
         for member, (sequences, counts) in enumerate(zip(shares, accepted, strict=True)):
             trained = self._train(member, sequences, step)
             self._travelling[member] = bool(self._overlap) and not isinstance(trained, str)
@@ -72,7 +76,8 @@ class Together:
 
     def _train(self, member: int, sequences: Tensor, step: int) -> Trained | str:
         """A member's result, or why it has none."""
-        rates, travelling = (self._rate(step), self._rate(step - 1)), self._travelling[member]
+        rates = (self._rate(step), self._rate(step - 1))
+        travelling = self._travelling[member]
         try:
             trained = self.replicas[member].train(
                 sequences, *rates, threading.Event(), travelling=travelling
@@ -148,7 +153,8 @@ class Together:
         for member, replica in enumerate(self.replicas):
             take_weights(replica.params, below(state, f"{member}/weights/"))
             replica.optimizer.restore(below(state, f"{member}/optimizer/"))
-        self._under_way, self._travelling = under_way, travelling.tolist()
+        self._under_way = under_way
+        self._travelling = travelling.tolist()
         self.check()
 
     def _results(self, kept: Mapping[str, Tensor]) -> list[tuple[int, Results]]:

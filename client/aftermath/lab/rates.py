@@ -34,7 +34,7 @@ def stable(rate: float, warmup: int, steps: int) -> LrSchedule:
 
 
 def scaled(schedule: LrSchedule, rate: float) -> LrSchedule:
-    """The same shape with another highest rate."""
+    """Return the schedule scaled to another highest rate."""
     factor = rate / schedule.base_lr
     others = {name: getattr(schedule, name) * factor for name in _RATES[1:]}
     return replace(schedule, base_lr=rate, **others)

@@ -41,14 +41,14 @@ class Recipe:
     cold_start_steps: int
     optimizer: OptimizerName
     numbers: Optimizer
-    """Of the optimizer. Muon takes the clipping out of them, and the rest from `optim.muon`."""
+    """The optimizer's numbers. Muon uses only the clipping, and `optim.muon` for the rest."""
     agreed: Settings | None
     """What members agree on; None for a machine alone."""
     tiers: tuple[int, ...]
-    """By member."""
+    """Tier of each member."""
     levels: int
     shares: tuple[int, ...]
-    """By member, in proportion."""
+    """Each member's share of the work, as a proportion."""
     overlap: int
     reject: int
     seed: int

@@ -42,7 +42,7 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
-    """Put a state in the place of the last one. Raises CheckpointError; that one is then untouched."""
+    """Replace the last saved state. Raises CheckpointError, and leaves the last state as it was."""
     with writing(directory), standing_in(directory / STATE) as partial:
         save_file(
             dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()}

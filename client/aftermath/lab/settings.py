@@ -29,7 +29,9 @@ ALONE = tuple(
 """Optimizers of one machine; with the others, members exchange results."""
 OVERLAPS = {"distro": "1", "sparseloco": "0"}
 """Rounds that results wait for, where nothing is said."""
-TOTAL_BATCH, STEPS, SEQ_LEN = 32, 1000, 512
+TOTAL_BATCH = 32
+STEPS = 1000
+SEQ_LEN = 512
 _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in RATES.items())
 
 

@@ -26,7 +26,8 @@ from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 
-_WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
+_WEIGHTS = "weights/"
+_OPTIMIZER = "optimizer/"
 
 
 class SingleReplica:
@@ -39,9 +40,11 @@ class SingleReplica:
         recipe: Recipe,
         arithmetic: Arithmetic = PLAIN,
     ) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model = model
+        self._optimizer = optimizer
         self._rate: Callable[[int], float] = recipe.rate
-        self._micro, self._clip = recipe.micro_batch, recipe.clip
+        self._micro = recipe.micro_batch
+        self._clip = recipe.clip
         self._params = dict(model.named_parameters())
         self._balances = model.config.balances
         self._learnt = learnt(self._params, self._balances)
@@ -69,7 +72,7 @@ class SingleReplica:
         return Stepped([loss])
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no result is ever delayed."""
 
     def check(self) -> None:
         """There is nothing to compare with."""
@@ -92,7 +95,8 @@ class SingleReplica:
 
 def optimizer_for(model: LanguageModel, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or Muon, as the recipe says."""
-    params, numbers = learnt(dict(model.named_parameters()), model.config.balances), recipe.numbers
+    params = learnt(dict(model.named_parameters()), model.config.balances)
+    numbers = recipe.numbers
     if recipe.optimizer == "muon":
         return Muon(params, recipe.schedule.base_lr, MuonSettings())
     return AdamW(

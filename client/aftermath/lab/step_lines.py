@@ -16,8 +16,10 @@ class StepLines:
     """A sink that prints one line for each event, or if `quiet` for each warning."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
-        self._steps, self._seconds = 0, 0.0
+        self._console = console
+        self._quiet = quiet
+        self._steps = 0
+        self._seconds = 0.0
 
     def __call__(self, event: Event) -> None:
         line = self._line(event)
@@ -41,7 +43,8 @@ class StepLines:
         return None
 
     def _started(self, event: lab_events.Started) -> str:
-        self._steps, members = event.steps, counted(len(event.tiers), "member")
+        self._steps = event.steps
+        members = counted(len(event.tiers), "member")
         tiers = ", ".join(map(str, event.tiers))
         after = f", on from step {event.done:,}" if event.done else ""
         return (
@@ -50,7 +53,8 @@ class StepLines:
         )
 
     def _step(self, event: lab_events.Step) -> str:
-        seconds, left = event.seconds, self._steps - event.step
+        seconds = event.seconds
+        left = self._steps - event.step
         self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
         loss = f"{event.loss:.4f}" if event.loss is not None else "not finite"
         speed = f"{event.tokens / max(seconds, 1e-6):,.0f} tokens/s"

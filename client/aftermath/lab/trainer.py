@@ -18,9 +18,9 @@ class Stepped:
     """What one step made of its shares."""
 
     losses: list[float | None]
-    """By member; None if its result was left out, because it was not finite."""
+    """Loss of each member, or None if its result was not finite and was left out."""
     bytes: int = 0
-    """Of all members' results."""
+    """Size of all members' results."""
     left_out: tuple[str, ...] = ()
     """Why, in sentences."""
 

@@ -23,7 +23,7 @@ class TrainingCurves:
     steps: int
     loss: Curve
     held_out: Mapping[int, Curve]
-    """By tier."""
+    """Curve of each tier."""
 
 
 def trainings_in(places: Sequence[Path]) -> list[Path]:

@@ -38,7 +38,8 @@ from aftermath.optim.clip import Diverged
 from aftermath.optim.interfaces import BadState
 
 MADE_BY = "train-local"
-PLOT, CHECKPOINT = "loss.png", "checkpoint"
+PLOT = "loss.png"
+CHECKPOINT = "checkpoint"
 _NOT_FINITE = 3
 _RESTARTED = "it was ended before its first state was saved, so it starts again: a smaller --save-every saves sooner"
 
@@ -49,9 +50,13 @@ class Course:
     def __init__(
         self, recipe: Recipe, begun: Start, screen: Sink, out: Path | None, save_every: int
     ) -> None:
-        self._recipe, self._begun, self._screen = recipe, begun, screen
-        self._out, self._save_every = out, save_every
-        self._deal, self._done = Deal(recipe), 0
+        self._recipe = recipe
+        self._begun = begun
+        self._screen = screen
+        self._out = out
+        self._save_every = save_every
+        self._deal = Deal(recipe)
+        self._done = 0
         self._curves: dict[str, list[tuple[int, float]]] = {"training": []}
         self._events = Events(_elapsed(), [screen])
         self._tokens = 0
@@ -73,7 +78,8 @@ class Course:
             if (finished := self._take_up()) is not None:
                 self._events.emit(finished)
                 return
-            recipe, model = self._recipe, self._begun.trainer
+            recipe = self._recipe
+            model = self._begun.trainer
             self._events.emit(
                 lab_events.Started(
                     optimizer=recipe.optimizer,
@@ -99,8 +105,6 @@ class Course:
             self._finish()
 
     # --- one step
-    #  ---------------------------------------------------------------------------------------------------
-
     def _check_finite(self, loss: float | None, step: int) -> None:
         """Raise Diverged after a few steps in a row without a finite loss, or if the last step has
         none.
@@ -184,10 +188,9 @@ class Course:
             self._curves.setdefault(name, []).append((event.step, event.loss))
 
     # --- the end
-    #  ----------------------------------------------------------------------------------------------------
-
     def _finish(self) -> None:
-        recipe, trainer = self._recipe, self._begun.trainer
+        recipe = self._recipe
+        trainer = self._begun.trainer
         trainer.settle()
         if not all(
             bool(parameter.isfinite().all())
@@ -216,8 +219,6 @@ class Course:
         self._save(recipe.steps, finished)
 
     # --- saving
-    #  -----------------------------------------------------------------------------------------------------
-
     def _save(self, step: int, finished: lab_events.Finished | None = None) -> None:
         if self._out is None:
             return
@@ -234,7 +235,8 @@ class Course:
         """Resume a saved state, or save the first one. Return the last event if all is done."""
         if self._out is None:
             return None
-        log, kept = self._out / EVENTS, load_state(self._out)
+        log = self._out / EVENTS
+        kept = load_state(self._out)
         if kept is None:
             if log.exists():
                 raise CheckpointError(
@@ -310,7 +312,8 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     if "optimizer" in differing:  # other numbers follow from it
         differing = ["optimizer"]
     elif "agreed" in differing and kept.get("agreed") and ours.get("agreed"):
-        kept, ours = kept | kept["agreed"], ours | ours["agreed"]
+        kept = kept | kept["agreed"]
+        ours = ours | ours["agreed"]
         differing.remove("agreed")
         differing += [
             name for name in _differing(kept, ours) if name not in differing and name != "agreed"

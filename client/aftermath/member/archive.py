@@ -167,7 +167,7 @@ class Keeper:
     # --- the disk ---------------------------------------------------------------------------------
 
     async def _save(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> _Kept | None:
-        """Write the checkpoint. Return None if that failed, after a warning at a step's first try."""
+        """Write the checkpoint. If that fails, warn once per step and return None."""
         temporary: Path | None = None
         place: Path | None = None
         try:

@@ -20,7 +20,8 @@ from aftermath.rules.committee import levels_to_attest
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_FIRST_RETRY = 1.0
+_LONGEST_RETRY = 15.0  # seconds
 
 
 class Cooldown:

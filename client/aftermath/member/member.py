@@ -336,7 +336,8 @@ class Member:
             or (kept and self._share.manifest is not None)
         ):
             return
-        state, tier = self._role.schema.state, self._role.tier
+        state = self._role.schema.state
+        tier = self._role.tier
         self._share.offer(
             await self._workers.compute(
                 lambda: snapshot(replica.params, state, tier, view.run.step)
@@ -372,7 +373,8 @@ class Member:
 
     def _take_replica(self) -> Replica | None:
         """Return and drop the replica, so that an outdated one frees its memory."""
-        replica, self._replica = self._replica, None
+        replica = self._replica
+        self._replica = None
         return replica
 
     def _forget_replica(self) -> None:

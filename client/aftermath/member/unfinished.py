@@ -36,7 +36,8 @@ from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from aftermath.rules.unsaved import sole_levels, unsaved_steps
 
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_FIRST_RETRY = 1.0
+_LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice; SIGTERM loses them at once"
 _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
@@ -89,7 +90,7 @@ class LastMember:
         *,
         confirms: bool = False,
     ) -> None:
-        """`confirms`: whether the user is asked for a second Ctrl-C before trained steps are lost."""
+        """`confirms`: whether a second Ctrl-C is needed before trained steps are lost."""
         self._ports = ports
         self._role = role
         self._workers = workers
@@ -225,7 +226,8 @@ class LastMember:
         """Hold the model that a finished run ended with until it is saved, here or as the chain's
         checkpoint.
         """
-        pauses, warned = Backoff(_FIRST_RETRY, _LONGEST_HOLD), False
+        pauses = Backoff(_FIRST_RETRY, _LONGEST_HOLD)
+        warned = False
         while True:
             await self._keeper.settle()
             unsaved = unsaved_steps(ended, await self.newest_model())

@@ -1,10 +1,9 @@
 """Warm-up: a member obtains the model that the epoch starts from.
 
 It comes from its own replica, from peers or from the durable checkpoint, as the chain says. Every
-level is checked against its hash on chain before use. If no place of the checkpoint can be read
-(any tier-0 member may name a false one), members that have it give it. A level without a hash is
-the durable checkpoint's for everybody (`rules.contents`): peers may tell each member something
-else, and replicas would diverge.
+level is checked against its hash on chain before use. If no place of the checkpoint can be read,
+members that have it send it. A level without a hash is always the durable checkpoint's
+(`rules.contents`): peers could give each member another one, and replicas would diverge.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What all members of a run must find at its data location, as far as its owner can see it.
+"""Find the hash of a run's data, which is stored on chain with the data location.
 
-Decided: the hash of the files is put on chain with their place wherever it can be had: the file's
-own `data_hash`, else that of the data as this machine reads it. An owner need not hold the data,
-and other clients may read what this one does not; then the run goes without, which is said. Local
-files that no member can train on are refused, unless the config has a `data_hash`: then members may
-have other files.
+It is the config's `data_hash`, or else the hash of the data that this machine reads. An owner need
+not hold the data: then the run has no hash, and a message says so. Local files that no member can
+train on are refused unless the config has a `data_hash`, because members may have other files.
 """
 
 from __future__ import annotations

@@ -157,7 +157,8 @@ def _refuse_to_forget(shape: Shape, run: Run, model: Model) -> None:
     """Raises CannotChange if the file takes away the model that members hold, and no checkpoint is
     as new.
     """
-    kept, reached = steps_before(model.checkpoint_step), run.trained_steps
+    kept = steps_before(model.checkpoint_step)
+    reached = run.trained_steps
     peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
     if peers and kept < reached:
         raise CannotChange(

@@ -1,10 +1,8 @@
-"""What a change of a run's configuration changes: each key with its old and its new value.
+"""List what a new configuration changes in a run: each key with its old and its new value.
 
-Decided: the run is compared with what it would be, both in the form of `json-dump-run`, whose paths
-the keys are. So no key is forgotten, and of the optimizer's numbers those of its kind count. What
-the program draws from a change by itself (a new checkpoint has no hashes yet) is not told.
-Everything is new to a run that has no config yet; there the keys are told apart that a file may
-leave out and that are as if it had, whether it did or not.
+Both sides have the form of `json-dump-run`, whose paths are the keys, so no key is forgotten.
+Consequences of a change, such as the missing hashes of a new checkpoint, are not listed. For a run
+without a config, keys with their default values are listed separately.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
 
 
 def _defaulted(table: Table, names: set[str]) -> Table:
-    """A table of a file as if all was left out that may be; the `names` of that are added to those."""
+    """Return a table with its optional keys left out, and add their names to `names`."""
     usual: dict[str, Any] = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)

@@ -165,10 +165,8 @@ def not_done(config: RunConfig) -> Iterator[Mistake]:
             "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as its inner_optimizer",
             "optimizer-not-exchanged",
         )
-    rate, decay = (
-        highest_rate(schedule_of(config.llm.lr_schedule)),
-        optimizer_of(optimizer).weight_decay,
-    )
+    rate = highest_rate(schedule_of(config.llm.lr_schedule))
+    decay = optimizer_of(optimizer).weight_decay
     if kind in EXCHANGED and rate * decay > 1:
         yield Mistake(
             (*_LLM, "optimizer", OPTIMIZERS[kind].table, "weight_decay"),

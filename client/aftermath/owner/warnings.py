@@ -41,7 +41,7 @@ def warnings_of(run: Run, model: Model, shape: Shape, with_data: str = "") -> li
 
 
 def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tuple[str, str]]:
-    """The code and the sentence of each but those with the data; of a shape only where it is known."""
+    """Return the code and text of each warning except those about data."""
     found = {
         "unlikely-rate": warning_about_rate(schedule),
         "short-rounds": warning_about_rounds(rules),
@@ -77,7 +77,8 @@ def warning_about_size(shape: Shape) -> str:
     """Why results would be a burden: they are not small compared with the model, by the steps that
     one stands for.
     """
-    size, model = shape.bytes_per_round[0], ELEMENT_BYTES * shape.num_parameters
+    size = shape.bytes_per_round[0]
+    model = ELEMENT_BYTES * shape.num_parameters
     steps = shape.schema.optimizer.inner_steps
     if size <= SMALL_RESULT or size * LARGE_RESULT <= model * steps:
         return ""
@@ -94,7 +95,8 @@ def warning_about_shares(shape: Shape, rules: Config) -> str:
     share = rules.global_batch_size_start // rules.init_min_clients
     if share >= settings.inner_steps:
         return ""
-    batch, members = rules.global_batch_size_start, counted(rules.init_min_clients, "member")
+    batch = rules.global_batch_size_start
+    members = counted(rules.init_min_clients, "member")
     return (
         f"inner_steps = {settings.inner_steps}: a share takes at most as many steps as it has sequences, and with "
         f"{members} and global_batch_size_start = {batch} that is {share}; raise the batch, or lower inner_steps"

@@ -48,7 +48,7 @@ def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool
 
 
 def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
-    """Return the members that keep their seats, as a bitmap: finishers and some established ones."""
+    """Return a bitmap of the members that keep their seats: finishers and some established."""
     recent = bitmap.from_seats(
         number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch
     )

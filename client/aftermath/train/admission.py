@@ -33,7 +33,7 @@ from aftermath.train.settings import TrainSettings
 
 @dataclass(frozen=True)
 class Admitted:
-    """The run as a member finds it that would be let in; `cluster`: the genesis hash of its chain."""
+    """The run that a member may join. `cluster` is the genesis hash of its chain."""
 
     view: View
     cluster: str
@@ -52,7 +52,7 @@ def check_options(settings: TrainSettings) -> None:
 
 
 def check_words(settings: TrainSettings) -> None:
-    """As `check_options`, as far as that leaves nothing behind."""
+    """Check the options without creating anything, as `check_options` does otherwise."""
     check_hub(settings)
     check_put_links(settings)
     check_choices(settings)

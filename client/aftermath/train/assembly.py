@@ -86,7 +86,8 @@ async def assembled(
     workers = Workers(
         *(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state"))
     )
-    compute, clock = workers.compute, RealClock()
+    compute = workers.compute
+    clock = RealClock()
     access = access_for(settings, view.run, on_local_network=named.reach.pool.is_local)
     newcomer = Newcomer(
         settings.run_id, settings.matformer_tier, chain, transport, clock, events, access
@@ -154,8 +155,9 @@ async def _origin(
     compute: Worker,
     access: RunAccess,
 ) -> Origin:
-    """Where its replicas come from: of one device, or led by this process and held by its `ranks`."""
-    tier, strategy = settings.matformer_tier, settings.matformer_load_strategy
+    """Return a factory of replicas on one device, or on all `ranks` led by this process."""
+    tier = settings.matformer_tier
+    strategy = settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:
         device = named.mesh.devices[0]

@@ -27,7 +27,7 @@ _AT_ONCE = 2
 
 
 def check_hub(settings: TrainSettings) -> None:
-    """Raises UsageError or Unsuitable if checkpoints cannot go to the Hub repository that is named."""
+    """Raise UsageError or Unsuitable if checkpoints cannot go to the named Hub repository."""
     if settings.hub_repo is None:
         return
     if not is_repository(settings.hub_repo):

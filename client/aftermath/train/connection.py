@@ -33,7 +33,7 @@ class Reach:
     authorizer: Pubkey | None
     wallet: Wallet
     secret: bytes
-    """Of the identity that peers see."""
+    """Key of the identity that peers see."""
     directory: Directory | None = None
     background: Callable[[SolanaMember], Coroutine[Any, Any, None]] | None = None
     local_directory: Path | None = None

@@ -26,7 +26,7 @@ class Named:
     reach: Reach
     mesh: Mesh
     arithmetic: Arithmetic
-    """Of the passes on these devices."""
+    """Arithmetic of the passes on these devices."""
 
 
 def named_by(settings: TrainSettings, reach: Reach) -> Named:

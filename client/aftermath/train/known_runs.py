@@ -27,10 +27,11 @@ class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KnownRuns:
-    """The runs that this user's members joined before, a file for each, on one cluster and program."""
+    """The runs that this user's members joined on one cluster and program, one file each."""
 
     def __init__(self, directory: Path, *, cluster: str, program: str) -> None:
-        self._directory, self._network = directory, (cluster, program)
+        self._directory = directory
+        self._network = (cluster, program)
 
     def check(self, run: Run, owner: str | None) -> None:
         """Raise Unsuitable if `run` is not the one that is known, or does not belong to `owner`, if

@@ -31,7 +31,8 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.train.admission import check_model
 from aftermath.train.requirements import outline_of, schema_from
 
-_PATIENCE, _LOOK_AGAIN = 60.0, 1.0  # seconds in which the members are asked, and between two times
+_PATIENCE = 60.0  # seconds in which the members are asked
+_LOOK_AGAIN = 1.0  # seconds between two attempts
 _LEAVING = 10.0
 
 
@@ -69,8 +70,13 @@ class Newcomer:
         events: Events,
         access: RunAccess,
     ) -> None:
-        self._run_id, self._tier, self._access = run_id, tier, access
-        self._chain, self._transport, self._clock, self._events = chain, transport, clock, events
+        self._run_id = run_id
+        self._tier = tier
+        self._access = access
+        self._chain = chain
+        self._transport = transport
+        self._clock = clock
+        self._events = events
 
     async def outline(self, compute: Worker, *besides: Checkpoint) -> tuple[Outline, Schema]:
         """Return the model's outline and the run's schema, from the recorded places or the places
@@ -120,7 +126,8 @@ class Newcomer:
         def schema(config: Mapping[str, Any]) -> Schema:
             return schema_from(config, model, self._run_id, "what a member tells")
 
-        model, ends = view.model, self._clock.monotonic() + _PATIENCE
+        model = view.model
+        ends = self._clock.monotonic() + _PATIENCE
         while self._clock.monotonic() < ends:
             peers = others(view.run, view.members, self._chain.wallet)
             self._transport.set_members(peers)

@@ -34,7 +34,8 @@ def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) ->
     """
     if (wish := asked_of(settings)) is None:
         return None
-    tokenizer, config = outline.tokenizer(), schema.state.config
+    tokenizer = outline.tokenizer()
+    config = schema.state.config
     check_vocabulary(tokenizer, config.vocab_size)
     return Evaluations(wish, tokenizer, config.max_position_embeddings)
 

@@ -27,7 +27,8 @@ CHECKPOINT = "{checkpoint}"
 """Placeholder in an address for the name of a checkpoint's directory."""
 MAX_LINKS_BYTES = 1 << 20
 _TRIES = 5
-_FIRST, _LONGEST = 4.0, 64.0  # seconds before a retry; a server may ask for more, up to the longest
+_FIRST = 4.0  # seconds before the first retry
+_LONGEST = 64.0  # seconds before a retry, at most, also if the server asks for more
 _AGAIN = (408, 429)  # statuses to retry, besides all from 500 on
 _TIMEOUT = httpx.Timeout(60.0, read=300.0)  # storage may answer only once it has stored gigabytes
 _FORM = 'It is a JSON object such as {"model.safetensors": "https://…"}, with a link for each file'
@@ -37,7 +38,8 @@ class PutLinks:
     """Uploads checkpoints by the signed links of one source."""
 
     def __init__(self, source: str, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._source, self._sleep = source, sleep
+        self._source = source
+        self._sleep = sleep
 
     def check(self) -> None:
         """Raise CheckpointError if the source cannot have links. Sends no request to an address."""
@@ -76,18 +78,22 @@ class PutLinks:
 
     def _answer(self, method: str, url: str, what: str, file: Path | None = None) -> bytes:
         """Return a server's answer. Retry if that may help. Raises CheckpointError."""
-        why, asked_for, pauses = "", 0.0, Backoff(_FIRST, _LONGEST)
+        why = ""
+        asked_for = 0.0
+        pauses = Backoff(_FIRST, _LONGEST)
         for number in range(_TRIES):
             if number:
                 self._sleep(max(pauses.next(), asked_for))
             try:
                 status, answer, header = _asked(method, url, file)
             except httpx.TransportError as error:
-                why, asked_for = describe(error), 0.0
+                why = describe(error)
+                asked_for = 0.0
                 continue
             if 200 <= status < 300:
                 return answer
-            why, asked_for = f"it answered {status}", retry_after(header, _LONGEST)
+            why = f"it answered {status}"
+            asked_for = retry_after(header, _LONGEST)
             if status < 500 and status not in _AGAIN:
                 expired = (
                     ": the link has expired, or is signed for something else"

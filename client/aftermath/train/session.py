@@ -117,7 +117,9 @@ def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSet
     """Say that the run is finished and where its model is, as a member that trains says it. Raises
     ModelLost.
     """
-    notices, run, model = StatusEvents(events), view.run, view.model
+    notices = StatusEvents(events)
+    run = view.run
+    model = view.model
     notices.state(run)
     notices.finished(run, model)
     if (lost := loss_found(view, wallet, settings.checkpoint_dir)) is not None:
@@ -163,7 +165,8 @@ def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> Tra
     from aftermath.train.requirements import schema_of
     from aftermath.train.tier import chosen_here
 
-    view, named = admitted.view, _on_devices(settings, reach)
+    view = admitted.view
+    named = _on_devices(settings, reach)
     access = access_for(settings, view.run, on_local_network=reach.pool.is_local)
     schema = schema_of(view.model, settings.run_id, access=access)
     choice = chosen_here(view, reach.wallet.public, schema, settings, named.arithmetic)
@@ -286,7 +289,8 @@ async def _ports(
     from aftermath.parallel.launch import launched, threads_of
     from aftermath.train.assembly import assembled
 
-    reach, pool = named.reach, named.reach.pool
+    reach = named.reach
+    pool = named.reach.pool
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(pool)
         chain = await stack.enter_async_context(member_of(settings, reach))

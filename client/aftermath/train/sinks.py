@@ -61,7 +61,7 @@ def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink
 
 
 def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
-    """What keeps the metrics that are served at this port. Raises Unsuitable if it cannot be had."""
+    """Serve metrics at this port, and return their sink. Raises Unsuitable if it is taken."""
     from aftermath.events.metrics import Metrics, served
 
     metrics = Metrics(_date)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aftermath.train.settings import TrainSettings
 
 AUTO_TIER = -1
-"""As a tier: to be chosen."""
+"""The tier value that means "choose one"."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def chosen(
     if held is not None:
         return ChosenTier(held, "this wallet is a member of the run with it already")
     needed = needs(schema, view.model.max_seq_len, view.run.config.init_min_clients, device)
-    first, last = first_fitting(needed, free), len(needed) - 1
+    first = first_fitting(needed, free)
+    last = len(needed) - 1
     if first is None:
         raise OutOfMemory(
             f"tier {last}, the smallest, takes {needed[last] / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free",
@@ -118,8 +119,8 @@ def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device
 def chosen_here(
     view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic
 ) -> ChosenTier:
-    """The same with what this machine has, as `settings` use it; what is measured is said on
-    stderr.
+    """Do the same with this machine's devices, as `settings` use them. Measurements are printed
+    on stderr.
     """
     from aftermath.replica.memory import free_bytes
     from aftermath.replica.replica import pick_device
