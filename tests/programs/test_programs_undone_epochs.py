@@ -299,7 +299,9 @@ def test_tier_0_judge_gone_in_warm_up_gives_newcomers_no_vote(world: World, how:
 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)], ids=["honest first", "hostile first"])
 def test_one_of_two_judges_left_takes_nobodys_vote(world: World, order: tuple[int, int]) -> None:
-    """The third leaves. Judge 2 records its own results only, before or after the honest judge 1."""
+    """The third leaves. Judge 2 records its own results only, before or after the honest
+    judge 1.
+    """
     founders = {0: 0, 1: 0, 2: 1}
     run = founded(world, founders, saved=True, rounds=10)
     join(run, founders | dict.fromkeys(NEWCOMERS, 0))
