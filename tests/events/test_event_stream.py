@@ -196,6 +196,15 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
             said("error", message="full"),
             "2026-11-21T12:00:00.250Z ERROR   ends with an error: full",
         ),
+        (
+            said("dropped", seats=[2], height=4),
+            "2026-11-21T12:00:00.250Z INFO    the member in seat 2 did not deliver and is dropped",
+        ),
+        (
+            said("dropped", seats=[2, 5], height=4),
+            "2026-11-21T12:00:00.250Z INFO    "
+            "the members in seats 2, 5 did not deliver and are dropped",
+        ),
     ],
 )
 def test_log_line_has_utc_time_and_level_word(event: Event, line: str) -> None:

@@ -105,6 +105,36 @@ def test_a_member_that_died_and_came_back_is_marked(reported: bool) -> None:
     assert run.history.marks == [(1, "b1 dropped" if reported else "b1 gone"), (3, "b1 back")]
 
 
+@pytest.mark.parametrize("seat", [None, 1, 2], ids=["not joined", "same seat", "other seat"])
+def test_drop_reported_after_the_restart_adds_no_mark(seat: int | None) -> None:
+    run = Run()
+    run.start("a0", "b1")
+    run.step(1, a0=1.0, b1=1.0)
+    run.step(2, a0=1.0)
+    run.say("b1", "started")
+    if seat is not None:
+        run.say("b1", "joined", seat=seat)
+    run.say("a0", "dropped", seats=[1], height=1)
+    run.step(3, a0=1.0, b1=1.0)
+    assert run.history.marks == [(1, "b1 gone"), (3, "b1 back")]
+
+
+def test_loss_in_a_former_seat_is_not_the_member_that_moved() -> None:
+    run = Run()
+    run.start("a0", "b1")
+    run.step(1, a0=1.0, b1=1.0)
+    run.say("b1", "started")
+    run.say("b1", "joined", seat=2)
+    run.step(2, a0=1.0, b1=1.0)
+    run.say("a0", "dropped", seats=[1, 2], height=2)
+    assert run.history.marks == [
+        (1, "b1 gone"),
+        (2, "b1 back"),
+        (2, "seat 1 dropped"),
+        (2, "b1 dropped"),
+    ]
+
+
 def test_going_by_itself_is_no_death() -> None:
     run = Run()
     run.start("a0", "b1", "c2")
@@ -127,9 +157,9 @@ def test_members_without_events_are_named_by_seat() -> None:
     run.say("a0", "ejected", seat=3, height=1)
     run.say("a0", "rewound", before=7, step=2)
     assert run.history.marks == [
-        (7, "member 5 dropped"),
-        (7, "member 9 dropped"),
-        (7, "member 3 ejected"),
+        (7, "seat 5 dropped"),
+        (7, "seat 9 dropped"),
+        (7, "seat 3 ejected"),
         (2, "taken back from step 7"),
     ]
 
@@ -168,7 +198,7 @@ def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix:
         "epoch 0",
         "epoch 2",
         "b1 dropped",
-        "member 8 dropped",
+        "seat 8 dropped",
         "sent to peers (MB)",
     ):
         assert f"<!-- {text}" in drawn or f"<!--  {text}" in drawn, text
@@ -232,7 +262,7 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_long_run_s_plot_is_not_covered_with_words(tmp_path: Path) -> None:
     epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
-    marks = [(step, f"member {step} dropped") for step in range(100)]
+    marks = [(step, f"seat {step} dropped") for step in range(100)]
     path = tmp_path / "loss.svg"
     run_plot(path, {0: [(1, 5.0), (5000, 2.0)]}, {}, epochs, marks, "long")
     drawn = _texts(path)

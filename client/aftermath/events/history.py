@@ -124,6 +124,8 @@ class Lifecycle:
         self.newest_step = 0
         self._members: dict[str, _Member] = defaultdict(_Member)
         self._names: dict[str, str] = {}
+        self._holders: dict[int, str] = {}
+        """The wallet that joined last with each seat, also before its process ended."""
         self._name = name
 
     def step_of(self, wallet: str) -> int:
@@ -146,6 +148,7 @@ class Lifecycle:
                 member.just_started = False
             case event_types.Joined():
                 member.seat = event.seat
+                self._holders[event.seat] = wallet
             case event_types.ShareTrained():
                 self._trained(wallet, event.step, member, losing=event.loss is not None)
             case event_types.Left() | event_types.RunFinished() | event_types.Error():
@@ -165,12 +168,12 @@ class Lifecycle:
             self._mark(member.step, f"{self._names[wallet]} gone")
         member.away = member.processes > 0
         member.ended = False
-        member.seat = None
         member.processes += 1
 
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
             self._mark(step, f"{self._names[wallet]} back")
+            self._forget_former_seats(wallet, member.seat)
         member.away = False
         member.step = step
         if losing:
@@ -185,16 +188,23 @@ class Lifecycle:
 
     def _lost(self, seat: int, how: str) -> None:
         """Mark the loss of another member, whose own events may not be here."""
-        wallet = next(
-            (wallet for wallet, member in self._members.items() if member.seat == seat), None
-        )
+        wallet = self._holders.get(seat)
         if wallet is None:
-            self._mark(self.newest_step, f"member {seat} {how}")
+            self._mark(self.newest_step, f"seat {seat} {how}")
             return
         member = self._members[wallet]
-        if how != "dropped" or not member.ended:
+        # A member that is away has a mark already: its process died or ended before the report.
+        if how != "dropped" or not (member.ended or member.away):
             self._mark(member.step, f"{self._names[wallet]} {how}")
         member.ended = member.away = True
+
+    def _forget_former_seats(self, wallet: str, seat: int | None) -> None:
+        """Forget a member's seats but the newest: others may take them."""
+        self._holders = {
+            held: holder
+            for held, holder in self._holders.items()
+            if holder != wallet or held == seat
+        }
 
     def _mark(self, step: int, text: str) -> None:
         if (step, text) not in self.marks:

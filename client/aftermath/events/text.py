@@ -35,9 +35,9 @@ _SENTENCES: dict[type[event_types.Event], str] = {
     event_types.Sample: "step {step}  the model continues: {prompt}[bold]{text}[/bold]",
     event_types.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
     event_types.Waiting: "{waits}",
-    event_types.Ejected: "member {seat} signed two results of round {height} and is ejected",
-    event_types.Dropped: "members {seats} did not deliver and are dropped",
-    event_types.Kicked: "member {seat}, wallet {wallet}, was {kicked} by an authority of the run",
+    event_types.Ejected: "the member in seat {seat} signed two results of round {height} and is ejected",
+    event_types.Dropped: "{members} did not deliver and {are} dropped",
+    event_types.Kicked: "wallet {wallet} (seat {seat}) was {kicked} by an authority of the run",
     event_types.Rewound: "the run went back from step {before} to step {step} (a rewind or an undone epoch)",
     event_types.CheckpointWritten: "checkpoint of step {step} at {path}",
     event_types.Leaving: "stopping{how}",
@@ -97,6 +97,11 @@ class Sentences:
                 if event.missing is None
                 else f"PyTorch kernels: {fields['missing']}"
             )
+        elif isinstance(event, event_types.Dropped):
+            seats = ", ".join(map(str, event.seats))
+            several = len(event.seats) > 1
+            fields["members"] = f"the member{'s' * several} in seat{'s' * several} {seats}"
+            fields["are"] = "are" if several else "is"
         elif isinstance(event, event_types.Kicked):
             fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, event_types.SpeedMeasured):

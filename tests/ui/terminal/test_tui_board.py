@@ -169,7 +169,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert (len(board.log.lines), board.log.said) == (1000, 2100)
     assert len(board.losses) == 2000
     assert (board.counts.tokens, board.counts.failed) == (21_000, 2100)
-    assert board.counts.trouble == "member 2, round 2100: nobody answers"
+    assert board.counts.trouble == "seat 2, round 2100: nobody answers"
 
 
 @pytest.mark.parametrize("width", [30, 78, 118])

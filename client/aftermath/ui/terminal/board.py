@@ -183,11 +183,11 @@ class Board:
                 counts.fetched += 1
             case event_types.FetchFailed():
                 counts.failed += 1
-                counts.trouble = f"member {event.seat}, round {event.height}: {event.why}"
+                counts.trouble = f"seat {event.seat}, round {event.height}: {event.why}"
             case event_types.PeerRefused():
                 counts.refused += 1
                 counts.trouble = (
-                    event.why if event.seat is None else f"member {event.seat}: {event.why}"
+                    event.why if event.seat is None else f"seat {event.seat}: {event.why}"
                 )
             case event_types.Leaving():
                 self.leaving = True
