@@ -55,6 +55,21 @@ def test_the_page_lists_every_code_and_no_other(codes: set[str], refusals: set[s
     assert {Refused(name, "").code for name in FOUND_HERE} <= set(re.findall("`([a-z-]+)`", text))
 
 
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("NotAMember", "not-a-member"),
+        ("NotATrainer", "not-a-trainer"),
+        ("NotAVerifier", "not-a-verifier"),
+        ("P2pKeyZero", "p2p-key-zero"),
+        ("RpcIDMismatch", "rpc-id-mismatch"),
+        ("Custom6001", "custom6001"),
+    ],
+)
+def test_code_of_a_name_splits_at_every_word(name: str, code: str) -> None:
+    assert code_of(name) == code
+
+
 @pytest.mark.parametrize("code", sorted(PAGES))
 def test_a_code_leads_to_a_section_that_exists(
     code: str, codes: set[str], refusals: set[str]

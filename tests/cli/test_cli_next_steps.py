@@ -223,6 +223,14 @@ def test_suggested_command_names_cluster_and_wallet(text: str) -> None:
     assert completed(wanted, GIVEN) == wanted
 
 
+def test_suggested_commands_all_name_a_wallet_called_owner() -> None:
+    given = {"wallet_private_key_path": Path("owner.json")}
+    text = "aftermath-solana tick --run-id r, and aftermath-solana tick --run-id r. Or wait"
+    tick = "aftermath-solana tick --run-id r -w owner.json"
+    assert completed(text, given) == f"{tick}, and {tick}. Or wait"
+    assert completed(f"Ask its owner: {text}", given) == f"Ask its owner: {text}"
+
+
 def test_suggested_command_has_no_key_of_an_rpc_address() -> None:
     given = {"rpc": "https://me:SECRET@x.example/SECRET?api-key=SECRET"}
     text = completed("See aftermath-solana list-runs", given)

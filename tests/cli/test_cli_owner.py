@@ -483,8 +483,12 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     refused = owner(*whom).error
-    assert "is not a member" in refused["error"]
+    key = str(load_wallet(stranger).pubkey)
+    assert refused["code"] == "not-a-member"
+    assert refused["error"] == f"wallet {key} ({stranger}) is not a member of run {run_id}"
+    assert f"kick --run-id {run_id} --wallet {stranger} --bar" in refused["fix"]
     assert "show-run" in refused["fix"]
+    assert "train" not in refused["fix"]
     assert "only the owner of run" in Shell(owner.rpc, stranger)(*whom, "--bar").error["error"]
     found = Shell(owner.rpc, grantor)(*whom, "--bar").data
     assert (found["seat"], found["barred"]) == (None, True)

@@ -55,8 +55,8 @@ class BadAnnouncement(AftermathError):
 
 
 def code_of(name: str) -> str:
-    """Return the code of an error that a program names: `NotElected` becomes not-elected."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+    """Return the code of an error that a program names: `NotAMember` becomes not-a-member."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
 def shown(given: object) -> str:

@@ -161,16 +161,20 @@ def completed(text: str, given: Mapping[str, Any]) -> str:
 
     parts = re.split(rf"\b({SOLANA.name} )(?=[a-z])", text)
     done = parts[0]
+    prose = parts[0]  # without the commands: a file may be called owner.json
     for script, rest in zip(parts[1::2], parts[2::2], strict=True):
         name = SOLANA.called([word.rstrip(";,.:)") for word in rest.split()[:2]])
         if name is None or not rest.startswith(name):
             done += script + rest
+            prose += rest
             continue
         end = len(name) + _end(name, rest[len(name) :])
         line = rest[:end]
         after = rest[end:]
         mine = {
-            key: value for key, value in given.items() if key != _WALLET or not _OTHERS.search(done)
+            key: value
+            for key, value in given.items()
+            if key != _WALLET or not _OTHERS.search(prose)
         }
         added = (
             ""
@@ -178,6 +182,7 @@ def completed(text: str, given: Mapping[str, Any]) -> str:
             else "".join(f" {word}" for word in _where(name, f"{line} ", mine))
         )
         done += script + line + added + after
+        prose += after
     return done
 
 

@@ -16,6 +16,7 @@ from aftermath.cli.command import JSON, command, run_in_loop
 from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, Result, facts, note
+from aftermath.coordinator.errors import Refused
 from aftermath.rules.unsaved import unsaved_steps
 
 if TYPE_CHECKING:
@@ -242,7 +243,10 @@ async def kick(
 
     whom = public_key(wallet)
     async with sign_in(options) as chain:
-        signature = await chain.coordinator.kick(run_id, whom, barred=bar)
+        try:
+            signature = await chain.coordinator.kick(run_id, whom, barred=bar)
+        except Refused as error:
+            raise _not_kicked(error, run_id, wallet, str(whom)) from None
         run, _, members = await chain.coordinator.snapshot(run_id, any_spec=True)
         held = await membership_of(chain.pool, chain.coordinator.program_id, run, whom)
     data = {
@@ -253,6 +257,21 @@ async def kick(
         "signature": str(signature),
     }
     return Result(data, facts(data))
+
+
+def _not_kicked(error: Refused, run_id: str, given: str, key: str) -> Refused:
+    """Return the error of `kick`. It names the wallet to remove, which is not the signing one."""
+    if error.name != "NotAMember":
+        return error
+    called = key if given == key else f"{key} ({given})"
+    again = f"--run-id {shlex.quote(run_id)} --wallet {shlex.quote(given)}"
+    return Refused(
+        error.name,
+        f"wallet {called} is not a member of run {run_id}",
+        f"To keep it out, bar it: aftermath-solana kick {again} --bar. "
+        f"To list the members: aftermath-solana show-run --run-id {shlex.quote(run_id)}",
+        reason=error.reason,
+    )
 
 
 @command(
