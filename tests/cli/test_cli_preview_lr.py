@@ -61,6 +61,13 @@ def test_a_person_sees_the_shape_and_some_rates(config: Path) -> None:
     assert "1.000e-03  at step 48" in shown.out
 
 
+def test_bars_of_a_constant_rate_are_full(config: Path) -> None:
+    text = TEXT.replace("Cosine]", "Constant]")
+    config.write_text(text.replace(SCHEDULE, "base_lr = 4.0e-3\nwarmup_steps = 0"))
+    shown = invoke("preview-lr", "--config-path", config)
+    assert f"{'█' * 48}\n" in shown.out
+
+
 @pytest.mark.parametrize("name", ["rates.png", "rates"])
 def test_a_plot_is_drawn(config: Path, tmp_path: Path, name: str) -> None:
     picture = tmp_path / "pictures" / name

@@ -68,6 +68,12 @@ MISTAKES = [
         24,
         r"min_clients is '9'; it must be a whole number of members$",
     ),
+    (
+        r"^max_seq_len",
+        'data_hash = "xyz"\nmax_seq_len',
+        52,
+        r"data_hash is 'xyz'; it must be 64 lowercase hex digits, or empty$",
+    ),
     (r"^base_lr.*", 'base_lr = "high"', 66, r"base_lr is 'high'; it must be a number$"),
     (r"^min_clients = 1", "min_clients = 1\nwarmup_time = 5", 25, "warmup_time is given twice$"),
     (r"^\[config\]", "[config]\n[config]", 2, r"\[config\] is given twice$"),

@@ -99,5 +99,5 @@ def test_spec_of_the_longest_locations_fits_the_account() -> None:
 
 @pytest.mark.parametrize("data_hash", ["AB" * 32, "ab" * 31, "x" * 64])
 def test_spec_with_malformed_data_hash_is_refused(data_hash: str) -> None:
-    with pytest.raises(Unsuitable, match="data_hash"):
+    with pytest.raises(Unsuitable, match=r"data_hash\] is .* must be 64 lowercase hex"):
         Spec.decode(spec_with(("data_hash",), data_hash))

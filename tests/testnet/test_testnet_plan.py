@@ -45,6 +45,8 @@ def start(*words: str | Path | int) -> Outcome:
         (["--num-clients", "0"], "--num-clients"),
         (["--allowed-to-kill", "0"], "there is no client 0"),
         (["--allowed-to-kill", "2,4"], "there is no client 4"),
+        (["--random-kill-num", "4"], "only 3 clients may be killed"),
+        (["--random-kill-num", "2", "--allowed-to-kill", "3,3"], "only 1 client may be killed"),
         (["--random-kill-interval", "0"], "--random-kill-interval"),
         (["--config-path", "nowhere"], "there is no config at nowhere"),
         (["--first-client-checkpoint", "nowhere"], "no directory and no repository"),

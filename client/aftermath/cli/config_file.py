@@ -168,7 +168,8 @@ def preview_lr(
     }
     shown: dict[str, object] = {
         "schedule": schedule.kind.name.lower().replace("_", " "),
-        f"steps 1 to {total}": sparkline([rate(step) for step in _steps(total, BARS)]),
+        # From 0, so that a constant rate does not look like none.
+        f"steps 1 to {total}": sparkline([rate(step) for step in _steps(total, BARS)], low=0.0),
         "rate": [f"{rate(step):.3e}  at step {step}" for step in _steps(total, ROWS)],
     }
     shown |= {"plot": plot.expanduser()} if plot is not None else {}

@@ -293,9 +293,8 @@ def local_testnet_start(
     from aftermath.testnet.display import DisplayMode, shown
     from aftermath.testnet.plan import (
         TESTNET_NAMES,
-        ChaosSchedule,
         LocalTestnetPlan,
-        allowed_of,
+        chaos_of,
         clients_of,
     )
     from aftermath.testnet.run import Ending, Testnet
@@ -315,8 +314,11 @@ def local_testnet_start(
     plan = LocalTestnetPlan(
         config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE
     )
-    killed = ChaosSchedule(
-        kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them)
+    killed = chaos_of(
+        kills.random_kill_num,
+        kills.random_kill_interval,
+        given=kills.allowed_to_kill,
+        clients=them,
     )
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
     console = Console(stderr=json_output, quiet=panes)

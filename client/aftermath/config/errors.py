@@ -184,6 +184,8 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} has {counted(context['actual_length'], 'entry', 'entries')}; it must have {limit}"
     if kind == "value_error":
         return f"{where} {context['error']}"
+    if kind == "string_pattern_mismatch":
+        return f"{where} is {_as_written(given)}; it must be {_form(item['loc'])}"
     unit = _known(item["loc"])[0] if kind in ("int_type", "int_from_float", "float_type") else ""
     return f"{where} is {_as_written(given)}; it must be {_KINDS.get(kind, item['msg'])}{f' of {unit}' if unit else ''}"
 
@@ -197,6 +199,13 @@ def _known(path: Sequence[str | int]) -> tuple[str, float | None]:
 
     name = ".".join(map(str, path))
     return next(((key.unit, key.least) for key in keys() if key.name == name), ("", None))
+
+
+def _form(path: Sequence[str | int]) -> str:
+    """Return in words what the text of a key looks like. A spec's keys have shorter paths."""
+    from aftermath.config.keys import find
+
+    return find(".".join(map(str, path)))[0].limits
 
 
 def _as_written(given: object) -> str:

@@ -176,8 +176,8 @@ def _limits(means: Means, marks: list[Any]) -> str:
         return f"at most {means.bytes} bytes"
     if length := of("max_length"):
         return f"{length[0]} of them"
-    if form := of("pattern"):
-        return f"of the form {form[0]}"
+    if means.form:
+        return means.form
     if least is not None and most is not None:
         return f"{_number(least)} to {_number(most)}"
     sides = (("above", means.above), ("at least", least), ("below", means.below), ("at most", most))

@@ -30,6 +30,8 @@ class Means:
     below: float | None = None
     bytes: int | None = None
     """Maximum length of a text in bytes."""
+    form: str = ""
+    """The form of a text with a pattern, in words. Errors and pages show it."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler

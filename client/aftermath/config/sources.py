@@ -21,7 +21,11 @@ TokenSize = Literal["TwoBytes", "FourBytes"]
 SeedBytes = Annotated[list[U8], Field(min_length=32, max_length=32)]
 _TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}
 _NO_SEED = bytes(32)
-DataHash = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+DataHash = Annotated[
+    str,
+    Field(pattern="^([0-9a-f]{64})?$"),
+    Means(form="64 lowercase hex digits, or empty"),
+]
 """Hash of a run's data files in hex, or empty if the owner did not give one."""
 
 

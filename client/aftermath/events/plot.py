@@ -186,11 +186,11 @@ def evenly(total: int, room: int) -> list[int]:
     return [index * (total - 1) // max(1, count - 1) for index in range(count)]
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """Return one bar per value, scaled between the lowest and the highest."""
+def sparkline(values: Sequence[float], low: float | None = None) -> str:
+    """Return one bar per value, scaled between `low`, by default the lowest, and the highest."""
     if not values:
         return ""
-    low = min(values)
+    low = min(values) if low is None else low
     scale = (max(values) - low) or 1.0
     return "".join(_BARS[round((value - low) / scale * (len(_BARS) - 1))] for value in values)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
+from aftermath.base.text import counted
 from aftermath.events.trackers import TrackerOptions
 from aftermath.testnet.configs import ChosenConfig
 
@@ -210,6 +211,19 @@ def allowed_of(given: str | None, clients: tuple[LocalTestnetClient, ...]) -> tu
             f"Clients have the numbers 1 to {len(clients)}",
         )
     return tuple(found)
+
+
+def chaos_of(
+    number: int, interval: float, given: str | None, clients: tuple[LocalTestnetClient, ...]
+) -> ChaosSchedule:
+    """Return the schedule of kills. Raises UsageError if fewer clients may be killed than asked."""
+    allowed = allowed_of(given, clients)
+    if number > (most := len(set(allowed))):
+        raise UsageError(
+            f"--random-kill-num {number}: only {counted(most, 'client')} may be killed",
+            f"Pass at most --random-kill-num {most}, or more clients",
+        )
+    return ChaosSchedule(number, interval, allowed)
 
 
 def numbers(option: str, text: str) -> list[int]:
