@@ -171,6 +171,38 @@ def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
     assert fix in told["fix"]
 
 
+@pytest.mark.parametrize(
+    ("line", "error", "fix"),
+    [
+        (
+            "--json show-run",
+            "--json stands before the command",
+            "Write --json after the command: aftermath-solana show-run --json",
+        ),
+        (
+            "--run-id x model init --out y",
+            "there is no option --run-id",
+            "aftermath-solana --help lists the options",
+        ),
+        (
+            "--out y model init",
+            "--out stands before the command",
+            "Write --out after the command: aftermath-solana model init --out VALUE",
+        ),
+        (
+            "-w owner.json tick --run-id x",
+            "-w stands before the command",
+            "Write -w after the command: aftermath-solana tick -w VALUE",
+        ),
+    ],
+)
+def test_option_before_its_command_is_told_to_stand_after_it(
+    line: str, error: str, fix: str
+) -> None:
+    told = invoke(*line.split(), *(() if "--json" in line else ("--json",))).mistake
+    assert (told["error"], told["fix"]) == (error, fix)
+
+
 def test_a_value_from_the_environment_is_called_by_its_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

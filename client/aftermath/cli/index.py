@@ -22,7 +22,14 @@ from aftermath.base.errors import UsageError
 from aftermath.base.quiet import QuietInterrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.present import reporting, tell_given, tell_stored, writing
-from aftermath.cli.usage import ParserError, explained, kind_of, stored_as, unknown_command
+from aftermath.cli.usage import (
+    ParserError,
+    explained,
+    kind_of,
+    misplaced,
+    stored_as,
+    unknown_command,
+)
 
 GENERAL = "Options"
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -261,9 +268,21 @@ class _LazyCommands(TyperGroup):
             ended = super().main(words, self.index.name, standalone_mode=False)
         except ParserError as error:
             name = self.index.called(words)
+            if name is None:
+                self._check_order(error, words)
             kinds = self.index.kinds(name) if name else {}
             raise explained(error, self.index.name, name, kinds) from None
         return ended if isinstance(ended, int) else 0
+
+    def _check_order(self, error: Any, words: list[str]) -> None:
+        """Raise UsageError if the option that the script does not know belongs to the command."""
+        tails = (self.index.called(words[start:]) for start in range(len(words)))
+        name = next(filter(None, tails), None)
+        if name is None:
+            return
+        options = self.index.load(name).params
+        if found := misplaced(error, self.index.name, name, options=options):
+            raise found from None
 
 
 def _say_version(asked: bool) -> None:

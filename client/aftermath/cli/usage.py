@@ -69,6 +69,24 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
     return UsageError(error.format_message().rstrip("."), f"{more} shows what is expected")
 
 
+def misplaced(error: Any, script: str, command: str, options: Iterable[Any]) -> UsageError | None:
+    """Return the error for an option of `command` before its name, None if it is another mistake.
+
+    `options` are those of the command.
+    """
+    if not hasattr(error, "possibilities"):  # only what the parser says of an unknown option has it
+        return None
+    name = error.option_name
+    option = next((one for one in options if name in (*one.opts, *one.secondary_opts)), None)
+    if option is None:
+        return None
+    value = "" if option.is_flag else " VALUE"
+    return UsageError(
+        f"{name} stands before the command",
+        f"Write {name} after the command: {script} {command} {name}{value}",
+    )
+
+
 def nearest(option: str, known: Iterable[str]) -> str:
     """The option that was meant by one that there is not, empty where none is like it: the dashes
     do not count.
