@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from aftermath.replica.replica import Replica
 from aftermath.testnet.configs import SHIPPED
 from cli.cli_lone_member import quick_config
 from cli.cli_runs import Shell, invoke
+from cli.conftest import ROOT
 from rules import builders
 
 
@@ -101,6 +103,24 @@ def test_bytes_are_those_of_a_result(material: Path) -> None:
         trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
         assert sum(map(len, trained.payloads.values())) == pytest.approx(sent, rel=0.1)
     assert found["memory_bytes"] == sorted(found["memory_bytes"], reverse=True)
+
+
+def test_owner_page_quotes_the_estimate_of_its_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/owner.md").read_text()
+    commands = [
+        shlex.split(line)[1:]
+        for line in page.splitlines()
+        if line.startswith(("aftermath-solana init ", "aftermath-solana estimate "))
+    ]
+    init, estimate = commands[:2]
+    assert invoke(*init).code == 0
+    shown = invoke(*estimate).out
+    for start in ("SOL in all", "by tier"):
+        (quoted,) = (line for line in page.splitlines() if line.startswith(start))
+        assert quoted.removesuffix(" …") in shown
 
 
 def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:

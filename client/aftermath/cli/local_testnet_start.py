@@ -53,7 +53,8 @@ class BackendOptions:
     dir: Annotated[
         Path,
         typer.Option(
-            help="Directory for all output. A directory that an earlier testnet made is emptied first."
+            help="Directory for all output. An earlier testnet's output there is removed first; "
+            "its checkpoints are moved to checkpoints-1, -2 and so on."
         ),
     ] = Path("runs/local-testnet")
     first_client_checkpoint: Annotated[

@@ -188,7 +188,8 @@ def _chosen() -> argparse.Namespace:
         "--dir",
         type=Path,
         default=None,
-        help="where to work (default runs/demo-ENGINE); emptied if a demo made it",
+        help="where to work (default runs/demo-ENGINE); an earlier demo's output there is removed, "
+        "its checkpoints are moved to checkpoints-1, -2 and so on",
     )
     return parser.parse_args()
 
