@@ -148,7 +148,8 @@ class Lifecycle:
                 member.just_started = False
             case event_types.Joined():
                 member.seat = event.seat
-                self._holders[event.seat] = wallet
+                if event.seat is not None:
+                    self._holders[event.seat] = wallet
             case event_types.ShareTrained():
                 self._trained(wallet, event.step, member, losing=event.loss is not None)
             case event_types.Left() | event_types.RunFinished() | event_types.Error():
