@@ -132,6 +132,7 @@ def model(**given: Any) -> Model:
         "lr_schedule": schedule(ScheduleKind.CONSTANT),
         "schema_hash": bytes(32),
         "spec_hash": bytes([2]) * 32,
+        "spec_error": "",
         "tiers": 3,
         "tier_widths": (4, 2, 1),
     }
