@@ -46,6 +46,7 @@ explains it. With `--json`, the last line of stderr is `{"error", "fix", "code",
 | 2 | The command line is wrong. |
 | 10 | The run takes clients of another version. |
 | 11 | The run does not admit this member, and starting it again changes nothing. |
+| 12 | Trained steps are lost with this member, and starting it again changes nothing. |
 | 130 | Ended by Ctrl-C. |"""
 SHARED_PREFACE = """## Shared options
 

@@ -159,8 +159,8 @@ def train(
 
     Trains this member's share of every round, and exchanges results with the other members. Ctrl-C
     leaves the run on chain and exits 0. With several devices the member has a process on each:
-    --device cuda:0,1,2,3. Exits 11 if the run does not admit the wallet; a restart does not help
-    then.
+    --device cuda:0,1,2,3. Exits 11 if the run does not admit the wallet, and 12 if trained
+    steps are lost with this member; a restart does not help then.
 
     --dry-run runs the checks of can-join and prints what the join would cost and what comes back.
      It joins nothing,
