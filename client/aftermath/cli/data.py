@@ -296,7 +296,11 @@ def data_fetch(
     return Result(data, f"{counted(len(paths), 'file')} in {output}")
 
 
-@command("data serve", example="aftermath-solana data serve --config data.toml --port 5533")
+@command(
+    "data serve",
+    example="aftermath-solana data serve --config data.toml --port 5533",
+    until_interrupt=True,
+)
 async def data_serve(
     config: Annotated[
         Path, typer.Option(help="Settings file with dir, token_size, seq_len and shuffle_seed.")

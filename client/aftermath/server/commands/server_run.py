@@ -63,6 +63,7 @@ class ListenOptions:
 @command(
     "server run",
     example="aftermath-centralized server run --state state.toml -s 20000 --save-state-dir state",
+    until_interrupt=True,
 )
 async def server_run(
     state: State,
