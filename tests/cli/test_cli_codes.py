@@ -18,6 +18,7 @@ from aftermath.chain.refusals import INSUFFICIENT_FUNDS
 from aftermath.cli.pages import PAGES
 from aftermath.cli.present import reporting
 from aftermath.coordinator.errors import Refused
+from aftermath.member.stake import ModelLost
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
 from aftermath.server.connection import NotAdmitted
 from cli.conftest import ROOT
@@ -101,6 +102,7 @@ def test_a_code_leads_to_a_section_that_exists(
             for name in NOT_ADMITTED
         ),
         (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#host-a-run", 11),
+        (ModelLost("Not so."), "model-lost", PAGES.get("model-lost", ""), 12),
         (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
     ],

@@ -4,12 +4,20 @@ when it is done.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from aftermath.cli.command import command
+from aftermath.cli.present import Result
 
 WHEN_IMPORTED = """
 import os, signal, sys
@@ -112,3 +120,30 @@ with QuietInterrupts():
 """
     assert run(program) == (130, "", "interrupted\n")
     assert (tmp_path / "cleaned").exists()
+
+
+async def _waits() -> Result:
+    """Interrupt this process and wait."""
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(10)
+    return Result({}, None)
+
+
+def _sleeps() -> Result:
+    """Interrupt this process and sleep."""
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(10)
+    return Result({}, None)
+
+
+@pytest.mark.parametrize("body", [_waits, _sleeps])
+def test_command_until_interrupt_ends_despite_ignored_sigint(body: Callable[[], Result]) -> None:
+    """A script that starts it with `&` makes it ignore SIGINT."""
+    app = typer.Typer()
+    app.command("x")(command("x", example="x", until_interrupt=True)(body).entry)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        result = CliRunner().invoke(app, [])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130

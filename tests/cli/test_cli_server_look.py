@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -59,25 +61,36 @@ def key_file(path: Path, secret: bytes) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def server(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    tmp_path = tmp_path_factory.mktemp("server")
+@contextlib.contextmanager
+def server_process(
+    material: Path, tmp_path: Path, *before: str
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that hosts the run, once it is ready, and its port. `before` starts its command."""
     config = quick_config(material, tmp_path)
     config.write_text(f'run_id = "{RUN}"\n{config.read_text()}')
     (tmp_path / "listed").write_text(f"{Keypair.from_seed(LISTED).pubkey()}\n")
     words = ["--host", "127.0.0.1", "-s", "0", "--tui", "false", "--allow", tmp_path / "listed"]
-    line = [*SCRIPT, "server", "run", "--state", config, *words]
+    line = [*before, *SCRIPT, "server", "run", "--state", config, *words]
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        said = ""
-        while not (found := re.search(r"server ready run=\S+ port=(\d+)", said)):
-            line_read = process.stdout.readline()
-            assert line_read, said
-            said += line_read
-        yield Server(f"127.0.0.1:{found[1]}", key_file(tmp_path / "listed.key", LISTED))
-        process.kill()
+        try:
+            said = ""
+            while not (found := re.search(r"server ready run=\S+ port=(\d+)", said)):
+                line_read = process.stdout.readline()
+                assert line_read, said
+                said += line_read
+            yield process, int(found[1])
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    tmp_path = tmp_path_factory.mktemp("server")
+    with server_process(material, tmp_path) as (_, port):
+        yield Server(f"127.0.0.1:{port}", key_file(tmp_path / "listed.key", LISTED))
 
 
 async def join(address: str) -> None:
@@ -160,7 +173,7 @@ def test_refusals_of_show_run_and_watch_are_explained(
         str(Keypair.from_seed(LISTED).pubkey()),
         "identity",
     )
-    assert "keeps the run" in other_run.err
+    assert "serves the run" in other_run.err
     stranger = server("show-run", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
     assert stranger.code == 11
     refusal = json.loads(stranger.err)
@@ -172,3 +185,14 @@ def test_refusals_of_show_run_and_watch_are_explained(
     assert away("show-run", "--json").error["code"] == "unavailable"
     assert "--server-addr" in away("watch", "--json").error["fix"]
     assert Server("nowhere", server.key)("show-run").code == 2
+
+
+@pytest.mark.slow
+def test_server_with_ignored_sigint_stops_on_sigint(material: Path, tmp_path: Path) -> None:
+    """A script that starts it with `&` makes it ignore SIGINT."""
+    ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+    with server_process(material, tmp_path, *ignoring) as (process, _):
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 130
+    assert "the server stops: " in said

@@ -246,6 +246,8 @@ def test_plot_of_one_member_has_tier_and_valid_axes(tmp_path: Path) -> None:
     assert {"<!-- 1 -->", "<!-- 2 -->", "<!-- 3 -->"} <= set(re.findall(r"<!-- .*? -->", drawn))
     assert "1.5 -->" not in drawn
     assert "\N{MINUS SIGN}" not in drawn
+    assert "<!-- step -->" in drawn
+    assert "sent to peers" not in drawn, "it sent nothing"
 
 
 def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:

@@ -203,6 +203,39 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
     run_virtual(story())
 
 
+@pytest.mark.parametrize("own", [ATTESTED, OTHER, None])
+def test_missing_peers_are_no_warning_with_a_valid_own_copy(
+    tmp_path: Path, own: int | None
+) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b111)
+        kept = tmp_path / "kept"
+        kept.mkdir()
+        good = tmp_path / "good"
+        write_checkpoint(good, init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={})
+        bad = tmp_path / "bad"
+        joiner.recorded(bad if own == OTHER else good, bad)
+        if own is not None:
+            write_checkpoint(
+                kept / f"test-step{STEP - 1}",
+                init_weights(CONFIG, own),
+                CONFIG,
+                tier=0,
+                companions={},
+                made_by=maker_name(joiner.run.identity),
+            )
+        if own == OTHER:
+            with pytest.raises(NoModel):
+                await joiner.obtain(kept=kept)
+        else:
+            await joiner.obtain(kept=kept)
+            assert joiner.said("model", "source") == ["the checkpoint"]
+        warned = joiner.said("warning", "message")
+        assert ("level 1 of the model: no peer offers it" in warned) is (own != ATTESTED)
+
+    run_virtual(story())
+
+
 def test_a_fault_of_ours_with_a_place_costs_that_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

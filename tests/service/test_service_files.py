@@ -81,7 +81,7 @@ def test_compose_members_differ_by_number_and_keep_their_wallet() -> None:
     for name in MEMBERS:
         service = services()[name]
         assert parsed(service.command[1:])["wallet_private_key_path"] == Path(f"/keys/{name}.json")
-        assert service.restart == "on-failure"
+        assert service.restart == "on-failure:10"
         assert "keys:/keys:ro" in service.given["volumes"]
 
 
@@ -203,7 +203,7 @@ def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:
     name, source = service["LoadCredential"].split(":")
     assert options["wallet_private_key_path"] == Path(f"%d/{name}")
     assert source == "/etc/aftermath/wallet.json"
-    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 10 11")
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 10 11 12")
     assert not {key for key in service if key.startswith("ExecStartPre")}, (
         "no other identity is made on the way"
     )

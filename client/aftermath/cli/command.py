@@ -14,7 +14,7 @@ import typer
 from annotated_doc import Doc
 
 from aftermath.base.errors import UsageError
-from aftermath.base.signals import looped
+from aftermath.base.signals import hear_ignored_interrupts, looped
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, reporting, show, tell_given
@@ -88,19 +88,27 @@ class Command:
 
 
 def command(
-    name: str, *, example: str, groups: Mapping[str, OptionGroup] | None = None
+    name: str,
+    *,
+    example: str,
+    groups: Mapping[str, OptionGroup] | None = None,
+    until_interrupt: bool = False,
 ) -> Callable[[Body], Command]:
     """Make a command of a function that returns a `Result`; `groups` expands parameters that are
-    not dataclasses.
+    not dataclasses. A command that runs until Ctrl-C sets `until_interrupt`: SIGINT then also ends
+    it in the background of a script.
     """
 
     def wrap(body: Body) -> Command:
-        return Command(name, example, _entry(name, body, groups or {}))
+        entry = _entry(name, body, groups or {}, until_interrupt=until_interrupt)
+        return Command(name, example, entry)
 
     return wrap
 
 
-def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable[..., None]:
+def _entry(
+    name: str, body: Body, groups: Mapping[str, OptionGroup], *, until_interrupt: bool
+) -> Callable[..., None]:
     built: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     hints = get_type_hints(body, include_extras=True)
@@ -126,6 +134,8 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
         called = dict(given)
         with reporting(as_json=as_json):
             _show_logs()
+            if until_interrupt:
+                hear_ignored_interrupts()
             tell_given(called)
             for taken, (build, options) in built.items():
                 given[taken] = build(**{option: given.pop(option) for option in options})

@@ -296,12 +296,22 @@ def data_fetch(
     return Result(data, f"{counted(len(paths), 'file')} in {output}")
 
 
-@command("data serve", example="aftermath-solana data serve --config data.toml --port 5533")
+@command(
+    "data serve",
+    example="aftermath-solana data serve --config data.toml --port 5533",
+    until_interrupt=True,
+)
 async def data_serve(
     config: Annotated[
         Path, typer.Option(help="Settings file with dir, token_size, seq_len and shuffle_seed.")
     ],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen at. The default admits members on other machines, 127.0.0.1 only "
+            "this machine."
+        ),
+    ] = "0.0.0.0",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")
     ] = PORT,

@@ -41,12 +41,13 @@ explains it. With `--json`, the last line of stderr is `{"error", "fix", "code",
 
 | exit code | meaning |
 |---|---|
-| 0 | Done. `train`: also left with Ctrl-C. `can-join`: the wallet may join. |
+| 0 | Done. `train`: also left with Ctrl-C after its start. `can-join`: the wallet may join. |
 | 1 | Not done: a file, a network, a run or the program prevented it. `can-join`: the wallet may not join. |
 | 2 | The command line is wrong. |
 | 10 | The run takes clients of another version. |
 | 11 | The run does not admit this member, and starting it again changes nothing. |
-| 130 | Ended by Ctrl-C. |"""
+| 12 | Trained steps are lost with this member, and starting it again does not bring them back. |
+| 130 | Ended by Ctrl-C. `train`: only during its start, until PyTorch is loaded and an `auto` tier is chosen. |"""
 SHARED_PREFACE = """## Shared options
 
 Several commands take these options, and name them only. They and all options of `train` also read an environment

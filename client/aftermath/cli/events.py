@@ -39,7 +39,9 @@ ENDINGS = {".csv": True, ".jsonl": False, ".json": False}
 """Whether a file with this ending is a table."""
 
 
-@command("events", example="aftermath-solana events runs/mine/events --follow")
+@command(
+    "events", example="aftermath-solana events runs/mine/events --follow", until_interrupt=True
+)
 def events(
     places: Places,
     kind: Annotated[

@@ -34,6 +34,7 @@ EXIT_KNOWN = 1
 EXIT_USAGE = 2
 EXIT_VERSION = 10
 EXIT_NOT_ADMITTED = 11
+EXIT_MODEL_LOST = 12
 _NOT_ADMITTED = (
     "not-authorized",
     "barred",
@@ -47,6 +48,8 @@ EXITS = {
     # starting again cannot help until a person admits the wallet or changes an option, so
     # supervisors must stop
     **dict.fromkeys(_NOT_ADMITTED, EXIT_NOT_ADMITTED),
+    # a finished run stays finished, so supervisors must stop here too
+    "model-lost": EXIT_MODEL_LOST,
 }
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 _ABOUT_CHOICES = frozenset(

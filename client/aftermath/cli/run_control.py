@@ -89,7 +89,11 @@ def _coming(run: Run) -> str:
     return f" and will pause after {rest}"
 
 
-@command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")
+@command(
+    "tick",
+    example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10",
+    until_interrupt=True,
+)
 async def tick(
     options: SigningOptions,
     run_id: RunId,

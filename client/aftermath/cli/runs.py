@@ -59,7 +59,7 @@ async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
         return await shown(chain.coordinator, run_id)
 
 
-@command("watch", example="aftermath-solana watch --run-id demo")
+@command("watch", example="aftermath-solana watch --run-id demo", until_interrupt=True)
 async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
     """Follow a run's state until it finishes, or until Ctrl-C.
 

@@ -158,13 +158,12 @@ def train(
     """Join a run and train until it ends.
 
     Trains this member's share of every round, and exchanges results with the other members. Ctrl-C
-    leaves the run on chain and exits 0. With several devices the member has a process on each:
-    --device cuda:0,1,2,3. Exits 11 if the run does not admit the wallet; a restart does not help
-    then.
+    leaves the run on chain and exits 0, or 130 before PyTorch is loaded. With several devices the
+    member has a process on each: --device cuda:0,1,2,3. Exits 11 if the run does not admit the
+    wallet, and 12 if trained steps are lost with this member; a restart does not help then.
 
     --dry-run runs the checks of can-join and prints what the join would cost and what comes back.
-     It joins nothing,
-    makes no directory, requests no test SOL, and exits as can-join does.
+    It joins nothing, makes no directory, requests no test SOL, and exits as can-join does.
     """
     if dry_run:
         from aftermath.cli.join_dry_run import rehearsed

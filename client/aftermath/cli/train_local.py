@@ -63,6 +63,7 @@ def lab_options() -> list[inspect.Parameter]:
     "train-local",
     example="aftermath-solana train-local --config-path run.toml --members 3 --tiers 0,1,2 --out runs/lab",
     groups={"settings": OptionGroup(lab_options, LabSettings)},
+    until_interrupt=True,
 )
 def train_local(
     settings: LabSettings,

@@ -56,18 +56,23 @@ def run_plot(
 ) -> None:
     """Draw a run's history to `path`: the loss of each tier above, the bytes it sent below.
 
-    `epochs` maps epoch numbers to first steps. `marks` are as in `step_plot`.
+    A run that sent nothing gets no lower panel. `epochs` maps epoch numbers to first steps. `marks`
+    are as in `step_plot`.
     """
-    figure, (loss, traffic) = _figure(2)
-    measure = LOSS if len(losses) != 1 else f"{LOSS}, tier {next(iter(losses))}"
-    _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, measure)
     megabytes = {
         f"tier {tier}": [(step, count / 1e6) for step, count in curve]
         for tier, curve in sent.items()
     }
-    _draw(traffic, megabytes, "sent to peers (MB)", gaps=False)
-    traffic.set_ylim(bottom=0)  # where nothing was sent, the scale would go below
-    for axes in (loss, traffic):
+    sends = any(count for curve in sent.values() for _, count in curve)
+    figure, panels = _figure(2 if sends else 1)
+    loss = panels[0]
+    measure = LOSS if len(losses) != 1 else f"{LOSS}, tier {next(iter(losses))}"
+    _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, measure)
+    if sends:
+        traffic = panels[1]
+        _draw(traffic, megabytes, "sent to peers (MB)", gaps=False)
+        traffic.set_ylim(bottom=0)
+    for axes in panels:
         for step in epochs.values():
             axes.axvline(step, color="lightgrey", linewidth=1, zorder=0)
     named = [sorted(epochs)[index] for index in evenly(len(epochs), _EPOCHS_NAMED)]
@@ -82,7 +87,7 @@ def run_plot(
             rotation=35,
         )
     _mark(loss, marks)
-    traffic.set_xlabel("step")
+    panels[-1].set_xlabel("step")
     figure.suptitle(printable(title), parse_math=False)
     _write(figure, path)
 

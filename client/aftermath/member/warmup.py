@@ -8,7 +8,7 @@ members that have it send it. A level without a hash is always the durable check
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -187,13 +187,26 @@ class WarmUp:
         """
         self._weights = self._weights or await self._workers.compute(self._origin.blank)
         known = contents.attested(self._run)
+        reasons = list[str]()
         if attested := {level: known[level] for level in self._lacking & known.keys()}:
-            for reason in await self._fetch(attested, self._run.finishers):
-                self._ports.events.emit(event_types.Warning(message=reason, until="model"))
+            reasons = await self._fetch(attested, self._run.finishers)
+        # A checkpoint of this member's own makes these failures harmless, if it can be loaded.
+        own = self._own_copy(steps_before(self._ports.feed.model.checkpoint_step))
+        if not own:
+            self._warn(reasons)
         if not self._lacking:
             return "peers"
         first = "" if self._lacking == self._sought else "peers and "
-        return first + await self._from_durable()
+        try:
+            return first + await self._from_durable()
+        except Exception:
+            if own:
+                self._warn(reasons)
+            raise
+
+    def _warn(self, reasons: Sequence[str]) -> None:
+        for reason in reasons:
+            self._ports.events.emit(event_types.Warning(message=reason, until="model"))
 
     async def _fetch(self, wanted: Mapping[int, bytes], among: int) -> list[str]:
         """Fetch the levels with these hashes from the seats `among`; return what failed."""

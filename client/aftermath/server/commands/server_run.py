@@ -31,7 +31,11 @@ class ListenOptions:
         ),
     ] = 0
     host: Annotated[
-        str, typer.Option(help="Address to listen at. 127.0.0.1 admits only this machine.")
+        str,
+        typer.Option(
+            help="Address to listen at. The default admits members on other machines, 127.0.0.1 only "
+            "this machine."
+        ),
     ] = "0.0.0.0"
     allow: Annotated[
         Path | None,
@@ -59,6 +63,7 @@ class ListenOptions:
 @command(
     "server run",
     example="aftermath-centralized server run --state state.toml -s 20000 --save-state-dir state",
+    until_interrupt=True,
 )
 async def server_run(
     state: State,

@@ -9,7 +9,9 @@ from aftermath.server.commands.options import ServerOptions, trusted
 
 
 @command(
-    "watch", example="aftermath-centralized watch --run-id demo --server-addr 192.168.1.5:20000"
+    "watch",
+    example="aftermath-centralized watch --run-id demo --server-addr 192.168.1.5:20000",
+    until_interrupt=True,
 )
 async def watch(server: ServerOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
     """Follow the status of a server's run until it is finished or Ctrl-C is pressed.
