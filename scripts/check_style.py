@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
 """Check that prose, names and layout follow the style rules (CONTRIBUTING.md, Style).
 
-scripts/check_style.py                  compare the offences with scripts/style_allowlist.toml
-scripts/check_style.py --list PATH ...  print every offence in these files and folders
-scripts/check_style.py --lower          lower the allowed counts to the current ones
-scripts/check_style.py --reset          write the current counts, higher ones too (after a merge)
+scripts/check_style.py           check all files
+scripts/check_style.py PATH ...  check only these files and folders
 """
 
 from __future__ import annotations
@@ -14,21 +12,18 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ALLOWLIST = ROOT / "scripts" / "style_allowlist.toml"
 # This file and its test quote what they forbid.
 EXEMPT = {"scripts/check_style.py", "tests/docs/test_check_style.py"}
 MAX_COLUMNS = 100
 MAX_MODULE_DOC_LINES = 6
 MAX_TEST_NAME = 60
 MAX_SENTENCE_WORDS = 40
-SHOWN = 15
 
 RULES = {
     "archaic-word": "use the plain word: anyone, again, next to, fix, count, N, continues",
@@ -85,19 +80,6 @@ class Offence:
     line: int
     rule: str
     text: str
-
-    @property
-    def package(self) -> str:
-        return package_of(self.path)
-
-
-def package_of(path: str) -> str:
-    """Return the unit that has its own allowed counts: a package, or a folder of tests or pages."""
-    parts = path.removeprefix("client/aftermath/").split("/")
-    if path.startswith("client/aftermath/"):
-        return f"client/{parts[0]}" if len(parts) > 1 else "client"
-    depth = 2 if parts[0] in ("tests", "programs") else 1
-    return "/".join(parts[: min(depth, len(parts) - 1)]) or "."
 
 
 def check_text(path: str, source: str) -> Iterator[Offence]:
@@ -238,84 +220,21 @@ def find_offences(sources: dict[str, str]) -> list[Offence]:
     return sorted(offences, key=lambda offence: (offence.path, offence.line))
 
 
-def count(offences: Iterable[Offence]) -> Counter[tuple[str, str]]:
-    return Counter((offence.package, offence.rule) for offence in offences)
-
-
-def read_allowlist(text: str) -> Counter[tuple[str, str]]:
-    """Return the allowed number of offences by package and rule."""
-    tables = tomllib.loads(text)
-    return Counter(
-        {(package, rule): n for package, rules in tables.items() for rule, n in rules.items()}
-    )
-
-
-def lowered(allowed: Counter[tuple[str, str]], counts: Counter[tuple[str, str]]) -> str:
-    """Return the allowlist's text with no number above the current count."""
-    header = (
-        "# Offences against scripts/check_style.py that are still there, by package and rule.\n"
-    )
-    text = [header + "# Numbers only go down: fix some, then run scripts/check_style.py --lower."]
-    rows: dict[str, dict[str, int]] = defaultdict(dict)
-    for (package, rule), limit in (allowed & counts).items():
-        rows[package][rule] = limit
-    for package in sorted(rows):
-        lines = [f"{rule} = {rows[package][rule]}" for rule in RULES if rule in rows[package]]
-        text.append("\n".join([f'["{package}"]', *lines]))
-    return "\n\n".join(text) + "\n"
-
-
-def report(offences: list[Offence], allowed: Counter[tuple[str, str]]) -> int:
-    """Print the counts that rose or fell. Return 1 if one rose."""
-    counts = count(offences)
-    risen = {key for key, n in counts.items() if n > allowed[key]}
-    for package, rule in sorted(risen):
-        of_both = [o for o in offences if (o.package, o.rule) == (package, rule)]
-        for offence in of_both[:SHOWN]:
-            print(f"{offence.path}:{offence.line}: {rule}: {offence.text}")
-        if len(of_both) > SHOWN:
-            print(f"… and {len(of_both) - SHOWN} more: scripts/check_style.py --list PATH")
-        limit = allowed[package, rule]
-        print(
-            f"error: {package} has {len(of_both)} offences of {rule}, {limit} are allowed",
-            file=sys.stderr,
-        )
-        print(f"fix: {RULES[rule]}", file=sys.stderr)
-    fallen = sum((allowed - counts).values())
-    if fallen:
-        print(f"{fallen} offences fewer than allowed: run scripts/check_style.py --lower")
-    return 1 if risen else 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--list", nargs="+", metavar="PATH", help="print every offence in these files and folders"
-    )
-    parser.add_argument(
-        "--lower", action="store_true", help="lower the allowed counts to the current ones"
-    )
-    parser.add_argument(
-        "--reset", action="store_true", help="write the current counts, higher ones too"
-    )
-    arguments = parser.parse_args()
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files and folders; default: all")
+    paths = [path.rstrip("/") for path in parser.parse_args().paths]
     offences = find_offences(read_sources())
-    if arguments.list:
-        prefixes = tuple(path.rstrip("/") for path in arguments.list)
-        for offence in offences:
-            if offence.path in prefixes or offence.path.startswith(
-                tuple(f"{p}/" for p in prefixes)
-            ):
-                print(f"{offence.path}:{offence.line}: {offence.rule}: {offence.text}")
-        return 0
-    counts = count(offences)
-    allowed = counts if arguments.reset else read_allowlist(ALLOWLIST.read_text(encoding="utf-8"))
-    if arguments.lower or arguments.reset:
-        ALLOWLIST.write_text(lowered(allowed, counts), encoding="utf-8")
-        return 0
-    return report(offences, allowed)
+    if paths:
+        folders = tuple(f"{path}/" for path in paths)
+        offences = [o for o in offences if o.path in paths or o.path.startswith(folders)]
+    for offence in offences:
+        print(f"{offence.path}:{offence.line}: {offence.rule}: {offence.text}")
+    for rule in sorted({offence.rule for offence in offences}):
+        print(f"fix: {rule}: {RULES[rule]}", file=sys.stderr)
+    return 1 if offences else 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""The style gate (scripts/check_style.py): what it finds in a snippet, and when a count fails."""
+"""The style gate (scripts/check_style.py): what it finds in a snippet, and when it fails."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections import Counter
 from types import ModuleType
 
 import pytest
@@ -153,48 +152,18 @@ def test_duplicate_class_is_found_in_the_client_only() -> None:
     assert found == [("client/aftermath/a/x.py", "Plan"), ("client/aftermath/b/y.py", "Plan")]
 
 
-@pytest.mark.parametrize(
-    ("path", "package"),
-    [
-        ("client/aftermath/member/rounds/witness.py", "client/member"),
-        ("client/aftermath/__main__.py", "client"),
-        ("tests/rules/accounts/x.py", "tests/rules"),
-        ("programs/coordinator/src/lib.rs", "programs/coordinator"),
-        ("docs/a.md", "docs"),
-        ("README.md", "."),
-    ],
-)
-def test_package_is_the_unit_of_counts(path: str, package: str) -> None:
-    assert gate.package_of(path) == package
-
-
-def test_count_that_rises_fails_with_place_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    offences = [gate.Offence("docs/a.md", line, "archaic-word", "anew") for line in (3, 9)]
-    assert gate.report(offences, Counter({("docs", "archaic-word"): 1})) == 1
+def test_offence_fails_with_place_and_fix(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate, "read_sources", lambda: {"docs/a.md": "One.\n\nDrawn anew."})
+    monkeypatch.setattr(sys, "argv", ["check_style.py"])
+    assert gate.main() == 1
     out, err = capsys.readouterr()
-    assert "docs/a.md:9: archaic-word: anew" in out
-    assert err.startswith("error: docs has 2 offences of archaic-word, 1 are allowed\nfix: ")
+    assert out.startswith("docs/a.md:3: archaic-word: ")
+    assert err == f"fix: archaic-word: {gate.RULES['archaic-word']}\n"
 
 
-def test_count_that_falls_passes_and_asks_to_lower_it(capsys: pytest.CaptureFixture[str]) -> None:
-    offence = gate.Offence("docs/a.md", 3, "archaic-word", "anew")
-    assert gate.report([offence], Counter({("docs", "archaic-word"): 3})) == 0
-    assert (
-        "2 offences fewer than allowed: run scripts/check_style.py --lower"
-        in capsys.readouterr().out
-    )
-
-
-def test_lowered_allowlist_never_raises_a_number() -> None:
-    allowed = Counter(
-        {("docs", "archaic-word"): 3, ("docs", "long-sentence"): 1, ("cli", "long-line"): 2}
-    )
-    counts = Counter({("docs", "archaic-word"): 2, ("docs", "long-sentence"): 5})
-    expected = Counter({("docs", "archaic-word"): 2, ("docs", "long-sentence"): 1})
-    assert gate.read_allowlist(gate.lowered(allowed, counts)) == expected
-
-
-def test_committed_allowlist_is_as_lower_writes_it() -> None:
-    text = gate.ALLOWLIST.read_text(encoding="utf-8")
-    allowed = gate.read_allowlist(text)
-    assert gate.lowered(allowed, allowed) == text
+def test_offence_outside_the_named_paths_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "read_sources", lambda: {"docs/a.md": "Drawn anew."})
+    monkeypatch.setattr(sys, "argv", ["check_style.py", "client/"])
+    assert gate.main() == 0
