@@ -89,8 +89,8 @@ lint: $(STAMP)  ## style, ruff, mypy, and clippy where cargo is
 
 # The pages that are made from something else: commands from their help, keys from their classes, figures from benchmarks/measured.
 docs: $(STAMP)  ## write the generated pages: commands, config, measurements
-	$(RUN) -m aftermath.cli.docs docs/commands.md
-	$(RUN) -m aftermath.server.docs docs/commands-centralized.md
+	$(RUN) -m aftermath.cli.commands_page docs/commands.md
+	$(RUN) -m aftermath.server.commands_page docs/commands-centralized.md
 	$(RUN) -m aftermath.cli.config_page docs/config.md
 	$(RUN) benchmarks/plots.py docs/assets
 	$(RUN) benchmarks/quote.py docs/measurements.md

@@ -32,7 +32,7 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
-from aftermath.optim.exact import signs
+from aftermath.optim.exact_signs import signs
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.layout import level_layout

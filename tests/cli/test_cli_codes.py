@@ -15,7 +15,7 @@ from aftermath.base.errors import AftermathError, UsageError, code_of
 from aftermath.chain.admission import VERIFICATION_NOT_THERE
 from aftermath.chain.memberships import BOND_ABOVE_LIMIT
 from aftermath.chain.refusals import INSUFFICIENT_FUNDS
-from aftermath.cli.pages import PAGES
+from aftermath.cli.error_docs import PAGES
 from aftermath.cli.present import reporting
 from aftermath.coordinator.errors import Refused
 from aftermath.member.stake import ModelLost

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aftermath import __version__
-from aftermath.cli import docs
+from aftermath.cli import commands_page
 from aftermath.cli.main import INDEX, SOLANA, load
 from aftermath.train.settings import TrainSettings
 from cli.cli_runs import invoke, unread
@@ -70,7 +70,7 @@ def test_help_of_first_word_lists_its_commands() -> None:
 
 
 def test_shared_options_are_explained_once() -> None:
-    page = docs.page()
+    page = commands_page.page()
     for flag in ("--rpc", "--wallet-private-key-path", "--data-root", "--max-priority-fee"):
         assert len(re.findall(rf"^- `{flag}`", page, re.MULTILINE)) == (
             2 if flag == "--rpc" else 1
@@ -91,8 +91,8 @@ def test_examples_parse(name: str) -> None:
 
 
 def test_documentation_is_current() -> None:
-    assert (ROOT / "docs/commands.md").read_text() == docs.page(), (
-        "run: python -m aftermath.cli.docs docs/commands.md"
+    assert (ROOT / "docs/commands.md").read_text() == commands_page.page(), (
+        "run: python -m aftermath.cli.commands_page docs/commands.md"
     )
 
 

@@ -111,7 +111,7 @@ def test_a_command_cleans_up_where_nothing_is_imported(tmp_path: Path) -> None:
     """It is a KeyboardInterrupt there, which its body sees."""
     program = f"""
 import os, signal
-from aftermath.base.quiet import QuietInterrupts
+from aftermath.base.quiet_interrupts import QuietInterrupts
 with QuietInterrupts():
     try:
         os.kill(os.getpid(), signal.SIGINT)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from aftermath.base.allowed_places import RunAccess
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import RunAccess
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocationChoice
 from aftermath.data.http import MOST_FILES, HttpClient, numbered_urls

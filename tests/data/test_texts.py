@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from aftermath.cli.pages import PAGES, placed
+from aftermath.cli.error_docs import PAGES, placed
 from aftermath.data import texts as module
 from aftermath.data.texts import NOT_TEXT, TextError, TextPiece, Texts
 

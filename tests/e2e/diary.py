@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.events.reader import EventReader, flat
-from aftermath.sim.run_record import state_of
+from aftermath.sim.chain_invariants import state_of
 
 Event = dict[str, Any]
 

@@ -27,7 +27,7 @@ from e2e.installed import Installed, without_us
 from e2e.material import ROOT
 from e2e.processes import PATIENCE, Running, until
 
-# The slow tests follow the same pages in one process (tests/cli/test_cli_pages.py).
+# The slow tests follow the same pages in one process (tests/cli/test_cli_error_docs.py).
 pytestmark = pytest.mark.nightly
 INSTALLING = ["make env", ". .venv/bin/activate"]
 SMALLER = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.model.steps import saved_steps
+from aftermath.model.saved_checkpoints import saved_steps
 from aftermath.rules.state import RunState
 from e2e.company import Company
 from e2e.diary import applied_sequences

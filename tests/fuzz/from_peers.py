@@ -17,7 +17,7 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica import modelshare, outlineshare, stateshare
-from aftermath.rules import commitment
+from aftermath.rules import announcements
 from aftermath.rules.seal import Closed, masked
 from aftermath.sim.setup import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
@@ -32,7 +32,7 @@ from member.result_inbox import (
 )
 from optim.private_states import OPTIMIZERS, trained
 
-READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, seat=0)
+READY = announcements.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, seat=0)
 CLOSED = Closed(
     sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, height=4, seed=7, seat=0
 )
@@ -41,20 +41,22 @@ INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
 WHOLE = SparseLoCo(topk=60, topk_embeddings=64, chunk=8).results(SCHEMA.state)
 
 
-def announcements() -> tuple[list[bytes], Decode]:
-    said: list[commitment.Announcement] = [
+def signed_announcements() -> tuple[list[bytes], Decode]:
+    said: list[announcements.Announcement] = [
         commitment_of(None, 0),
         READY,
         CLOSED,
         key_to(commitment_of(None, 0)),
     ]
     return [
-        commitment.encode_announcement(one, SECRETS[0]) for one in said
-    ], commitment.decode_announcement
+        announcements.encode_announcement(one, SECRETS[0]) for one in said
+    ], announcements.decode_announcement
 
 
 def signed_bodies() -> tuple[list[bytes], Decode]:
-    return [commitment._parts(data)[1] for data in announcements()[0]], commitment._parse_body
+    return [
+        announcements._parts(data)[1] for data in signed_announcements()[0]
+    ], announcements._parse_body
 
 
 def frames(*messages: msgspec.Struct) -> tuple[list[bytes], Decode]:
@@ -72,7 +74,7 @@ def questions() -> tuple[list[bytes], Decode]:
 
 
 def answers() -> tuple[list[bytes], Decode]:
-    return [msgspec.msgpack.encode(announcements()[0])], lambda data: bounded.msgpack_as(
+    return [msgspec.msgpack.encode(signed_announcements()[0])], lambda data: bounded.msgpack_as(
         data, list[bytes]
     )
 
@@ -165,7 +167,7 @@ def whereabouts() -> tuple[list[bytes], Decode]:
 
 
 PEERS = [
-    Decoder("announcement", announcements, (BadAnnouncement,)),
+    Decoder("announcement", signed_announcements, (BadAnnouncement,)),
     Decoder("signed body", signed_bodies, (BadAnnouncement,)),
     Decoder("hello", lambda: frames(wire.Hello(bytes(16))), (wire.ProtocolViolation,)),
     Decoder("reply", lambda: frames(wire.Reply(wire.ReplyStatus.OK, 5)), (wire.ProtocolViolation,)),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Handler
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     NOTHING,
     Announcement,
     Commitment,

@@ -22,7 +22,7 @@ from aftermath.coordinator.errors import CoordinatorError
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import Handler
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     Announcement,
     Commitment,
     LevelPayload,

@@ -18,7 +18,7 @@ from aftermath.p2p.transport import Handler
 from aftermath.p2p.wire import ALPN, BlobRequest, frame_of
 from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import Announcement, Ready
+from aftermath.rules.announcements import Announcement, Ready
 from aftermath.rules.seal import Closed
 from aftermath.rules.state import RunState
 from hostile.member import Behaviour, Hostile, Said, Verb, garbage

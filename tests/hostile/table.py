@@ -18,7 +18,7 @@ from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members
 from aftermath.rules.run import Round, Run
 from aftermath.rules.state import MemberState, RunState
-from aftermath.sim.run_record import state_of
+from aftermath.sim.chain_invariants import state_of
 from e2e.company import Player
 from e2e.diary import Event
 from hostile.attacks import NONE, blamed_for, provable

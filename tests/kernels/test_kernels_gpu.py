@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aftermath.optim import flat, on_gpu, packed
+from aftermath.optim import level_kernels, on_gpu, packed
 from aftermath.optim.codec import BadPayload, decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.error_feedback import ErrorFeedback
@@ -267,7 +267,7 @@ def test_vote_with_a_bad_position_raises_and_changes_nothing(
 # --- whole levels ---------------------------------------------------------------------------------
 
 PROOFS = {
-    "move": lambda device: flat._moves_alike(device),
+    "move": lambda device: level_kernels._moves_alike(device),
     "digits of 1 bit": lambda device: packed._counts_alike(device, 1),
     "digits of 2 bits": lambda device: packed._counts_alike(device, 2),
 }
@@ -311,7 +311,7 @@ def votes_or_refusal(data: bytes, schema: Schema, level: int, device: torch.devi
 
 
 SPOILT = {
-    "move": (flat, "go_ahead", lambda: flat._moves_alike),
+    "move": (level_kernels, "go_ahead", lambda: level_kernels._moves_alike),
     "digits of 2 bits": (packed, "count", lambda: lambda device: packed._counts_alike(device, 2)),
 }
 

@@ -343,7 +343,7 @@ def test_damage_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         {name: t for name, t in tensors.items() if name != optimizer}, out / STATE, metadata=header
     )
     with pytest.raises(
-        CheckpointError, match=r"does not fit: .* lacks .* exp_avg_sq/model\.norm\.weight"
+        CheckpointError, match=r"does not fit: .* missing .* exp_avg_sq/model\.norm\.weight"
     ):
         train(place, out=out, save_every=2)
     out = broken("events")

@@ -13,7 +13,7 @@ import numpy as np
 from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
 from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
 from aftermath.replica.modelshare import SnapshotManifest, segment_size
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     Commitment,
     LevelPayload,
     decode_announcement,

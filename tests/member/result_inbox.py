@@ -19,7 +19,7 @@ from aftermath.member.stall_detector import StallDetector
 from aftermath.optim.codec import encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     NOTHING,
     Commitment,
     LevelPayload,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aftermath.member import evidence
 from aftermath.member.evidence import Evidence, Pair, disputed, proves
-from aftermath.rules.commitment import Commitment, encode_announcement
+from aftermath.rules.announcements import Commitment, encode_announcement
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play

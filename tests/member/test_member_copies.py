@@ -15,12 +15,12 @@ import pytest
 from aftermath.member.plan import RoundPlan
 from aftermath.member.results import CLOSED_ON
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement
+from aftermath.rules.announcements import Commitment, LevelPayload, decode_announcement
 from aftermath.rules.seal import Closed, Key, key_of, masked
 from aftermath.rules.state import RunState
+from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.faults import Faults
 from aftermath.sim.invariants import Invariants
-from aftermath.sim.run_record import InvariantBroken
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play

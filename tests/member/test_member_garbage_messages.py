@@ -16,7 +16,7 @@ from aftermath.member.gossip import GossipListener
 from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL
-from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Ready, statement
+from aftermath.rules.announcements import MAX_ANNOUNCEMENT_BYTES, Ready, statement
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.simulation import SimulatedRun, play

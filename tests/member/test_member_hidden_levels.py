@@ -14,7 +14,7 @@ import pytest
 
 from aftermath.coordinator.errors import Refused
 from aftermath.rules import availability
-from aftermath.rules.commitment import Commitment, decode_announcement
+from aftermath.rules.announcements import Commitment, decode_announcement
 from aftermath.rules.seal import Key
 from aftermath.rules.state import RunState
 from aftermath.sim.faulty_rpc import NodeFault

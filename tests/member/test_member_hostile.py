@@ -13,7 +13,7 @@ import torch
 
 from aftermath.member.readiness import Readiness
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import Commitment, LevelPayload, Ready, encode_announcement
+from aftermath.rules.announcements import Commitment, LevelPayload, Ready, encode_announcement
 from aftermath.rules.consensus import unpack_fingerprints
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember

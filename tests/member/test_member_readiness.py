@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.rules.commitment import Ready, decode_announcement
+from aftermath.rules.announcements import Ready, decode_announcement
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play

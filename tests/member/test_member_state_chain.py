@@ -20,7 +20,7 @@ from aftermath.optim.engine import outline_of
 from aftermath.optim.state_merkle import tree_of
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.stateshare import ask_block
-from aftermath.rules.commitment import NOTHING, Commitment, PrivateRoots, decode_announcement
+from aftermath.rules.announcements import NOTHING, Commitment, PrivateRoots, decode_announcement
 from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.sim_transport import SimTransport

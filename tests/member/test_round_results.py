@@ -15,7 +15,7 @@ from aftermath.member.plan import plan_round
 from aftermath.member.results import Results
 from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
-from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
+from aftermath.rules.announcements import LevelPayload, SequenceInterval, encode_announcement
 from aftermath.sim.virtual_time import run_virtual
 from member.result_inbox import (
     BATCH,

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from aftermath.member.results import CLOSED_ON
-from aftermath.rules.commitment import encode_announcement
+from aftermath.rules.announcements import encode_announcement
 from aftermath.rules.seal import Closed
 from aftermath.sim.virtual_time import run_virtual
 from member.result_inbox import SECRETS, ResultInbox, commitment_of, key_to, p2p_of, plan_of

@@ -16,7 +16,7 @@ from aftermath.member.ports import Desync
 from aftermath.member.results import Results
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.signed_results import SignedResults
-from aftermath.rules.commitment import NOTHING, PrivateRoots
+from aftermath.rules.announcements import NOTHING, PrivateRoots
 from aftermath.sim.sim_transport import SimTransport
 from aftermath.sim.virtual_time import run_virtual
 from member.result_inbox import ResultInbox, empty_payload, plan_of

@@ -11,7 +11,7 @@ from aftermath.base.outputs import write_mark
 from aftermath.coordinator.view import View
 from aftermath.events.stream import Events
 from aftermath.member.stake import ModelLost, loss_found
-from aftermath.model.steps import maker_name
+from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.train.session import _tell_finished

@@ -19,9 +19,9 @@ from aftermath.member.ports import Desync
 from aftermath.member.warmup import NoModel, WarmUp, why_no_model
 from aftermath.model.documents import HubAway
 from aftermath.model.initial import init_weights
+from aftermath.model.saved_checkpoints import maker_name
 from aftermath.model.schema import SchemaError
 from aftermath.model.segments import level_hash
-from aftermath.model.steps import maker_name
 from aftermath.model.store import write_checkpoint
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin

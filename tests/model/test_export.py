@@ -16,9 +16,9 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, file_sha256
+from aftermath.model.saved_checkpoints import maker_name, prune
 from aftermath.model.schema import state_schema
 from aftermath.model.segments import segment_bytes, write_segment
-from aftermath.model.steps import maker_name, prune
 from aftermath.model.store import save
 from data.script_runs import run
 

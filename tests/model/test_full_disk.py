@@ -17,7 +17,7 @@ from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
-from aftermath.model.steps import saved_steps
+from aftermath.model.saved_checkpoints import saved_steps
 
 torch.set_num_threads(1)
 

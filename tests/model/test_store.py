@@ -18,7 +18,7 @@ from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
-from aftermath.model.steps import saved_steps
+from aftermath.model.saved_checkpoints import saved_steps
 from aftermath.model.store import (
     publish,
     read_companions,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.optim.float_polar import polar_express
 from aftermath.optim.muon import Muon, MuonSettings, hidden_matrices
-from aftermath.optim.orthogonal import polar_express
 
 NAMES = {"model.embed_tokens.weight": (9, 4), "model.norm.weight": (4,), "layer.up.weight": (8, 4)}
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from aftermath.model.segments import view
 from aftermath.optim.engine import Engine
+from aftermath.optim.integer_polar import exact_polar
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import changes, most_of
 from aftermath.optim.muon import hidden_matrices
-from aftermath.optim.polar import exact_polar
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner

@@ -30,7 +30,7 @@ from aftermath.replica.stateshare import (
     proven,
     question,
 )
-from aftermath.rules.commitment import NOTHING
+from aftermath.rules.announcements import NOTHING
 from optim.private_states import OPTIMIZERS, trained
 from p2p.nodes import until
 

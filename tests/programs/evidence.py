@@ -9,7 +9,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     NOTHING,
     Commitment,
     LevelPayload,

@@ -14,7 +14,7 @@ from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import ED25519, INSTRUCTIONS
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     NOTHING,
     Commitment,
     LevelPayload,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from solders.keypair import Keypair
 
 from aftermath.base.errors import BadAnnouncement
-from aftermath.rules import commitment
-from aftermath.rules.commitment import (
+from aftermath.rules import announcements
+from aftermath.rules.announcements import (
     Announcement,
     Commitment,
     LevelPayload,
@@ -66,10 +66,10 @@ def signed(body: bytes) -> bytes:
     """Any bytes in the place of a body, signed as an announcement is: what a hostile member could
     send.
     """
-    head = commitment.head_of(Commitment(**GOOD))
+    head = announcements.head_of(Commitment(**GOOD))
     return (
         SENDER
-        + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))
+        + bytes(Keypair.from_seed(SECRET).sign_message(announcements.statement(head, body)))
         + head
         + body
     )
@@ -92,7 +92,7 @@ def nested(depth: int) -> bytes:
 @pytest.mark.parametrize("announcement", [Commitment(**GOOD), READY, CLOSED, KEY])
 def test_an_announcement_arrives_as_it_was_sent(announcement: Announcement) -> None:
     data = encode_announcement(announcement, SECRET)
-    assert len(data) <= commitment.MAX_ANNOUNCEMENT_BYTES
+    assert len(data) <= announcements.MAX_ANNOUNCEMENT_BYTES
     received = decode_announcement(data)
     assert received == announcement
     assert received.sender == SENDER
@@ -128,7 +128,7 @@ def test_the_order_in_which_levels_were_added_does_not_matter() -> None:
         {"private": PrivateRoots(b"b" * 32, b"c" * 32, (2, 6))},
         {"private": PrivateRoots(b"b" * 32, b"a" * 32, (2, 5))},
         {"private": PrivateRoots(b"b" * 32, b"a" * 32, (1, 6))},
-        {"private": PrivateRoots(commitment.NOTHING, b"a" * 32, None)},
+        {"private": PrivateRoots(announcements.NOTHING, b"a" * 32, None)},
         {"seal": b"l" * 32},
     ],
 )
@@ -229,8 +229,8 @@ def test_deep_nesting_is_refused_for_every_signer(depth: int, before: bytes) -> 
 
 def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
-    monkeypatch.setattr(commitment, "_parse_body", parsed.append)
-    unsigned = commitment.head_of(Commitment(**GOOD)) + raw()
+    monkeypatch.setattr(announcements, "_parse_body", parsed.append)
+    unsigned = announcements.head_of(Commitment(**GOOD)) + raw()
     for data in (
         bytes(96) + unsigned,
         SENDER + bytes(64) + unsigned,
@@ -252,9 +252,11 @@ def test_the_head_says_what_the_body_does() -> None:
         {"run_id": "other"},
         {"step": 28},
     ):
-        head = commitment.head_of(Commitment(**(GOOD | changed)))
+        head = announcements.head_of(Commitment(**(GOOD | changed)))
         assert len(head) == 82
-        signature = bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))
+        signature = bytes(
+            Keypair.from_seed(SECRET).sign_message(announcements.statement(head, body))
+        )
         with pytest.raises(BadAnnouncement, match="head"):
             decode_announcement(SENDER + signature + head + body)
     with pytest.raises(BadAnnouncement, match="another head"):
@@ -267,7 +269,7 @@ def test_another_key_cannot_speak_for_the_sender() -> None:
     head = b"\x02"
     body = encode_announcement(READY, SECRET)[97:]
     other = Keypair.from_seed(b"\x07" * 32)
-    forged = bytes(other.sign_message(commitment.statement(head, body))) + head + body
+    forged = bytes(other.sign_message(announcements.statement(head, body))) + head + body
     with pytest.raises(BadAnnouncement, match="not signed by the key it names"):
         decode_announcement(SENDER + forged)
     with pytest.raises(BadAnnouncement, match="another key than its sender's"):
@@ -302,13 +304,13 @@ def test_what_opens_results_is_refused_unless_it_is_in_range(
         return
     tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(good), strict=False)
     fields = {"tag": tag} | dict(zip(good.__struct_fields__, values, strict=True))
-    head = commitment.head_of(good)
+    head = announcements.head_of(good)
 
     def said(values: dict[str, Any]) -> bytes:
-        body = commitment._encoder.encode(list(values.values()))
+        body = announcements._encoder.encode(list(values.values()))
         return (
             SENDER
-            + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))
+            + bytes(Keypair.from_seed(SECRET).sign_message(announcements.statement(head, body)))
             + head
             + body
         )

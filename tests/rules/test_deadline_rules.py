@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.rules import bitmap, deadlines
+from aftermath.rules import bitmap, deadlines, tick_turns
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from rules.builders import config, header, members, run, seat
 
@@ -150,21 +150,21 @@ def test_every_healthy_member_has_one_place_in_the_tick_order(
         rounds=(header(bitmap.from_seats(present), seed=seed),),
         state_started_at=started,
     )
-    assert sorted(deadlines.tick_order(state, table)) == sorted(present - gone)
-    assert deadlines.tick_order(state, table) == deadlines.tick_order(state, table)
+    assert sorted(tick_turns.tick_order(state, table)) == sorted(present - gone)
+    assert tick_turns.tick_order(state, table) == tick_turns.tick_order(state, table)
 
 
 def test_those_who_wait_may_tick_an_epoch_into_life() -> None:
     table = members(
         {3: seat(3, state=MemberState.IDLE, pending=True), 4: seat(4, state=MemberState.IDLE)}
     )
-    assert deadlines.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
+    assert tick_turns.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
 
 
 def test_the_fee_of_ticking_is_shared_over_time() -> None:
     table = members({index: seat(index) for index in range(4)})
     first = [
-        deadlines.tick_order(
+        tick_turns.tick_order(
             run(RunState.ROUND_TRAIN, rounds=(header(0b1111),), state_started_at=now), table
         )[0]
         for now in range(400)
@@ -173,8 +173,8 @@ def test_the_fee_of_ticking_is_shared_over_time() -> None:
 
 
 def test_later_ranks_wait_longer_up_to_a_bound() -> None:
-    delays = [deadlines.tick_delay(rank) for rank in range(256)]
+    delays = [tick_turns.tick_delay(rank) for rank in range(256)]
     assert delays[0] == 0.0
     assert delays == sorted(delays)
-    assert delays[1] == deadlines.TICK_STEP
+    assert delays[1] == tick_turns.TICK_STEP
     assert delays[-1] <= 30.0

@@ -15,13 +15,13 @@ import pytest
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
-from aftermath.cli import docs
+from aftermath.cli import commands_page
 from aftermath.cli.train import settings_options
 from aftermath.config.document import load_config
 from aftermath.config.read import checkpoint_of, location_of
 from aftermath.data.server import load_server_settings
 from aftermath.rules.state import DataKind
-from aftermath.server.docs import PREFACE
+from aftermath.server.commands_page import PREFACE
 from aftermath.server.index import CENTRALIZED
 from aftermath.server.state_file import load_state_file
 from cli.cli_runs import invoke as run_command
@@ -58,8 +58,8 @@ def test_help_has_a_valid_example_and_the_indexs_summary(name: str) -> None:
 
 def test_commands_page_equals_the_help() -> None:
     page = (ROOT / "docs/commands-centralized.md").read_text()
-    assert page == docs.page(CENTRALIZED, PREFACE), (
-        "run: python -m aftermath.server.docs docs/commands-centralized.md"
+    assert page == commands_page.page(CENTRALIZED, PREFACE), (
+        "run: python -m aftermath.server.commands_page docs/commands-centralized.md"
     )
 
 

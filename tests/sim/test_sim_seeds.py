@@ -18,9 +18,9 @@ from aftermath.model.store import write_checkpoint
 from aftermath.sim import __main__ as command
 from aftermath.sim import invariants
 from aftermath.sim import seed as trial
+from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.faults import Faults
 from aftermath.sim.invariants import Invariants, check_pace
-from aftermath.sim.run_record import InvariantBroken
 from aftermath.sim.seed import draw, try_seed
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play

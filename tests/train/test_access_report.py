@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aftermath.base.allowed_places import RunAccess
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import location_of, optimizer_of
 from aftermath.config.sources import DataLocationChoice

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.run_access import TRUSTING, RunAccess
+from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocationChoice
 from aftermath.data.source import DataError

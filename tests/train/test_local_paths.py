@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import Unsuitable
 from aftermath.base.outputs import write_mark
-from aftermath.base.run_access import TRUSTING, RunAccess
 
 MADE = "data tokenize"
 OWN = "train 0123456789abcdef"

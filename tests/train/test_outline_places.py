@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.outputs import write_mark
-from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.coordinator.view import View
 from aftermath.model.outline import Outline
-from aftermath.model.steps import maker_name
+from aftermath.model.saved_checkpoints import maker_name
 from aftermath.optim.run_schema import agreed_schema
 from aftermath.rules.model import Checkpoint, Model, Recorded
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState

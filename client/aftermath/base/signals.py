@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from aftermath.base import quiet
+from aftermath.base import quiet_interrupts
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -59,14 +59,14 @@ def heard(told: Callable[[signal.Signals], None]) -> Iterator[None]:
 def hear_ignored_interrupts() -> None:
     """Let SIGINT end this process. A script that starts it with `&` makes it ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, quiet.told)
+        signal.signal(signal.SIGINT, quiet_interrupts.told)
 
 
 @contextmanager
 def looped() -> Iterator[None]:
     """Let asyncio take over Ctrl-C in this block. It does so only from Python's default handler."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not quiet.told:
+    if before is not quiet_interrupts.told:
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,7 +83,7 @@ def on_interrupt(told: Callable[[], None]) -> Iterator[None]:
     Do nothing if a handler is already installed or the signal is ignored.
     """
     usual = {
-        signal.SIGINT: (signal.default_int_handler, quiet.told),
+        signal.SIGINT: (signal.default_int_handler, quiet_interrupts.told),
         signal.SIGTERM: (signal.SIG_DFL,),
     }
     now = {number: signal.getsignal(number) for number in usual}

@@ -21,7 +21,7 @@ from aftermath.chain.addresses import (
     run_addresses,
 )
 from aftermath.chain.programs import AnchorProgram
-from aftermath.rules.commitment import Signed
+from aftermath.rules.announcements import Signed
 from aftermath.rules.members import Membership
 from aftermath.rules.run import RoundId
 

@@ -27,8 +27,8 @@ from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
+from aftermath.rules.announcements import signed_part
 from aftermath.rules.bitmap import contains
-from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
 from aftermath.rules.run import Attestation, Round, RoundId

@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aftermath.base.allowed_places import RunAccess
 from aftermath.base.errors import AftermathError
-from aftermath.base.run_access import RunAccess
 from aftermath.cli.options import AccessOptions
 
 if TYPE_CHECKING:

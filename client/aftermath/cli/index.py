@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
-from aftermath.base.quiet import QuietInterrupts
+from aftermath.base.quiet_interrupts import QuietInterrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.present import reporting, tell_given, tell_stored, writing
 from aftermath.cli.usage import (

@@ -21,7 +21,7 @@ import typer
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.outputs import STANDARD_OUTPUT, check_file, output_file
 from aftermath.cli.command import command
-from aftermath.cli.pages import placed
+from aftermath.cli.error_docs import placed
 from aftermath.cli.present import CommandError, Result, note, plain_text, writing
 from aftermath.config.recipe import making, recipe_file
 from aftermath.model.presets import PRESETS

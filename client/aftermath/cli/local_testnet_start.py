@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aftermath.base.quiet import EXIT_INTERRUPTED
+from aftermath.base.quiet_interrupts import EXIT_INTERRUPTED
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result

@@ -1,9 +1,7 @@
-"""The config of a new run: a recipe that comes with the package, changed by what its owner
-new_options.
+"""Make the config of a new run from a built-in recipe and the owner's options.
 
-Decided: numbers that go together (an optimizer, its rate, its overlap and its batch) are taken
-together from a recipe that has them, since nobody can choose one without the others; what such a
-recipe says is said there alone.
+Numbers that go together (an optimizer, its rate, its overlap and its batch) come together from a
+recipe, since nobody can choose one without the others.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _of_train(given: Mapping[str, Any]) -> list[str]:
     """Return the option that keeps the model, if the tier can, and the options that `train` needs
     as well.
     """
-    from aftermath.model.steps import file_name
+    from aftermath.model.saved_checkpoints import file_name
 
     words = []
     if given["matformer_tier"] in (0, AUTO_TIER):  # else the model is lost with the last member

@@ -20,9 +20,9 @@ import typer
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.files import NO_ROOM
-from aftermath.base.quiet import EXIT_INTERRUPTED
+from aftermath.base.quiet_interrupts import EXIT_INTERRUPTED
 from aftermath.base.stdio import is_quiet
-from aftermath.cli.pages import PAGES, placed
+from aftermath.cli.error_docs import PAGES, placed
 from aftermath.events.printable import json_text, printable
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from aftermath.base.allowed_places import RunAccess
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import RunAccess
 from aftermath.config.sources import DataLocationChoice, DataSource, Shuffle
 from aftermath.data.http import HttpClient, redacted_url
 from aftermath.data.source import DataError, DataRequest, FileRecord, Source

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import httpcore
 import httpx
 
+from aftermath.base.allowed_places import Permits, any_address, permitted
 from aftermath.base.proxies import ProxyTransport, proxy_for
-from aftermath.base.run_access import Permits, any_address, permitted
 
 
 def checked_transport(permits: Permits, limits: httpx.Limits) -> httpx.AsyncBaseTransport:

@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from aftermath.base.allowed_places import Permits, any_address
 from aftermath.base.concurrency import each
 from aftermath.base.files import fix_of, settle
 from aftermath.base.outputs import write_mark
 from aftermath.base.proxies import proxy_for
 from aftermath.base.rate_limit import doubled, retry_after
-from aftermath.base.run_access import Permits, any_address
 from aftermath.data.cache import Cache
 from aftermath.data.checked_transport import checked_transport
 from aftermath.data.formats import HEAD_BYTES

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aftermath.base.allowed_places import Permits, any_address, connected
 from aftermath.base.bounded import Malformed
-from aftermath.base.run_access import Permits, any_address, connected
 from aftermath.data import PORT
 from aftermath.data.messages import (
     LENGTH_BYTES,

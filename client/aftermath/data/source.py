@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import AftermathError
-from aftermath.base.run_access import TRUSTING, RunAccess
 
 IGNORED = -100
 """The label of a token that the loss leaves out."""

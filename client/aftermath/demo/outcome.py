@@ -26,7 +26,7 @@ from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
 from aftermath.model.network import LanguageModel
-from aftermath.model.steps import saved_steps, step_of
+from aftermath.model.saved_checkpoints import saved_steps, step_of
 from aftermath.model.text import load_tokenizer
 from aftermath.model.tokenizer import Tokenizer
 

@@ -209,7 +209,7 @@ def means(
     LANES: tl.constexpr,
     STEPS: tl.constexpr,
 ) -> None:
-    """Store the means of signs that `optim.exact` transforms, for blocks from `first`.
+    """Store the means of signs that `optim.exact_signs` transforms, for blocks from `first`.
 
     coefficients float64 [n, size].
     """

@@ -1,7 +1,7 @@
 """Check and count packed digits, and move numbers between blocks and tensors, for a whole level.
 
-A table int64 [parts, COLUMNS] and the part of each block describe a level (`optim.flat`). Payloads
-stay packed: a lane reads its own digit from each member's bytes.
+A table int64 [parts, COLUMNS] and the part of each block describe a level (`optim.level_kernels`).
+Payloads stay packed: a lane reads its own digit from each member's bytes.
 """
 
 from __future__ import annotations

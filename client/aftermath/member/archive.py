@@ -22,7 +22,7 @@ from aftermath.member.retry import persist
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, HubAway
 from aftermath.model.resolve import local_directory, require_place
-from aftermath.model.steps import prune, stem_of_run, step_directory
+from aftermath.model.saved_checkpoints import prune, stem_of_run, step_directory
 from aftermath.model.store import Saved, save, scratch, sweep
 from aftermath.p2p.transport import escaped
 from aftermath.replica.replica import Replica

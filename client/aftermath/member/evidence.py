@@ -15,12 +15,12 @@ from aftermath.events import event_types
 from aftermath.events.stream import Events
 from aftermath.member.ports import Ports
 from aftermath.member.retry import Duty
+from aftermath.rules.announcements import Commitment, decode_announcement
 from aftermath.rules.bitmap import MAX_MEMBERS
-from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
-from aftermath.rules.deadlines import TICK_STEP, tick_order
 from aftermath.rules.run import Attestation
 from aftermath.rules.state import MemberState
+from aftermath.rules.tick_turns import TICK_STEP, tick_order
 
 MOST = MAX_MEMBERS
 """Pairs kept: one for every member that a run can have."""

@@ -18,7 +18,7 @@ from aftermath.member.results import Results
 from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import Commitment, Ready, decode_announcement
+from aftermath.rules.announcements import Commitment, Ready, decode_announcement
 from aftermath.rules.members import Members
 from aftermath.rules.state import MemberState
 

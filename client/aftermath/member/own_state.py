@@ -15,7 +15,7 @@ from aftermath.member.ports import Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
 from aftermath.replica.stateshare import StateShare, kept_of
-from aftermath.rules.commitment import NOTHING, PrivateRoots
+from aftermath.rules.announcements import NOTHING, PrivateRoots
 
 
 class StateRoot(NamedTuple):

@@ -20,7 +20,7 @@ from aftermath.member.ports import Ports, Role
 from aftermath.optim.codec import BadPayload, decode_level
 from aftermath.optim.level_votes import Votes
 from aftermath.p2p.transport import TransportError
-from aftermath.rules.commitment import Commitment
+from aftermath.rules.announcements import Commitment
 from aftermath.rules.seal import masked
 
 _FIRST_PAUSE = 0.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aftermath.optim.schema import Schema
+from aftermath.rules.announcements import Commitment
 from aftermath.rules.assignment import PositionInterval, assign, sequences
-from aftermath.rules.commitment import Commitment
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.run import Round
 from aftermath.rules.seal import Key, ResultPlace

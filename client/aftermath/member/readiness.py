@@ -12,7 +12,7 @@ from aftermath.member.ports import Ports, Role
 from aftermath.member.retry import Duty
 from aftermath.member.warmup import warmup_over
 from aftermath.rules import bitmap, contents
-from aftermath.rules.commitment import Ready, encode_announcement
+from aftermath.rules.announcements import Ready, encode_announcement
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run

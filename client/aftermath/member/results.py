@@ -27,7 +27,7 @@ from aftermath.member.signed_results import SignedResults
 from aftermath.member.state_chain import Lineage
 from aftermath.optim.level_votes import Votes
 from aftermath.p2p.transport import RequestRefused
-from aftermath.rules.commitment import Commitment
+from aftermath.rules.announcements import Commitment
 from aftermath.rules.run import STORED_ROUNDS
 from aftermath.rules.seal import Closed, Key, ResultPlace
 

@@ -17,7 +17,7 @@ from aftermath.member.ports import Ports, Role
 from aftermath.member.results import Results
 from aftermath.p2p.transport import TransportError
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import encode_announcement
+from aftermath.rules.announcements import encode_announcement
 from aftermath.rules.run import STORED_ROUNDS, Run
 from aftermath.rules.seal import Closed, Key, ResultPlace, key_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.coordinator.view import View
-from aftermath.model.steps import stem_of_run, step_directory
+from aftermath.model.saved_checkpoints import stem_of_run, step_directory
 from aftermath.rules.run import Run
 from aftermath.rules.unsaved import claimed_by_no_other, unsaved_steps
 

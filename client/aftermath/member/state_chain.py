@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aftermath.rules.commitment import Commitment
+from aftermath.rules.announcements import Commitment
 
 _PLACES = 8
 """Rounds remembered per member: those that others still mention, and some before."""

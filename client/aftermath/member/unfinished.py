@@ -27,7 +27,7 @@ from aftermath.member.archive import Keeper
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
-from aftermath.model.steps import stem_of_run
+from aftermath.model.saved_checkpoints import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules.members import Members

@@ -15,17 +15,17 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from aftermath.base.allowed_places import advice_to_member
 from aftermath.base.concurrency import first_of
 from aftermath.base.rate_limit import Backoff
-from aftermath.base.run_access import advice_to_member
 from aftermath.coordinator.view import View
 from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, HubAway
+from aftermath.model.saved_checkpoints import stem_of_run, step_directory
 from aftermath.model.schema import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
-from aftermath.model.steps import stem_of_run, step_directory
 from aftermath.p2p.transport import escaped
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aftermath.base.run_access import TRUSTING, RunAccess
+from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.model.documents import hf_config
 from aftermath.model.resolve import outline_directory
 from aftermath.model.store import read_companions

@@ -9,8 +9,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import Unsuitable, shown
-from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.base.text import is_repository
 from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file
 from aftermath.rules.model import Checkpoint

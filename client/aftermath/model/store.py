@@ -29,7 +29,13 @@ from aftermath.base.locks import alone_in
 from aftermath.base.outputs import check_directory, replace_directory, write_mark
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, is_file, read_limited
-from aftermath.model.steps import among, maker_name, move_aside, stem_of_run, step_directory
+from aftermath.model.saved_checkpoints import (
+    among,
+    maker_name,
+    move_aside,
+    stem_of_run,
+    step_directory,
+)
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from aftermath.optim.blocks import MAX_EDGE
 # The scale is 2^p with p = 27 - g, where g is the smallest integer with sqrt(n) <= 2^g. By
 # Cauchy-Schwarz a column of an orthonormal n x n matrix has an absolute sum of at most sqrt(n). So
 # a column of the integers sums to about 2^27 at most. `integer_basis` checks that bound exactly,
-# and `optim.exact` relies on it.
+# and `optim.exact_signs` relies on it.
 COLUMN_SUM_BITS = 27
 # Fraction bits of the working precision. Cosines are computed in Python integers, because those of
 # libm differ between platforms.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import compiled, flat, on_gpu
+from aftermath.optim import compiled, level_kernels, on_gpu
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.codec import encode_groups
@@ -65,12 +65,12 @@ class ErrorFeedback:
         self._transformed = results.transform is Transform.DCT
         self._compiled = compiled.usable(params)
         self._flat = all(
-            flat.works(device) for device in {tensor.device for tensor in params.values()}
+            level_kernels.works(device) for device in {tensor.device for tensor in params.values()}
         )
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._tables: tuple[tuple[int, ...], list[flat.LevelTensors]] | None = None
+        self._tables: tuple[tuple[int, ...], list[level_kernels.LevelTensors]] | None = None
         """Tables of parameters and residuals, and the addresses for which they are valid. Building
         them is slow.
         """
@@ -100,12 +100,14 @@ class ErrorFeedback:
         places = tuple(tensor.data_ptr() for tensor in params.values())
         if self._tables is None or self._tables[0] != places:
             tables = [
-                flat.LevelTensors(layout, flat.tensors_of(layout, params), self._residuals[level])
+                level_kernels.LevelTensors(
+                    layout, level_kernels.tensors_of(layout, params), self._residuals[level]
+                )
                 for level, layout in self._layouts.items()
             ]
             self._tables = places, tables
         for table in self._tables[1]:
-            flat.go_ahead(table, rate)
+            level_kernels.go_ahead(table, rate)
 
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:
         """Add a pseudo-gradient to the residual. Return the result per held level."""
@@ -157,10 +159,10 @@ class ErrorFeedback:
         """Do the work of `choose` with all blocks of a level in one launch."""
         self._take_back()
         for level, layout in self._layouts.items():
-            table = flat.LevelTensors(
-                layout, flat.tensors_of(layout, made.tensors), self._residuals[level]
+            table = level_kernels.LevelTensors(
+                layout, level_kernels.tensors_of(layout, made.tensors), self._residuals[level]
             )
-            flat.add(table, self._decay_factor, made.factor)
+            level_kernels.add(table, self._decay_factor, made.factor)
         for level in self._layouts:
             self._choose(level)
 
@@ -177,7 +179,7 @@ class ErrorFeedback:
         for level, sent in previous.items():
             for residual, chosen in zip(self._residuals[level], sent, strict=True):
                 if self._flat and not self._transformed:
-                    flat.take(residual, *chosen)
+                    level_kernels.take(residual, *chosen)
                 else:
                     take_back(residual, *chosen, transformed=self._transformed)
 

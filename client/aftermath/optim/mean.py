@@ -1,8 +1,8 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
-Votes are counted on the CPU, unless kernels count them on a GPU (`optim.on_gpu`, `optim.flat`) or
-results keep every number (`optim.dense_mean`, `optim.packed`). All votes are checked before the
-first parameter changes.
+Votes are counted on the CPU, unless kernels count them on a GPU (`optim.on_gpu`,
+`optim.level_kernels`) or results keep every number (`optim.dense_mean`, `optim.packed`). All votes
+are checked before the first parameter changes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import dense_mean, flat, packed
+from aftermath.optim import dense_mean, level_kernels, packed
 from aftermath.optim.compiled import Counted, Task, usable
-from aftermath.optim.flat import LevelTensors, tensors_of
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes, WholeVotes
 from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.packed import PackedVotes
@@ -160,7 +160,9 @@ class MeanApply:
                 sums, counted = added_up(votes, layout.numbers, most, self._device)
                 by = _divisors(self._settings.divisor, len(votes))
                 rate = self._settings.outer_lr * SMALLEST
-                flat.subtract_means(self._table(layout), sums, counted, len(votes), by, rate)
+                level_kernels.subtract_means(
+                    self._table(layout), sums, counted, len(votes), by, rate
+                )
 
         return change
 
@@ -171,7 +173,7 @@ class MeanApply:
         read_here = all(
             vote.positions.device == self._device for votes in results.values() for vote in votes
         )
-        if self._device.type != "cuda" or not read_here or not flat.works(self._device):
+        if self._device.type != "cuda" or not read_here or not level_kernels.works(self._device):
             return False
         size = max((self._layouts[level].numbers for level in results), default=0) * _SUM_BYTES
         return size * _PART_OF_A_GPU <= torch.cuda.get_device_properties(self._device).total_memory

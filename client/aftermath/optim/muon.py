@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim import eager
-from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
+from aftermath.optim.float_polar import SMALLEST, STEPS, polar_express
 
 logger = logging.getLogger(__name__)
 _NEAR = 0.05  # largest difference of entries of about 0.1

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.flat import LevelTensors, tensors_of
 from aftermath.optim.format import ResultFormat
+from aftermath.optim.integer_polar import exact_polar
 from aftermath.optim.layout import LevelLayout, Part
+from aftermath.optim.level_kernels import LevelTensors, tensors_of
 from aftermath.optim.level_votes import Votes
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.muon import hidden_matrices
-from aftermath.optim.polar import exact_polar
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells
 

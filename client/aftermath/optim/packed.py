@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
-from aftermath.optim import digits, flat, on_gpu
+from aftermath.optim import digits, level_kernels, on_gpu
 from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.dense_mean import means
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
@@ -75,17 +75,17 @@ def checked(
     payload = uploaded(data, device)
     wrong = torch.empty(blocks, dtype=torch.uint8, device=device)
     lines, part_of = _places(layout, device)
-    with flat.on_device(device):
+    with level_kernels.on_device(device):
         triton_levels.check[(blocks,)](
             *(payload, lines, part_of, wrong, digits_at(blocks)),
-            **flat.how(**_numbers(value_bits), EXPONENTS=MOST - LEAST + 1),
+            **level_kernels.how(**_numbers(value_bits), EXPONENTS=MOST - LEAST + 1),
         )
     return None if bool(wrong.any()) else PackedVotes(level, payload, layout, unpack)
 
 
 def count(
     votes: Sequence[PackedVotes],
-    table: flat.LevelTensors,
+    table: level_kernels.LevelTensors,
     value_bits: int,
     most: int,
     divisors: Sequence[float],
@@ -103,10 +103,10 @@ def count(
         table.device
     )
     by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
-    with flat.on_device(table.device):
+    with level_kernels.on_device(table.device):
         triton_levels.mean[(table.blocks, table.tiles)](
             *(table.lines, table.part_of, addresses, len(votes), digits_at(table.blocks), most, by),
-            **flat.how(**_numbers(value_bits)),
+            **level_kernels.how(**_numbers(value_bits)),
         )
 
 
@@ -147,8 +147,8 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
     for (indices, values), group, (starts, numbers) in zip(
         chosen, layout.groups, _orders(layout, device), strict=True
     ):
-        with flat.on_device(device):
-            triton_levels.codes[(group.blocks, -(-group.block // flat.LANES))](
+        with level_kernels.on_device(device):
+            triton_levels.codes[(group.blocks, -(-group.block // level_kernels.LANES))](
                 *(
                     indices.contiguous(),
                     values.contiguous(),
@@ -158,7 +158,7 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
                     exponents,
                     group.block,
                 ),
-                LANES=flat.LANES,
+                LANES=level_kernels.LANES,
                 LEAST=LEAST,
                 **triton_blocks.EXACT,
             )
@@ -272,7 +272,7 @@ def _numbers(value_bits: int) -> dict[str, int]:
 def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return a table's lines without tensors, enough for a check, and each block's part number."""
     empty = [torch.empty(part.segment.shape, device="meta") for part in layout.parts]
-    table = flat.LevelTensors(layout, empty, device=device)
+    table = level_kernels.LevelTensors(layout, empty, device=device)
     return table.lines, table.part_of
 
 
@@ -289,7 +289,7 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
     """Compare the means of a few payloads with the CPU's, and check that bad payloads are
     refused.
     """
-    layout = flat.proof_layout()
+    layout = level_kernels.proof_layout()
     draws = np.random.default_rng(5)
     members = 5
     most = 1 << 40
@@ -337,7 +337,7 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
     there = [tensor.to(device, copy=True) for tensor in tensors]
     count(
         packed,
-        flat.LevelTensors(layout, there, stores=[False, True, False]),
+        level_kernels.LevelTensors(layout, there, stores=[False, True, False]),
         value_bits,
         most,
         divisors,

@@ -20,7 +20,7 @@ from aftermath.optim import compiled
 from aftermath.optim.codec import decode_level, encode_groups
 from aftermath.optim.distro import Distro
 from aftermath.optim.error_feedback import take_back
-from aftermath.optim.exact import MEAN_BITS, signs
+from aftermath.optim.exact_signs import MEAN_BITS, signs
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from aftermath.kernels.runtime import run_parallel
 from aftermath.model.segments import view
-from aftermath.optim import flat
+from aftermath.optim import level_kernels
 from aftermath.optim.compiled import Counted, usable
-from aftermath.optim.exact import MEAN_BITS, group_signs
+from aftermath.optim.exact_signs import MEAN_BITS, group_signs
 from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.level_votes import Votes
@@ -72,10 +72,13 @@ class SignApply:
 
     def _step(self, layout: LevelLayout, directions: Sequence[Tensor], rate: float) -> None:
         """Change a level's parameters by -rate * signs, int8 [blocks, h, w] by group."""
-        tensors = flat.tensors_of(layout, self._params)
-        if flat.works(tensors[0].device):
-            flat.go_ahead(
-                flat.LevelTensors(layout, tensors, [signs.float() for signs in directions]), rate
+        tensors = level_kernels.tensors_of(layout, self._params)
+        if level_kernels.works(tensors[0].device):
+            level_kernels.go_ahead(
+                level_kernels.LevelTensors(
+                    layout, tensors, [signs.float() for signs in directions]
+                ),
+                rate,
             )
             return
         for part, tensor in zip(layout.parts, tensors, strict=True):

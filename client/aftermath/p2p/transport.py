@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from aftermath.base.errors import AftermathError
-from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES
+from aftermath.rules.announcements import MAX_ANNOUNCEMENT_BYTES
 
 MAX_ANNOUNCEMENT = MAX_ANNOUNCEMENT_BYTES
 """Largest announcement in bytes: what the rules of a run let a member say at once."""

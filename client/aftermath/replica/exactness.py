@@ -1,7 +1,7 @@
 """Settings and self-tests that make a device compute the same bits as all others.
 
-The apply (`optim.exact`, `optim.polar`) and the hash must be exact. Training may round: nobody else
-computes it (`optim.interfaces`).
+The apply (`optim.exact_signs`, `optim.integer_polar`) and the hash must be exact. Training may
+round: nobody else computes it (`optim.interfaces`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import cache_directory
 from aftermath.optim.dct_basis import COLUMN_SUM_BITS, basis
-from aftermath.optim.exact import MEAN_BITS
-from aftermath.optim.polar import exact_polar
+from aftermath.optim.exact_signs import MEAN_BITS
+from aftermath.optim.integer_polar import exact_polar
 from aftermath.replica.replica import pick_device
 
 WORKSPACES = (":4096:8", ":16:8")

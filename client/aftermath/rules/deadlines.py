@@ -1,8 +1,4 @@
-"""When a run may be ticked, and which member does it.
-
-A seeded ranking says who ticks first, and each next member steps in a little later. So one
-transaction usually suffices, and a silent member costs two seconds.
-"""
+"""Deadlines: when a run may be ticked. `rules.tick_turns` says which member does it."""
 
 from __future__ import annotations
 
@@ -10,10 +6,8 @@ from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Round, Run
-from aftermath.rules.state import MemberState, ModelSource, RunState
+from aftermath.rules.state import ModelSource, RunState
 
-TICK_STEP = 2.0
-_TICK_RANKS = 15
 HOLDERS_WAIT = 24 * 60 * 60
 """Seconds that newcomers wait for an established member, or these for a trusted finisher."""
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
@@ -178,26 +172,3 @@ def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
         for level in range(first, here)
         if run.level_hashes[level] != model.checkpoint_hashes[level]
     ]
-
-
-def tick_order(run: Run, members: Members) -> list[int]:
-    """Return the seats that may tick, in order. The order differs in every state, to share the
-    fee.
-    """
-    if run.state is RunState.WAITING_FOR_MEMBERS:
-        mask = members.pending
-    else:
-        mask = run.current.roster & members.mask(MemberState.HEALTHY)
-    candidates = list(bitmap.seats(mask))
-    purpose = b"tick" + bytes([run.state]) + run.state_started_at.to_bytes(8, "little")
-    return [
-        candidates[rank] for rank in committee.order(run.current.seed, purpose, len(candidates))
-    ]
-
-
-def tick_delay(rank: int) -> float:
-    """Return the seconds after the deadline at which a rank in `tick_order` tries.
-
-    The delay is bounded, so that one member always tries.
-    """
-    return TICK_STEP * min(rank, _TICK_RANKS)

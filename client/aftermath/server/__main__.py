@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aftermath.base.environment import sleep_soon
-from aftermath.base.quiet import QuietInterrupts
+from aftermath.base.quiet_interrupts import QuietInterrupts
 from aftermath.base.stdio import write_whole_output
 
 

@@ -11,8 +11,8 @@ from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.state import CheckpointKind, RunState
+from aftermath.sim.chain_invariants import InvariantBroken, state_of
 from aftermath.sim.faults import Faults
-from aftermath.sim.run_record import InvariantBroken, state_of
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun
 

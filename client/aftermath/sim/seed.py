@@ -23,9 +23,9 @@ from aftermath.base.concurrency import first_of
 from aftermath.base.errors import AftermathError
 from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 from aftermath.rules.state import RunState
+from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.fault_scheduler import FaultScheduler
 from aftermath.sim.invariants import Invariants, check_pace
-from aftermath.sim.run_record import InvariantBroken
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.sim_member import Said
 from aftermath.sim.simulation import SimulatedRun

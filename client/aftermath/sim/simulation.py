@@ -50,7 +50,7 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Interval, Run
 from aftermath.rules.state import RunState
-from aftermath.sim.run_record import ChainRecord, InvariantBroken, state_of
+from aftermath.sim.chain_invariants import ChainRecord, InvariantBroken, state_of
 from aftermath.sim.setup import CONFIG, RUN_ID, set_up
 from aftermath.sim.sim_chain import SimChain, SimMemberChain
 from aftermath.sim.sim_member import SimMember, Undisturbed

@@ -19,7 +19,7 @@ from typing import Any
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.files import parents_made
-from aftermath.base.quiet import QuietInterrupts
+from aftermath.base.quiet_interrupts import QuietInterrupts
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.recipe import recipe_of

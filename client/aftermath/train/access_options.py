@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from aftermath.base.run_access import RunAccess
-from aftermath.model.steps import maker_name
+from aftermath.base.allowed_places import RunAccess
+from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.run import Run
 
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from aftermath.base.allowed_places import RunAccess
 from aftermath.base.errors import AftermathError
-from aftermath.base.run_access import RunAccess
 from aftermath.base.text import is_repository
 from aftermath.config.read import source_of
 from aftermath.config.sources import DataSource

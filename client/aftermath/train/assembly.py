@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from aftermath.base.allowed_places import RunAccess
 from aftermath.base.concurrency import ThreadWorker, Worker, cancel
 from aftermath.base.files import state_directory
-from aftermath.base.run_access import RunAccess
 from aftermath.chain.member import SolanaMember
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.ports import Clock
@@ -33,7 +33,7 @@ from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.speed import measured_weight
 from aftermath.member.stall_detector import StallDetector
 from aftermath.model.outline import Outline
-from aftermath.model.steps import saved_steps, stem_of_run
+from aftermath.model.saved_checkpoints import saved_steps, stem_of_run
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.parallel.launch import Launched

@@ -18,8 +18,8 @@ from aftermath.base.files import fix_of
 from aftermath.base.locks import hold
 from aftermath.base.outputs import maker_of, write_mark
 from aftermath.base.text import is_repository
+from aftermath.model.saved_checkpoints import maker_name
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
-from aftermath.model.steps import maker_name
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import TrainSettings
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aftermath.base.allowed_places import TRUSTING, RunAccess
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.read import source_of
 from aftermath.data.source import DataRequest, Source
 from aftermath.rules.model import DataLocation

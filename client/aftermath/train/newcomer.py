@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from aftermath.base.allowed_places import RunAccess
 from aftermath.base.concurrency import Worker
 from aftermath.base.errors import AftermathError
-from aftermath.base.run_access import RunAccess
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.coordinator.view import View

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from aftermath.base.allowed_places import RunAccess, advice_to_member
 from aftermath.base.errors import AftermathError, Unsuitable
-from aftermath.base.run_access import RunAccess, advice_to_member
 from aftermath.config.read import source_of
 from aftermath.data.fingerprint import records_hash
 from aftermath.data.source import Source, WrongTokens

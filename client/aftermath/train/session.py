@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 from aftermath import __version__
 from aftermath.base.concurrency import cancel
 from aftermath.base.files import cache_directory
-from aftermath.base.quiet import end_at_once
+from aftermath.base.quiet_interrupts import end_at_once
 from aftermath.base.signals import looped, on_interrupt
 from aftermath.base.stdio import say
 from aftermath.chain.wallet import Wallet

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from aftermath.base.quiet import end_at_once
+from aftermath.base.quiet_interrupts import end_at_once
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.ui.terminal.messages import Told

@@ -16,7 +16,7 @@ from aftermath.member.ports import Desync, Ports, Role
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     Commitment,
     LevelPayload,
     PrivateRoots,

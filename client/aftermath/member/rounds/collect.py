@@ -21,7 +21,7 @@ from aftermath.member.results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.optim.level_votes import Votes
 from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import TransportError
-from aftermath.rules.commitment import (
+from aftermath.rules.announcements import (
     MAX_ANNOUNCEMENT_BYTES,
     Commitment,
     Ready,

@@ -15,10 +15,10 @@ from aftermath.member.retry import Duty
 from aftermath.rules import bitmap, conviction
 from aftermath.rules.committee import round_quorum
 from aftermath.rules.consensus import left_out, scores
-from aftermath.rules.deadlines import TICK_STEP, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
+from aftermath.rules.tick_turns import TICK_STEP, tick_order
 
 
 def unseen(run: Run, members: Members) -> int:

@@ -29,7 +29,7 @@ from aftermath.member.rounds.train import Training
 from aftermath.member.rounds.witness import WitnessDuty, time_for_results
 from aftermath.member.traffic import report_traffic
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import Commitment
+from aftermath.rules.announcements import Commitment
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aftermath.optim.orthogonal import polar_express, polynomials
+from aftermath.optim.float_polar import polar_express, polynomials
 
 EXACT = {"steps": 11, "smallest": 1e-6}
 

@@ -13,7 +13,7 @@ import pytest
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable
 from aftermath.rules.run import Interval
 from aftermath.rules.state import RunState
-from aftermath.sim.run_record import ChainRecord, InvariantBroken
+from aftermath.sim.chain_invariants import ChainRecord, InvariantBroken
 from aftermath.sim.sim_transport import SimNetwork
 from aftermath.sim.virtual_time import run_virtual
 from rules import builders

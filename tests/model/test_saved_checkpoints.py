@@ -17,7 +17,7 @@ from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
-from aftermath.model.steps import is_removable, prune, saved_steps, stem_of_run
+from aftermath.model.saved_checkpoints import is_removable, prune, saved_steps, stem_of_run
 from aftermath.model.store import Saved, save
 
 torch.set_num_threads(1)

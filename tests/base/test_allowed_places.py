@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from aftermath.base.allowed_places import connected, is_public, permitted
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import connected, is_public, permitted
 
 
 @pytest.mark.parametrize(

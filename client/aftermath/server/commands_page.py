@@ -1,13 +1,14 @@
-"""Write docs/commands-centralized.md from `--help`: `python -m aftermath.server.docs FILE`."""
+"""Write docs/commands-centralized.md: `python -m aftermath.server.commands_page FILE`."""
 
 from __future__ import annotations
 
-from aftermath.cli import docs
+from aftermath.cli import commands_page
 from aftermath.server.index import CENTRALIZED
 
 PREFACE = """# Commands of aftermath-centralized
 
-Generated from `--help`; change the command, then run `python -m aftermath.server.docs docs/commands-centralized.md`.
+Generated from `--help`. After a change of a command, run
+`python -m aftermath.server.commands_page docs/commands-centralized.md`.
 
 `aftermath-centralized`, or `python -m aftermath.server` if it is not in the path. All that [commands.md](commands.md)
 says about the commands of `aftermath-solana` applies here too, including `--json`, errors and exit codes.
@@ -15,4 +16,4 @@ says about the commands of `aftermath-solana` applies here too, including `--jso
 
 
 if __name__ == "__main__":
-    docs.main(CENTRALIZED, PREFACE)
+    commands_page.main(CENTRALIZED, PREFACE)

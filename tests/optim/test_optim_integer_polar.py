@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.optim import polar
-from aftermath.optim.orthogonal import polar_express, polynomials
-from aftermath.optim.polar import POLYNOMIALS, exact_polar
+from aftermath.optim import integer_polar
+from aftermath.optim.float_polar import polar_express, polynomials
+from aftermath.optim.integer_polar import POLYNOMIALS, exact_polar
 
 SHAPES = [(1, 1), (1, 7), (7, 1), (5, 5), (64, 64), (192, 64), (64, 192), (33, 130)]
 SMALLEST = 0.005
@@ -45,14 +45,14 @@ def test_polynomials_keep_singular_values_within_units() -> None:
     """
     high = 1.0
     for (a, b, c), squares, factors in zip(
-        POLYNOMIALS, polar._SQUARES, polar._FACTORS, strict=True
+        POLYNOMIALS, integer_polar._SQUARES, integer_polar._FACTORS, strict=True
     ):
         x = np.linspace(0, high, 200_001)
         factor = a + b * x**2 + c * x**4
         assert high**2 * squares < 4095
         assert np.abs(factor).max() * factors < 4095
         high = float((x * factor).max())
-        assert high * polar._UNITS < 4095
+        assert high * integer_polar._UNITS < 4095
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -116,8 +116,8 @@ def test_exact_polar_equals_unbounded_integers(shape: tuple[int, int]) -> None:
     tall = shape[0] > shape[1]
     x = _start(matrix.mT if tall else matrix)
     for step, (a, b, c) in enumerate(POLYNOMIALS):
-        squares = polar._SQUARES[step]
-        factors = polar._FACTORS[step]
+        squares = integer_polar._SQUARES[step]
+        factors = integer_polar._FACTORS[step]
         square = _floats(x.dot(x.T))
         if step == 0:
             near = _integers(square * np.float32(2.0**-13))
@@ -161,7 +161,7 @@ def _start(matrix: Tensor) -> NDArray[np.object_]:
     exponent = 11 - math.frexp(max(abs(v) for row in values for v in row))[1]
     near = [[abs(round(Fraction(v) * Fraction(2) ** exponent)) + 1 for v in row] for row in values]
     longest = max(sum(q * q for q in line) for line in [*near, *zip(*near, strict=True)])
-    scale = np.float32(polar._first_length(max(matrix.shape)) / (math.isqrt(longest) + 1))
+    scale = np.float32(integer_polar._first_length(max(matrix.shape)) / (math.isqrt(longest) + 1))
     return _integers(matrix.numpy() * np.float32(2.0**exponent) * scale)
 
 
@@ -258,7 +258,7 @@ def test_out_of_bounds_is_detected_in_every_sum_order(
     """The units are too fine for fp32. The matrix keeps the result of its last good step in any
     order of sums.
     """
-    monkeypatch.setattr(polar, "_UNITS", units)
+    monkeypatch.setattr(integer_polar, "_UNITS", units)
     matrix = _matrix((60, 70), 5)
     expected = exact_polar(matrix)
     assert bool(expected.isfinite().all())

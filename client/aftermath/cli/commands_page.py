@@ -1,4 +1,4 @@
-"""Write docs/commands.md from the commands' help: `python -m aftermath.cli.docs docs/commands.md`.
+"""Write docs/commands.md from the help pages: `python -m aftermath.cli.commands_page FILE`.
 
 Options that several commands share are explained once. A test compares the page with the commands.
 """

@@ -17,7 +17,7 @@ from torch import Tensor
 # Per step, for an X [r, c] with r <= c and integer entries; B and P are rounded to integers (halves
 # to even) after a fixed offset of at most a half (`_offsets`):
 #     A = X X^T,  B ~ A,  P = a + b B + c B B,  X <- P X
-# The polynomials are those of `optim.orthogonal` for 4 steps from 0.005. They are constants, since
+# The polynomials are those of `optim.float_polar` for 4 steps from 0.005. They are constants, since
 # computing them solves equations in floating point. X, B and P have their own units (`_UNITS`,
 # `_SQUARES`, `_FACTORS`), so that rows and columns are a little shorter than 2^12.
 #

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aftermath.optim.dct_basis import integer_basis
-from aftermath.optim.exact import _inverse, _means, signs
+from aftermath.optim.exact_signs import _inverse, _means, signs
 from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_votes import Votes
