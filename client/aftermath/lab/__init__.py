@@ -1,5 +1,5 @@
 """Training on one machine without a chain or a network.
 
-Either one optimizer trains alone, or all replicas of a run train in one process. This package
-knows what a member computes, and nothing of how members find, inform or check each other.
+Either one optimizer trains on the whole batch, or all replicas of a run train in one process. This
+package computes what members compute. It has no discovery, no messages and no witnesses.
 """

@@ -14,15 +14,15 @@ from aftermath.rules.assignment import cut
 
 
 class Deal:
-    """The sequences of one course through the data."""
+    """Assigns the sequences of each step, and returns rejected ones to a backlog."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._fresh = 0
-        self._again: list[tuple[int, list[int]]] = []  # the step from which on, and which
+        self._again: list[tuple[int, list[int]]] = []  # (earliest step, sequences to train again)
 
     def shares(self, step: int) -> list[list[int]]:
-        """The sequences that each member trains in a step."""
+        """Return the sequences that each member trains in a step."""
         size = self._recipe.batch_size(self._fresh)
         due = [index for since, indices in self._again if since <= step for index in indices]
         later = [(since, indices) for since, indices in self._again if since > step]
@@ -34,19 +34,17 @@ class Deal:
         return [batch[share.start : share.stop] for share in cut(size, list(self._recipe.shares))]
 
     def accepted(self, step: int, member: int) -> bool:
-        """Whether the run takes a member's result of a step."""
+        """Return whether the run accepts a member's result of a step."""
         drawn = hashlib.sha256(f"reject {self._recipe.seed} {step} {member}".encode()).digest()
         return int.from_bytes(drawn[:8], "little") % 100 >= self._recipe.reject
 
     def return_(self, step: int, sequences: Sequence[int]) -> None:
-        """A share of a step was not learnt from: it is trained again."""
+        """Queue the sequences of a result that does not count, to be trained again."""
         if sequences:
             self._again.append((step + 1 + self._recipe.overlap, list(sequences)))
 
     def state(self) -> tuple[int, list[tuple[int, list[int]]]]:
-        """How many fresh sequences were taken, and which wait to be trained again, from which step
-        on.
-        """
+        """Return the number of new sequences used, and the queue of (earliest step, sequences)."""
         return self._fresh, list(self._again)
 
     def restore(self, fresh: int, again: Sequence[tuple[int, list[int]]]) -> None:

@@ -16,7 +16,7 @@ _BATCH = 32  # sequences in a pass
 
 
 def spread(data: Source, count: int) -> Tensor:
-    """At most `count` sequences int64 [n, seq_len]."""
+    """Return at most `count` evenly spaced sequences, int64 [n, seq_len]."""
     wanted = min(count, data.sequences)
     return torch.from_numpy(
         data.read([index * data.sequences // wanted for index in range(wanted)])
@@ -25,7 +25,7 @@ def spread(data: Source, count: int) -> Tensor:
 
 @torch.no_grad()
 def loss_on(model: LanguageModel, sequences: Tensor) -> float:
-    """Mean cross-entropy in nats per token."""
+    """Return the mean cross-entropy in nats per token."""
     device = next(model.parameters()).device
     parts = sequences.split(_BATCH)
     return sum(model.loss(part.to(device)).item() * len(part) for part in parts) / len(sequences)

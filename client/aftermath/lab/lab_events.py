@@ -1,18 +1,15 @@
-"""Event types of a training without a run, one class each.
-
-Members have their own in `events.event_types`.
-"""
+"""The event types of a training without a run. `events.event_types` has those of members."""
 
 from __future__ import annotations
 
 from aftermath.events.event_types import Event, Warning
 
 EVENTS = "events.jsonl"
-"""The name of the file in a training's directory that receives them."""
+"""Name of the event file in a training's directory."""
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """The first event: what is trained, and from which step on."""
+    """The training started. `done` steps were trained before, by an interrupted process."""
 
     optimizer: str
     tiers: tuple[int, ...]
@@ -23,9 +20,7 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Step(Event, frozen=True, kw_only=True):
-    """A step is done: its loss over all sequences, and each member's; `bytes` are those of all
-    results.
-    """
+    """A step is done. `loss` is the mean, `losses` are by member, `bytes` counts all results."""
 
     step: int
     loss: float | None
@@ -47,7 +42,7 @@ class HeldOut(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """All steps are done; the checkpoint's place, if one is kept."""
+    """All steps are done. `checkpoint` is its directory, or None without --out."""
 
     step: int
     tokens: int

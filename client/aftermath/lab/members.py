@@ -20,8 +20,9 @@ _INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean", "o
 def agreed_settings(
     said: LabSettings, optimizer: OptimizerName, numbers: Optimizer
 ) -> Settings | None:
-    """The settings that all members have; None for one machine alone. Raises UsageError or
-    SchemaError.
+    """Return the settings that all members share, or None for an optimizer of one machine.
+
+    Raises UsageError or SchemaError.
     """
     if optimizer in ALONE:
         _refuse(said, (*_RESULTS, *_INNER), optimizer, "results of members")
@@ -65,7 +66,7 @@ def agreed_settings(
 
 
 def _check_block(said: LabSettings, numbers: Optimizer) -> None:
-    """What a run refuses is refused here: a block has no more coefficients than chunk squared."""
+    """Raise UsageError if top-k exceeds a block's coefficients, as a run would refuse it."""
     size = numbers.compression_chunk**2
     for option, count in (("--topk", said.topk), ("--topk-embeddings", said.topk_embeddings)):
         if count is not None and count > size:

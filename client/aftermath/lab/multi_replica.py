@@ -31,13 +31,13 @@ _TRAVELLING = "travelling"
 
 
 class ReplicasDiffer(AftermathError):
-    """Two replicas hold the same level with different numbers, which must never be."""
+    """Two replicas hold different numbers for the same level. This is a bug or a memory fault."""
 
     code = "replicas-differ"
 
 
 class Together:
-    """Members' replicas of one model. `rate` is the learning rate of a step."""
+    """Trains the replicas of all members. `rate` returns the learning rate of a step."""
 
     def __init__(
         self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int
@@ -50,9 +50,7 @@ class Together:
         self._travelling = [False] * len(self.replicas)
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
-        """One round: every member trains its share, then the results whose time has come are
-        applied.
-        """
+        """Train every member's share, then apply the results that are due."""
         results: Results = {level: [] for level in range(self._schema.state.levels)}
         losses: list[float | None] = []
         left_out = []
@@ -75,7 +73,7 @@ class Together:
         return Stepped(losses, sent, tuple(left_out))
 
     def _train(self, member: int, sequences: Tensor, step: int) -> Trained | str:
-        """A member's result, or why it has none."""
+        """Return a member's result, or the reason why it has none."""
         rates = (self._rate(step), self._rate(step - 1))
         travelling = self._travelling[member]
         try:
@@ -95,12 +93,12 @@ class Together:
             replica.apply({level: votes[level] for level in replica.levels}, self._rate(step))
 
     def settle(self) -> None:
-        """Apply what is under way: nothing more comes."""
+        """Apply all pending results, after the last step."""
         while self._under_way:
             self._apply(*self._under_way.pop(0))
 
     def hashes(self) -> dict[int, bytes]:
-        """The hash of every level that is held. Raises ReplicasDiffer."""
+        """Return the hash of every level. Raises ReplicasDiffer if two replicas disagree."""
         found: dict[int, bytes] = {}
         for member, replica in enumerate(self.replicas):
             for level, digest in replica.hashes().items():
@@ -112,18 +110,18 @@ class Together:
         return found
 
     def check(self) -> None:
-        """Raises ReplicasDiffer."""
+        """Raise ReplicasDiffer if replicas hold different numbers for the same level."""
         self.hashes()
 
     def models(self) -> Mapping[int, LanguageModel]:
-        """One of each tier that takes part, the largest first."""
+        """Return one model per tier, the largest first."""
         return {
             replica.tier: replica.model
             for replica in sorted(self.replicas, key=lambda replica: replica.tier)
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and private state of every member, and the results under way."""
+        """Return the weights and private state of every member, and the pending results."""
         kept = {_TRAVELLING: torch.tensor(self._travelling)}
         for member, replica in enumerate(self.replicas):
             kept |= on_cpu(replica.params, f"{member}/weights/")
@@ -140,9 +138,9 @@ class Together:
         return kept
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from there.
+        """Restore what `state` returned.
 
-        Raises CheckpointError or BadState if it does not fit, BadPayload for a damaged result.
+        Raises CheckpointError or BadState if it does not fit, or BadPayload for a damaged result.
         """
         under_way = self._results(below(state, _UNDER_WAY))
         travelling = state.get(_TRAVELLING, torch.empty(0))

@@ -11,18 +11,19 @@ _RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")
 
 
 def constant(rate: float, warmup: int) -> LrSchedule:
-    """Steady after the warm-up."""
+    """Return a schedule with a constant rate after the warm-up."""
     return _schedule(ScheduleKind.CONSTANT, rate, warmup)
 
 
 def cosine(rate: float, warmup: int, steps: int, final: float) -> LrSchedule:
-    """Half a wave down to `final`."""
+    """Return a cosine schedule that ends at the rate `final`."""
     return replace(_schedule(ScheduleKind.COSINE, rate, warmup), final_lr=final, total_steps=steps)
 
 
 def stable(rate: float, warmup: int, steps: int) -> LrSchedule:
-    """Steady, then over the last fifth of the steps a line to 0, which it would reach one step
-    after the last.
+    """Return a constant schedule with a linear decay over the last fifth of the steps.
+
+    The rate would reach 0 one step after the last.
     """
     steady = max(steps * 4 // 5, 1)
     return replace(

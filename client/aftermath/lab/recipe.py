@@ -17,7 +17,7 @@ from aftermath.rules.schedules import first_epoch_rate
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of a step: from `start` to `end` over the first `warmup_tokens`."""
+    """Sequences per step. The number grows from `start` to `end` over `warmup_tokens` tokens."""
 
     start: int
     end: int
@@ -26,7 +26,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, on what, and how."""
+    """The model, the data and all settings of a training."""
 
     model: str
     data: str
@@ -41,9 +41,9 @@ class Recipe:
     cold_start_steps: int
     optimizer: OptimizerName
     numbers: Optimizer
-    """The optimizer's numbers. Muon uses only the clipping, and `optim.muon` for the rest."""
+    """The optimizer's numbers. Muon uses only the clipping and has its other settings in code."""
     agreed: Settings | None
-    """What members agree on; None for a machine alone."""
+    """Settings that all members share. None for an optimizer of one machine."""
     tiers: tuple[int, ...]
     """Tier of each member."""
     levels: int
@@ -56,19 +56,19 @@ class Recipe:
     eval_every: int
     eval_sequences: int
     source: str = ""
-    """A data location as JSON, where it is not the token files in `data`."""
+    """A data location as JSON. Empty if `data` names token files."""
 
     @property
     def clip(self) -> float | None:
-        """The largest norm of a gradient."""
+        """Return the largest gradient norm, or None without clipping."""
         return self.numbers.clip_grad_norm or None
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, as a run has it in its first epoch."""
+        """Return the learning rate of a step, as in the first epoch of a run."""
         return first_epoch_rate(self.schedule, self.cold_start_steps, step)
 
     def batch_size(self, taken: int) -> int:
-        """Sequences of the step after `taken` fresh ones."""
+        """Return the number of sequences of a step, after `taken` new sequences were used."""
         rules = dict.fromkeys(Config.__slots__, 0) | {
             "max_seq_len": self.seq_len,
             "global_batch_size_start": self.batch.start,

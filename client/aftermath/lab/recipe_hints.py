@@ -7,7 +7,7 @@ from aftermath.rules.assignment import cut
 
 
 def advice(recipe: Recipe) -> list[str]:
-    """A sentence for each, empty if there is none."""
+    """Return a warning for each unusual choice in a recipe."""
     settings = recipe.agreed
     if settings is None:
         return []

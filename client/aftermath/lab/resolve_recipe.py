@@ -42,7 +42,7 @@ from aftermath.rules.state import CheckpointKind
 
 
 def recipe_of(said: LabSettings) -> Recipe:
-    """Everything filled in. Raises UsageError, ConfigError, Unsuitable or CheckpointError."""
+    """Return the recipe. Raises UsageError, ConfigError, Unsuitable or CheckpointError."""
     config = load_config(said.config_path) if said.config_path is not None else None
     steps = said.steps or (config.config.total_steps if config else STEPS)
     optimizer, numbers = _optimizer(said, config)
@@ -100,9 +100,7 @@ def recipe_of(said: LabSettings) -> Recipe:
 
 
 def _overlap(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName) -> int:
-    """What was said; else the config's, if it is for this optimizer; 0 where members have no
-    results.
-    """
+    """Return --overlap, else the config's if it has this optimizer, else the default."""
     own = OVERLAPS.get(optimizer, "0")
     if said.overlap is not None or config is None or optimizer not in OVERLAPS:
         return int(said.overlap or own)
@@ -132,7 +130,7 @@ def _model(said: LabSettings, config: RunConfig | None) -> str:
 
 
 def _from_hub(name: str) -> Path:
-    """Return the directory of a repository's files, fetched if need be. Raises CheckpointError."""
+    """Return a directory with a repository's files. Raises CheckpointError."""
     try:
         return resolve(Checkpoint(CheckpointKind.HUB, name, ""))
     except CheckpointError as error:
@@ -142,7 +140,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
-    """Where the tokens are, how long they are, and their order."""
+    """Return the recipe's fields for the data: its location, token size and order."""
     chosen = config.llm.data_location if config else None
     if chosen is not None and said.data_path is None:
         _check_local(chosen)
@@ -183,7 +181,7 @@ def _check_local(location: DataLocationChoice) -> None:
 
 
 def _within(one: Path, other: Path) -> bool:
-    """Whether one path is the other, or lies in it."""
+    """Return whether the paths are equal, or one is directly in the other."""
     one, other = one.resolve(), other.resolve()
     return one == other or one.parent == other or other.parent == one
 
@@ -278,7 +276,7 @@ def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
 
 
 def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
-    """In proportion; whatever the batch, nobody may be left without a sequence."""
+    """Return each member's part of the batch. Raises UsageError if a member gets no sequence."""
     least = min(batch.start, batch.end)
     if said.shares is None:
         if any(not share.len for share in cut(least, [1] * members)):

@@ -32,12 +32,12 @@ class Counters(msgspec.Struct, frozen=True):
     """The progress of a training, without its tensors."""
 
     bound: dict[str, Any]
-    """What the state is bound to: everything that decides its numbers."""
+    """The recipe and the fingerprints of its files. Only an equal recipe may resume."""
     step: int
     fresh: int
     again: list[tuple[int, list[int]]]
     events: int
-    """Bytes of the events until then."""
+    """Size of the event file when the state was saved, in bytes."""
     finished: Finished | None = None
 
 
@@ -50,7 +50,7 @@ def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counter
 
 
 def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
-    """The last state saved, None if there is none. Raises CheckpointError if it is damaged."""
+    """Return the last saved state, or None. Raises CheckpointError if it is damaged."""
     path = directory / STATE
     if not path.exists():
         return None
@@ -64,11 +64,10 @@ def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
 
 @contextlib.contextmanager
 def only_here(directory: Path) -> Iterator[None]:
-    """Make the directory if needed, and lock it. Raises CheckpointError if another process has
-    locked it.
+    """Create and lock the directory. Raises CheckpointError if another process has locked it.
 
     If the block fails and leaves only the lock in the directory, remove the lock and the
-    directories made here.
+    directories created here.
     """
     with contextlib.ExitStack() as stack:
         with write_errors(directory):

@@ -1,7 +1,7 @@
 """The options of `train-local` as one class, from which the command line takes them.
 
-None means that the user did not set the option. Then the config file counts, and without one the
-default in the description.
+None means that the user did not set the option. The value then comes from the config file, or
+without one from the default in the description.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ RATES: dict[str, float] = {"distro": 1.5e-3, "sparseloco": 2e-3, "adamw": 2e-3, 
 ALONE = tuple(
     name for name in get_args(OptimizerName) if name not in get_args(optimizers.ExchangedName)
 )
-"""Optimizers of one machine; with the others, members exchange results."""
+"""Optimizers that train on one machine. With the others, members exchange results."""
 OVERLAPS = {"distro": "1", "sparseloco": "0"}
-"""Rounds that results wait for, where nothing is said."""
+"""Default of --overlap by optimizer."""
 TOTAL_BATCH = 32
 STEPS = 1000
 SEQ_LEN = 512

@@ -1,4 +1,4 @@
-"""Build what a recipe names: the model with its optimizer and the tokens."""
+"""Load the model, optimizer and data of a recipe."""
 
 from __future__ import annotations
 
@@ -32,20 +32,18 @@ from aftermath.replica.replica import Replica
 
 @dataclass(frozen=True)
 class Start:
-    """Everything at its beginning."""
+    """The loaded parts of a training, before its first step."""
 
     config: ModelConfig
     trainer: Trainer
     data: Source
     held_out: Tensor | None
     bound: dict[str, Any]
-    """The recipe and what marks the files it names, as JSON."""
+    """The recipe and the fingerprints of its files, as JSON."""
 
 
 def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) -> Start:
-    """Read the model and open the tokens. Raises an AftermathError that says what is wrong with
-    them.
-    """
+    """Load the model and open the data. Raises an AftermathError if either is not usable."""
     config = load_config(Path(recipe.model))
     if recipe.seq_len > config.max_position_embeddings:
         raise UsageError(
@@ -116,7 +114,7 @@ def _trainer(
 
 
 def _cut(config: ModelConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A member's own copy of its tier, out of a larger one's tensors."""
+    """Return a copy of a tier's tensors, cut from the tensors of a larger tier."""
     shapes = config.parameter_shapes(tier)
     return {name: weights[name][tuple(map(slice, shape))].clone() for name, shape in shapes.items()}
 

@@ -1,8 +1,7 @@
-"""One machine alone with AdamW or Muon, the baseline of all comparisons.
+"""Train on one machine with AdamW or Muon: the baseline of all comparisons.
 
-The gradient is computed and clipped as a member does it, so that only the optimizers differ. A
-gradient or loss that is not finite changes nothing. Vectors that balance experts move by their own
-rule (`optim.moe_bias`).
+Gradients are computed and clipped like a member's, so that only the optimizers differ. A gradient
+or loss that is not finite changes nothing. Balance vectors of experts follow `optim.moe_bias`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class SingleReplica:
         self._passes = Passes(model, arithmetic)
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
-        """One step on the one share."""
+        """Train one step on the only share."""
         (sequences,) = shares
         self._model.zero_grad(set_to_none=True)
         try:
@@ -75,26 +74,26 @@ class SingleReplica:
         """Do nothing: no result is ever delayed."""
 
     def check(self) -> None:
-        """There is nothing to compare with."""
+        """Do nothing: there is no second replica."""
 
     def models(self) -> Mapping[int, LanguageModel]:
-        """The one."""
+        """Return the model by its tier."""
         return {self._model.tier: self._model}
 
     def state(self) -> dict[str, Tensor]:
-        """Weights, and what the optimizer remembers of each."""
+        """Return copies of the weights and of the optimizer's moments."""
         return on_cpu(self._params, _WEIGHTS) | on_cpu(
             moments(self._optimizer, self._learnt), _OPTIMIZER
         )
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from there. Raises CheckpointError or BadState if it does not fit."""
+        """Restore what `state` returned. Raises CheckpointError or BadState on a mismatch."""
         take_weights(self._params, below(state, _WEIGHTS))
         take_moments(self._optimizer, self._learnt, below(state, _OPTIMIZER))
 
 
 def optimizer_for(model: LanguageModel, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW or Muon, as the recipe says."""
+    """Build AdamW or Muon from a recipe."""
     params = learnt(dict(model.named_parameters()), model.config.balances)
     numbers = recipe.numbers
     if recipe.optimizer == "muon":

@@ -1,4 +1,4 @@
-"""What the training loop needs from a trainer."""
+"""The interface between the training loop and its trainers, and helpers for saved tensors."""
 
 from __future__ import annotations
 
@@ -15,42 +15,40 @@ from aftermath.model.network import LanguageModel
 
 @dataclass(frozen=True)
 class Stepped:
-    """What one step made of its shares."""
+    """The outcome of one step."""
 
     losses: list[float | None]
     """Loss of each member, or None if its result was not finite and was left out."""
     bytes: int = 0
     """Size of all members' results."""
     left_out: tuple[str, ...] = ()
-    """Why, in sentences."""
+    """Reasons of the results that were left out."""
 
 
 class Trainer(Protocol):
-    """A model, or the replicas of one, with what changes it."""
+    """Trains one model, or the replicas of several members."""
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
-        """Train every member's share int64 [n, seq_len]; only results that are accepted are ever
-        applied.
-        """
+        """Train every member's share, int64 [n, seq_len]. Apply only accepted results."""
 
     def settle(self) -> None:
-        """Apply what is under way: nothing more comes."""
+        """Apply all pending results, after the last step."""
 
     def check(self) -> None:
-        """Raise if replicas differ that have to be equal."""
+        """Raise ReplicasDiffer if replicas hold different numbers for the same level."""
 
     def models(self) -> Mapping[int, LanguageModel]:
-        """One model of each tier that takes part."""
+        """Return one model per tier."""
 
     def state(self) -> dict[str, Tensor]:
         """Return everything needed to continue bit by bit, on the CPU."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from there. Raises an AftermathError if it does not fit."""
+        """Restore what `state` returned. Raises an AftermathError if it does not fit."""
 
 
 def on_cpu(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Copies under other names."""
+    """Copy tensors to the CPU, with `prefix` before their names."""
     return {
         f"{prefix}{name}": tensor.detach().to("cpu", copy=True).contiguous()
         for name, tensor in tensors.items()
@@ -58,7 +56,7 @@ def on_cpu(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without that."""
+    """Return the tensors whose names start with `prefix`, without the prefix."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in state.items()
@@ -67,9 +65,7 @@ def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
-    """Give parameters the numbers that were kept. Raises CheckpointError unless names and shapes
-    are theirs.
-    """
+    """Copy saved weights into the parameters. Raises CheckpointError unless all of them fit."""
     for name in params.keys() | kept.keys():
         if name not in params or name not in kept or not fits(kept[name], params[name]):
             raise CheckpointError(
@@ -81,7 +77,7 @@ def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> No
 
 
 def fits(kept: Tensor, tensor: Tensor) -> bool:
-    """Whether these are finite numbers of that type and shape."""
+    """Return whether `kept` is finite and has the dtype and shape of `tensor`."""
     return (
         kept.dtype == tensor.dtype
         and kept.shape == tensor.shape

@@ -27,10 +27,10 @@ class TrainingCurves:
 
 
 def trainings_in(places: Sequence[Path]) -> list[Path]:
-    """Return the event files of trainings among these places; a directory may also hold several
-    trainings.
+    """Return the event files of `train-local` among files and directories.
 
-    Raise NoEvents for a file that cannot be read.
+    A directory is one training, or has a subdirectory per training. Raises NoEvents for a file that
+    cannot be read.
     """
     found: dict[Path, None] = {}
     for place in places:
@@ -40,9 +40,7 @@ def trainings_in(places: Sequence[Path]) -> list[Path]:
 
 
 def read_trainings(paths: Sequence[Path]) -> list[TrainingCurves]:
-    """Read event files, each named for its directory, or for its whole path where two share that
-    name.
-    """
+    """Read event files. A curve has the name of its directory, or its path if names repeat."""
     names = Counter(path.parent.name for path in paths)
     return [
         _read(path, path.parent.name if names[path.parent.name] == 1 else str(path.parent))
@@ -61,9 +59,7 @@ def curves_of(trainings: Sequence[TrainingCurves]) -> dict[str, Curve]:
 
 
 def _is_training(path: Path) -> bool:
-    """Return whether a file begins as `train-local` begins its events. Raise NoEvents if it cannot
-    be read.
-    """
+    """Return whether a file's first event is `Started`. Raises NoEvents if it is unreadable."""
     try:
         with path.open("rb") as file:
             first = msgspec.json.decode(file.readline(1 << 16), type=lab_events.LAB_EVENTS)
@@ -81,9 +77,7 @@ def _is_training(path: Path) -> bool:
 
 
 def _read(path: Path, name: str) -> TrainingCurves:
-    """Read one file; lines that are no event, as the torn last one of a running training, are
-    passed over.
-    """
+    """Read one event file. Skip lines that are not events, like a half-written last line."""
     loss: list[tuple[int, float]] = []
     held_out: dict[int, list[tuple[int, float]]] = defaultdict(list)
     steps = 0

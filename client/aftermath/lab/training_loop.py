@@ -45,7 +45,7 @@ _RESTARTED = "it was ended before its first state was saved, so it starts again:
 
 
 class Course:
-    """One training from its start, or from what `out` holds of it, to its end."""
+    """Trains a recipe to its end, from the start or from the state saved in `out`."""
 
     def __init__(
         self, recipe: Recipe, begun: Start, screen: Sink, out: Path | None, save_every: int
@@ -65,13 +65,11 @@ class Course:
         self._stopping = self._restarts = False
 
     def stop(self) -> None:
-        """Have `run` end after the step under way, with its state saved."""
+        """Make `run` save its state and end after the current step."""
         self._stopping = True
 
     def run(self) -> None:
-        """Train to the end. Raises an AftermathError that says what is in the way,
-        KeyboardInterrupt if stopped.
-        """
+        """Train to the end. Raises an AftermathError, or KeyboardInterrupt after `stop`."""
         if self._out is not None:
             _check_place(self._out)
         with only_here(self._out) if self._out is not None else contextlib.nullcontext():
@@ -106,9 +104,7 @@ class Course:
 
     # --- one step
     def _check_finite(self, loss: float | None, step: int) -> None:
-        """Raise Diverged after a few steps in a row without a finite loss, or if the last step has
-        none.
-        """
+        """Raise Diverged after `_NOT_FINITE` steps without a finite loss, or at the last step."""
         self._not_finite = self._not_finite + 1 if loss is None else 0
         if self._not_finite >= _NOT_FINITE or (self._not_finite and step == self._recipe.steps):
             raise self._diverged(f"the loss is not finite since step {step - self._not_finite + 1}")
@@ -126,7 +122,7 @@ class Course:
         )
 
     def _step(self, step: int) -> float | None:
-        """Make a step; return its loss, or None if it is not finite."""
+        """Train one step. Return its loss, or None if it is not finite."""
         started = time.perf_counter()
         indices = self._deal.shares(step)
         shares = [torch.from_numpy(self._begun.data.read(share)) for share in indices]
@@ -158,9 +154,7 @@ class Course:
         return loss
 
     def _measure(self, step: int) -> dict[str, float]:
-        """The held-out loss of every tier at the weights as they are; replicas are compared as
-        well.
-        """
+        """Compare the replicas, then return the held-out loss of every tier."""
         self._begun.trainer.check()
         sequences = self._begun.held_out
         if sequences is None:
@@ -264,7 +258,7 @@ class Course:
         return None
 
     def _recall(self, log: Path, size: int) -> None:
-        """Take away what came after the saved state, and read the rest."""
+        """Remove the events after the saved state, and restore the curves from the others."""
         with writing(log.parent):
             if size < log.stat().st_size:
                 os.truncate(log, size)
@@ -281,9 +275,7 @@ class Course:
 
 
 def _check_place(out: Path) -> None:
-    """Raise OutputError unless a training may be written here: a new or empty directory, or one of
-    train-local.
-    """
+    """Raise OutputError unless `out` is new, empty, or a directory of train-local."""
     if str(out) == STANDARD_OUTPUT or (out.exists() and not out.is_dir()):
         raise OutputError(
             f"cannot write to {out}: it is not a directory", "Name a new directory with --out"
@@ -303,9 +295,7 @@ def _check_place(out: Path) -> None:
 
 
 def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
-    """Raises CheckpointError with what differs, unless a state was made by the same recipe from the
-    same files.
-    """
+    """Raise CheckpointError with the changed options unless recipe and files are the same."""
     differing = _differing(kept, ours)
     if not differing:
         return
@@ -341,11 +331,11 @@ _OPTIONS = {
     "decay": "--feedback-decay",
     "divisor": "--mean",
 }
-"""What decides a part of a recipe, where that is not an option of the part's own name."""
+"""The option for a field of a recipe, if the option has another name than the field."""
 
 
 def _option(name: str, before: object) -> str:
-    """Return which option differs, and what it was where that can be typed again."""
+    """Name the option that differs, with its old value if the user can type it."""
     option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
     if isinstance(before, list) and all(isinstance(one, int) for one in before):
         before = ",".join(map(str, before))
@@ -362,7 +352,7 @@ def _differing(kept: dict[str, Any], ours: dict[str, Any]) -> list[str]:
 
 
 def _mean(done: Stepped, shares: list[list[int]]) -> float | None:
-    """Over all sequences whose loss is known."""
+    """Return the mean loss over all sequences whose loss is known, or None."""
     known = [
         (loss, len(share))
         for loss, share in zip(done.losses, shares, strict=True)
@@ -381,5 +371,5 @@ def _elapsed() -> Callable[[], float]:
 
 
 def now() -> datetime:
-    """The date and time of this machine."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Packing of bits into bytes, lowest bit first, on any device."""
+"""Pack bits into bytes and unpack them, lowest bit first, on any device."""
 
 from __future__ import annotations
 

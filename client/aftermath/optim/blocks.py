@@ -32,14 +32,15 @@ class Blocks:
 
     @cached_property
     def size(self) -> int:
-        """Return the coefficients of one block, padding included. Indices are row-major and below
-        this.
+        """Return the number of coefficients of one block, padding included.
+
+        Indices are row-major and below this number.
         """
         return math.prod(self.edges)
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
-        """Return the blocks along each dimension. Blocks are numbered row-major over this grid."""
+        """Return the number of blocks per dimension. Blocks have row-major numbers in this grid."""
         return tuple(
             -(-size // edge) for size, edge in zip(self.segment.shape, self.edges, strict=True)
         )
@@ -51,7 +52,7 @@ class Blocks:
 
     @property
     def entries(self) -> int:
-        """Return the entries in a result: `topk` for each block."""
+        """Return the number of entries in a result: `topk` for each block."""
         return self.count * self.topk
 
 

@@ -32,7 +32,7 @@ class Diverged(AftermathError):
 
 
 def finite(loss: float | Tensor) -> float:
-    """Return the loss. Raises NonFiniteGradient."""
+    """Return the loss as a float. Raises NonFiniteGradient if it is not finite."""
     number = float(loss)
     if math.isfinite(number):
         return number
@@ -40,10 +40,10 @@ def finite(loss: float | Tensor) -> float:
 
 
 def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
-    """Clip gradients like `clip_gradients`, and return a number that is finite if they were.
+    """Clip gradients without waiting for their device. Return their norm on that device.
 
-    The number is on the gradients' device: their norm, or without `max_norm` their largest
-    magnitude. Nothing waits for the device.
+    Without `max_norm`, only return their largest magnitude. The returned number is not finite if a
+    gradient is not finite. A norm can also overflow fp32.
     """
     if max_norm is None:
         return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
@@ -53,11 +53,10 @@ def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
 
 
 def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> tuple[float, ...]:
-    """Scale fp32 gradients in place to a global L2 norm of at most `max_norm` (> 0). Return the
-    factors.
+    """Scale fp32 gradients in place to a global L2 norm of at most `max_norm` (> 0).
 
-    Raises NonFiniteGradient, which names the tensor, if one holds NaN or infinity. All gradients
-    are then unchanged.
+    Return the factors, in the order of their multiplication. Raises NonFiniteGradient with the
+    tensor's name, and changes nothing, if a gradient is NaN or infinite.
     """
     tensors = list(grads.values())
     norm = float(torch.nn.utils.get_total_norm(tensors))
@@ -93,8 +92,11 @@ def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:
 
 
 def _all_within(tensors: list[Tensor], largest: float) -> bool:
-    """Return whether all numbers are within `largest`. One query for all tensors of a GPU."""
+    """Return True if one query shows that all tensors of a GPU are within `largest`.
+
+    False means unknown: the caller then checks the tensors one by one.
+    """
     if not tensors or any(tensor.device.type != "cuda" for tensor in tensors):
         return False
-    # NaN if one number is
+    # The maximum is NaN if any number is NaN, and NaN <= largest is False.
     return bool(torch.stack(torch._foreach_norm(tensors, math.inf)).amax() <= largest)

@@ -2,8 +2,8 @@
 
 All numbers are little-endian, and every size follows from the result format. A payload holds, for
 all blocks in canonical order (segments, then blocks row-major): index codes, exponents, signs,
-sizes, digits. Each of these strings ends with zeros up to a whole byte. Equal votes have equal
-bytes; other bytes raise BadPayload.
+sizes, digits. Each of these strings ends with zeros up to a whole byte. Votes have exactly one
+encoding, and decoding raises BadPayload for any other bytes.
 """
 
 # A block has `topk` entries for its indices in ascending order; unused entries come last.
@@ -38,15 +38,13 @@ from aftermath.optim.lattice import LEAST, MOST, digits_of
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_votes import Votes, WholeVotes
 
-_MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
-_SMALLEST = 0x00800000  # smallest normal number
-_INFINITY = 0x7F800000
+_MAGNITUDE = 0x7FFFFFFF  # mask of the bits of an fp32 without its sign
+_SMALLEST = 0x00800000  # bits of the smallest normal fp32
+_INFINITY = 0x7F800000  # bits of an infinite fp32
 
 
 class BadPayload(AftermathError):
-    """A peer's result is not a valid encoding of this run's result format; the result must not be
-    used.
-    """
+    """A peer's result is not a valid encoding in this run's result format."""
 
 
 # --- encoding
@@ -55,10 +53,10 @@ class BadPayload(AftermathError):
 def encode_level(
     results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]
 ) -> bytes:
-    """Encode a level from one index and one value per entry, [results.entries(level)] in canonical
-    order.
+    """Encode a level from one index and one value per entry.
 
-    Raises ValueError for values that are not on the format's lattice.
+    Both arrays have shape [results.entries(level)], in canonical order. Raises ValueError for
+    values that are not on the format's lattice.
     """
     layout = level_layout(results, level)
     widths = [group.topk for group in layout.groups]
@@ -162,11 +160,11 @@ def decode_level(
     level: int,
     device: torch.device | None = None,
 ) -> Votes:
-    """Decode a peer's payload of one level. Raises BadPayload with the first fault, SchemaError for
-    a bad level.
+    """Decode a peer's payload of one level.
 
-    With a GPU as `device` the payload is decoded there and its votes stay there, packed if every
-    number has a digit.
+    Raises BadPayload with the first fault, or SchemaError if the level does not exist. If `device`
+    is a GPU, the votes are decoded there and stay there. They stay packed if every number of the
+    level has a digit.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
@@ -237,11 +235,11 @@ class _Checks:
         self._checks: list[tuple[Tensor, Callable[[], str]]] = []
 
     def refuse(self, wrong: Tensor, sentence: Callable[[], str]) -> None:
-        """Add a fault, which any true element of `wrong` means, and its message."""
+        """Add a check that fails if any element of `wrong` is true. `sentence` is its message."""
         self._checks.append((wrong, sentence))
 
     def raise_first(self) -> None:
-        """Raise BadPayload for the first fault that the payload has."""
+        """Raise BadPayload with the message of the first check that fails."""
         for failed, (_, sentence) in zip(
             torch.stack([wrong.any() for wrong, _ in self._checks]).tolist(),
             self._checks,
@@ -252,7 +250,7 @@ class _Checks:
 
 
 class _Decoding:
-    """One payload of the right size, uint8 on the device where its votes will be."""
+    """Decodes one payload of the right size, uint8, on the payload's device."""
 
     def __init__(
         self, payload: Tensor, results: ResultFormat, layout: LevelLayout, level: int
@@ -435,7 +433,7 @@ def _shifts(
 ) -> list[Tensor]:
     """Return the left shift of each block's votes, uint8 [blocks, 1] per group.
 
-    `voted` says which blocks have votes, bool [blocks, 1] per group.
+    `voted` marks the blocks that have votes, bool [blocks, 1] per group.
     """
     bits = unpack_bits(octets)
     count = EXPONENT_BITS * layout.blocks

@@ -32,7 +32,7 @@ Numbers = NDArray[np.int64]
 
 
 def usable(params: Mapping[str, Tensor]) -> bool:
-    """Return whether kernels support these tensors. The first call compiles and tests them."""
+    """Return whether kernels support these tensors. The first call compiles and tests kernels."""
     from aftermath.optim.proof import unfit
 
     return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and unfit() is None
@@ -51,7 +51,7 @@ def encode(
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Task]]:
     """Return a level's next indices and values per group, and the tasks that fill them in.
 
-    The tasks also change the residuals. The tensors of `kept`, the previous result, are reused.
+    The tasks also update the residuals. They overwrite the tensors of `kept`, the previous result.
     """
     from aftermath.kernels import encode as kernels
 
@@ -104,7 +104,7 @@ class Counted:
             starts = self._starts[member]
             stops = self._stops[member]
             found = spans(positions.numpy(), *where, starts, stops)
-            if found == 0:  # the positions are not in the order of results
+            if found == 0:  # the positions are not in wire order
                 positions, order = positions.sort()
                 values, shifts = values[order], None if shifts is None else shifts[order]
                 starts[:] = 0
@@ -118,7 +118,7 @@ class Counted:
         run_parallel(partial(find, member, vote) for member, vote in enumerate(votes))
 
     def _values(self, vote: Votes) -> tuple[Tensor, Tensor | None]:
-        """Return a member's values and shifts. All members' have the same kind."""
+        """Return a member's values and shifts, in the kind that all members' values have."""
         if self._whole:
             return vote.multiples(), None
         return vote.values.contiguous(), None if vote.shifts is None else vote.shifts.contiguous()

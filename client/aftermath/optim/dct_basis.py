@@ -20,8 +20,8 @@ from aftermath.optim.blocks import MAX_EDGE
 # a column of the integers sums to about 2^27 at most. `integer_basis` checks that bound exactly,
 # and `optim.exact_signs` relies on it.
 COLUMN_SUM_BITS = 27
-# Fraction bits of the working precision. Cosines are computed in Python integers, because those of
-# libm differ between platforms.
+# Fraction bits of the working precision. Cosines are computed in Python integers, because the
+# cosines of libm differ between platforms.
 _BITS = 160
 
 
@@ -30,9 +30,7 @@ class UnsupportedEdge(AftermathError):
 
 
 def scale_bits(edge: int) -> int:
-    """Return the fraction bits p of an edge's basis: 27 for 1, 24 for 64, 23 for 256, 22 for
-    1024.
-    """
+    """Return the fraction bits p of an edge's basis: 27 for edge 1, 24 for 64, 22 for 1024."""
     return COLUMN_SUM_BITS - ((edge - 1).bit_length() + 1) // 2
 
 

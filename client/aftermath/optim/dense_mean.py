@@ -22,7 +22,7 @@ CPU.
 
 
 def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]]:
-    """Return the levels of which all votes have a digit for every number."""
+    """Return the votes of each level whose votes all have a digit for every number."""
     found = {
         level: [vote for vote in votes if isinstance(vote, WholeVotes)]
         for level, votes in results.items()
@@ -38,10 +38,10 @@ def means(
     rate: float,
     device: torch.device,
 ) -> list[Tensor]:
-    """Return what to subtract, by group: fp32 blocks [n, h, w] on `device`, zero without votes.
+    """Return the update to subtract, by group: fp32 blocks [n, h, w] on `device`.
 
-    `divisors` are by the number of voters. No vote counts more than `most`, and `rate` is the
-    smallest lattice value's.
+    Numbers without votes are zero. `divisors[n]` divides a sum of n votes. Each vote is clipped to
+    `most` multiples of the smallest lattice value, and `rate` scales these multiples.
     """
     place = device if device.type in _AT_ONCE else torch.device("cpu")
     # numbers without votes stay 0

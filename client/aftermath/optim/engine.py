@@ -1,7 +1,7 @@
-"""The optimizer of one replica: a private step, a compressor and an apply, as the schema says.
+"""The optimizer of one replica: the private step, compressor and apply step of a schema.
 
-`apply` is refused while a share is trained, since the parameters then differ from the shared ones.
-Restoring optimizer state is all-or-nothing.
+`apply` raises while a share is being trained, because the parameters then differ from the shared
+ones. `restore` restores the whole state or nothing.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class Engine:
         result: MakeResult = ErrorFeedback,
         inner: MakeInner = InnerOptimizer,
     ) -> None:
-        """Raise SchemaError or SegmentError if these are not the tensors of a tier-`tier`
-        replica.
-        """
+        """Raise SchemaError or SegmentError unless `params` are a replica of tier `tier`."""
         self._params = params
         self._stopwatch = stopwatch
         self._training = False
@@ -89,13 +87,12 @@ class Engine:
         measured: bool = False,
         travelling: bool = False,
     ) -> Trained:
-        """Train on sequences int64 [n, seq_len] and encode the result. The parameters do not
-        change.
+        """Train on sequences int64 [n, seq_len] and encode the result, with unchanged parameters.
 
-        `ahead_lr` is the learning rate of the previous step. `travelling`: this replica's result of
-        that step is not applied yet. `measured` asks for metrics, which change nothing. Raises
-        NonFiniteGradient (also for the loss), SegmentError for a parameter without a gradient, and
-        what `backward` raises. The replica is then unchanged.
+        `ahead_lr` is the learning rate of the previous step. `travelling` is true if the result of
+        that step is not applied yet. `measured` adds metrics to the result. Raises
+        NonFiniteGradient for a gradient or loss, SegmentError for a parameter without a gradient,
+        and what `backward` raises. The replica is then unchanged.
         """
         started = self._stopwatch()
         self._forget_gradients()
@@ -164,9 +161,7 @@ class Engine:
         return _joined(self._step.sizes(), self._result.sizes())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned. Raises BadState, and changes nothing, if it does not fit
-        exactly.
-        """
+        """Restore what `state` returned. Raises BadState, and changes nothing, on a mismatch."""
         parts: dict[str, dict[str, Tensor]] = {_PRIVATE: {}, _RESULT: {}}
         for name, tensor in state.items():
             part, dot, rest = name.partition(".")

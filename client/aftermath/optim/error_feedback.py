@@ -55,9 +55,7 @@ class ErrorFeedback:
         decay: float,
         balances: Balances = nothing_balances,
     ) -> None:
-        """Raise SchemaError or SegmentError if these are not the tensors of a tier-`tier`
-        replica.
-        """
+        """Raise SchemaError or SegmentError unless `params` are a replica of tier `tier`."""
         self._format = results
         self._decay_factor = decay
         self._names = frozenset(params)
@@ -71,9 +69,7 @@ class ErrorFeedback:
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._tables: tuple[tuple[int, ...], list[level_kernels.LevelTensors]] | None = None
-        """Tables of parameters and residuals, and the addresses for which they are valid. Building
-        them is slow.
-        """
+        """Cached tables of parameters and residuals, with the parameters' addresses."""
         results.of_level(tier)
         for level in (level for level in range(tier, results.levels) if results.of_level(level)):
             layout = self._layouts[level] = level_layout(results, level)
@@ -168,8 +164,8 @@ class ErrorFeedback:
 
     def _take_back(self) -> None:
         """residual <- residual - previous result."""
-        # The previous result is subtracted whether it was accepted or not: the sequences of a
-        # rejected result are trained again, and the residual must not send what they taught twice.
+        # Subtract the previous result even if the run rejected it: its sequences are trained
+        # again, and the residual must not send their contribution twice.
         # For sign votes, subtract the unquantised coefficients, since a vote has no size (as
         # upstream). For lattice values, subtract what was sent, so that the rest is sent later.
         # This happens only when the next round is trained: until then a look-ahead sees the
@@ -324,8 +320,9 @@ class ErrorFeedback:
 def check_made(
     made: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]
 ) -> None:
-    """Raise NonFiniteGradient for a tensor that is not finite, SegmentError for a missing or
-    misshapen one.
+    """Raise NonFiniteGradient for a tensor that is not finite or too large.
+
+    Raises SegmentError for a missing tensor or a wrong shape.
     """
     refuse_beyond(
         {name: tensor for name, tensor in made.tensors.items() if name in names}, LARGEST_RESIDUAL
@@ -350,7 +347,7 @@ def measured(
     carried: float,
     balances: Balances = nothing_balances,
 ) -> Measured:
-    """Return the metrics of a level's result from these energies."""
+    """Return a level's metrics from the residual's energy (`whole`) and the sent part's."""
     parts = (part for part in layout.parts if not balances(part.segment.name))
     given = sum(_energy(view(made.tensors, part.segment)) for part in parts)
     left = math.sqrt(max(0.0, whole - carried))

@@ -72,7 +72,7 @@ def signs(
 def group_signs(
     votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device
 ) -> list[Tensor]:
-    """Return the signs of all peers' aggregate, by group."""
+    """Return the signs of the mean of all votes, by group: int8 [blocks, h, w]."""
     check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device

@@ -22,9 +22,7 @@ from aftermath.optim.index_sizes import bits_of
 
 FLOAT_BYTES = 4
 EXPONENT_BITS = 6
-"""Bits of a block's power of two: 0 for a block without votes, from 1 on the lattice's
-exponents.
-"""
+"""Bits of a block's exponent code. 0 means no votes, and 1 means the smallest exponent."""
 
 
 class Transform(StrEnum):
@@ -35,7 +33,7 @@ class Transform(StrEnum):
 
 
 class Values(StrEnum):
-    """The value sent with a coefficient's place."""
+    """The kind of value that is sent with a coefficient's index."""
 
     SIGN = "sign"
     """One bit: a vote of +1 or -1."""
@@ -71,7 +69,7 @@ class ResultFormat:
     values: Values
 
     def __hash__(self) -> int:
-        """Return the cached hash: every payload looks its format's tables up."""
+        """Return the cached hash. Each payload looks up tables by its format."""
         return self._hash
 
     @cached_property
@@ -96,7 +94,7 @@ class ResultFormat:
         return self._whole[checked_level(level, self.levels)]
 
     def place_bytes(self, level: int) -> int:
-        """Return the bytes of a level's places: all blocks' bits, rounded up once."""
+        """Return the bytes of a level's index codes. All blocks share one rounding to bytes."""
         return whole_bytes(sum(b.count * bits_of(b.size, b.topk) for b in self._apart(level)))
 
     def value_bytes(self, level: int) -> int:
@@ -123,7 +121,7 @@ class ResultFormat:
         return digits.size_of(count, self.values.bits) if count else 0
 
     def payload_bytes(self, level: int) -> int:
-        """Return the exact bytes of one level of a result: places, values, digits."""
+        """Return the exact bytes of one level of a result: index codes, values and digits."""
         return self._payload_bytes[checked_level(level, self.levels)]
 
     def result_bytes(self, tier: int = 0) -> int:
@@ -142,7 +140,7 @@ class ResultFormat:
         return {"blocks": kept, "transform": self.transform.value, "values": self.values.value}
 
     def _apart(self, level: int) -> list[Blocks]:
-        """Return the blocks without digits."""
+        """Return the blocks that are written as index codes and values, not as digits."""
         return [
             blocks
             for blocks in self.of_level(level)

@@ -42,8 +42,8 @@ class GradientStep:
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
     ) -> PseudoGradient:
-        """Return the gradient at the look-ahead weights, in the parameters' `grad`."""
-        del travelling  # the residual includes a travelling result
+        """Compute the gradient at the look-ahead weights. It stays in the parameters' `grad`."""
+        del travelling  # the residual, and so the look-ahead, includes a result not applied yet
         with self.lookahead(ahead_lr):
             loss = finite(backward(sequences))
         grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
@@ -56,9 +56,7 @@ class GradientStep:
 
     @contextmanager
     def lookahead(self, lr: float) -> Iterator[None]:
-        """Set the parameters to x - lr sign(residual) inside the context, and restore them
-        exactly.
-        """
+        """Set the parameters to x - lr sign(residual), and restore them exactly on exit."""
         rate = to_fp32(lr)
         place = _place(self._params)
         saved = {
@@ -104,9 +102,7 @@ class GradientStep:
 
 
 def _place(params: Mapping[str, Tensor]) -> torch.device:
-    """Return the device of saved parameters: theirs, unless that takes too much of a GPU's
-    memory.
-    """
+    """Return where to save the parameters: their GPU if they are small for it, else the CPU."""
     device = next(iter(params.values())).device
     if device.type != "cuda" or not torch.cuda.is_available():
         return torch.device("cpu")

@@ -39,7 +39,7 @@ class BadGradientFile(AftermathError):
 
 @dataclass(frozen=True)
 class About:
-    """The member and the place in the run of a result."""
+    """The run, step, member and learning rate of a result."""
 
     run_id: str
     epoch: int

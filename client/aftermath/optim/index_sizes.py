@@ -11,13 +11,16 @@ from functools import lru_cache
 
 @lru_cache(maxsize=256)
 def bits_of(size: int, most: int) -> int:
-    """Return the bits of one set of at most `most` of `size` indices; both are from 1 to 65535."""
+    """Return the code size in bits of a set of at most `most` indices below `size`.
+
+    Both numbers are from 1 to 65535.
+    """
     return _code_bits(size, most, low_bits_of(size, most))
 
 
 @lru_cache(maxsize=256)
 def low_bits_of(size: int, most: int) -> int:
-    """Return the l that takes the fewest bits, about log2(size / most)."""
+    """Return the number of low bits that gives the shortest code, about log2(size / most)."""
     return min(range(size.bit_length()), key=lambda low: _code_bits(size, most, low))
 
 

@@ -53,7 +53,7 @@ class InnerSteps:
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
     ) -> PseudoGradient:
-        """Train on the share, part by part."""
+        """Train on the share part by part. Return the change of the parameters."""
         self._inner.begin()
         shared = self._copies()
         try:
@@ -156,9 +156,7 @@ class InnerSteps:
         return self._inner.block(place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the moments. Raises BadState, and changes nothing, if they are of another
-        optimizer.
-        """
+        """Restore the moments. Raises BadState, and changes nothing, on a mismatch."""
         self._inner.restore(state)
 
     def reset(self) -> None:
@@ -172,9 +170,9 @@ def may_run_ahead(params: Iterable[Tensor]) -> bool:
 
 
 def _one_behind(before: torch.cuda.Event | None, device: torch.device) -> torch.cuda.Event | None:
-    """Wait for the step before the last one. Return an event at the end of the last one.
+    """Record an event after the newest step on the GPU, then wait for the step before it.
 
-    A share can be cancelled only while the queue of the GPU is short.
+    The GPU's queue then has one step at most, so that a share can be cancelled quickly.
     """
     if device.type != "cuda":
         return None

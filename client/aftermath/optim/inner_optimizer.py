@@ -46,9 +46,7 @@ class Inner(Remembering, Protocol):
         """End a share: it is trained, and cannot be undone."""
 
     def undo(self) -> None:
-        """Restore the moments of `begin`, because the share failed. The caller restores the
-        parameters.
-        """
+        """Restore the moments of `begin` after a failure. The caller restores the parameters."""
 
 
 MakeInner = Callable[[Mapping[str, Tensor], SparseLoCo], Inner]
@@ -56,7 +54,7 @@ MakeInner = Callable[[Mapping[str, Tensor], SparseLoCo], Inner]
 
 
 class InnerOptimizer:
-    """Makes all steps on the device of the parameters."""
+    """AdamW or Muon on the device of the parameters."""
 
     takes_gradients_as_they_are: ClassVar[bool] = True
 
@@ -107,9 +105,7 @@ class InnerOptimizer:
         return block_of(self.remembered(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the moments. Raises BadState, and changes nothing, if they are of another
-        optimizer.
-        """
+        """Restore the moments. Raises BadState, and changes nothing, on a mismatch."""
         take_moments(self._optimizer, self._params, state)
 
     def reset(self) -> None:
@@ -137,12 +133,12 @@ def inner_optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch
 
 
 def step_at(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Make one step at a rate."""
+    """Make one step with learning rate `lr`."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
 
 
 def rate_of_vectors(lr: float, settings: SparseLoCo) -> float:
-    """Return the rate of vectors in a step at this rate."""
+    """Return the learning rate of vectors in a step with learning rate `lr`."""
     return lr * MuonSettings().rest_rate if settings.inner_optimizer == "muon" else lr

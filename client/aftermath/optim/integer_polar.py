@@ -35,12 +35,11 @@ from torch import Tensor
 # - The first B is divided by the length of A: the fourth root of the sum of the singular values'
 #   fourth powers bounds the largest, more tightly than the Frobenius norm. So 4 steps reach as far
 #   as 5.
-# - Rounding is noise: of X 0.41 / 2000 per entry, for entries of about 1 / sqrt(c). A step with its
-#   polynomial keeps singular values below 2.02, with a margin for it (`orthogonal.MARGIN`).
-# - The offsets make it noise. A member may send a matrix of few numbers, which would all round the
-#   same way. The error would add up to a direction of its own beyond 2.02, where the next
-#   polynomial amplifies it a hundredfold and more. The offsets are spread evenly, and as matrices
-#   have no direction of their own.
+# - Rounding X adds noise of 0.41 / 2000 per entry, and entries are about 1 / sqrt(c). The
+#   polynomials keep singular values below 2.02, with a margin for this (`float_polar.MARGIN`).
+# - The offsets keep rounding errors random. A matrix with few distinct numbers would round them all
+#   the same way. The errors would add up in one direction beyond 2.02, where the next polynomial
+#   amplifies them more than a hundredfold. The offsets are even and have no main direction.
 POLYNOMIALS = (
     (8.0714, -22.5286, 16.1924),
     (3.8707, -2.8145, 0.5270),
@@ -64,10 +63,13 @@ def exact_polar(matrices: Tensor) -> Tensor:
     Singular values above 0.005 times the fourth root of the sum of their fourth powers come within
     0.13 of 1. A zero matrix stays zero. Entries must be finite.
 
-    In a matrix of low rank, the empty directions fill with amplified rounding noise: equal on all
-    machines, without a preferred direction, up to 0.13 per direction for 64 x 64 and 0.32 for 256 x
-    1024. If many directions are empty, the noise outweighs the rest: for rank 1 it is half as long
-    and three times as long as the matrix's own part, for half the rank a twentieth and a fifth.
+    In a matrix of low rank, amplified rounding noise fills the empty directions. The noise is equal
+    on all machines and has no preferred direction. Its length, relative to the matrix's own part:
+
+    - rank 1: 0.5 for 64 x 64, 3 for 256 x 1024
+    - half the full rank: 0.05 for 64 x 64, 0.2 for 256 x 1024
+
+    Per direction it is at most 0.13 for 64 x 64 and 0.32 for 256 x 1024.
     """
     if matrices.device.type == "mps":
         matrices = matrices.cpu()
@@ -161,26 +163,24 @@ def _drawn(name: str, count: int) -> Tensor:
 
 
 def _first_length(columns: int) -> float:
-    """Return the bound of the longest row or column before rounding, which adds up to 1/2 per
-    number.
-    """
+    """Return the largest row or column length before rounding, which adds up to 1/2 per entry."""
     return max(_LENGTH - math.sqrt(columns) / 2, _LENGTH / 2)
 
 
 def _lengths(squares: Tensor) -> list[float]:
-    """Return at least the Frobenius norm of every matrix [n, r, r] of integers up to 2^24."""
+    """Return an upper bound of the Frobenius norm of each matrix [n, r, r] of integers <= 2^24."""
     unit = 2.0 ** (_NORM_BITS - 24)
     sums = _squares((squares * unit).round_()).sum((1, 2), dtype=torch.int64)
     return [(math.isqrt(total) + 1) / unit for total in sums.tolist()]
 
 
 def _squares(integers: Tensor) -> Tensor:
-    """Return the squares of integers up to 2^11, each at its largest before rounding."""
+    """Return (|x| + 1)^2, in place: above the square of any number that rounds to integer x."""
     return integers.abs_().add_(1).square_()
 
 
 def _longest(squares: Tensor) -> Tensor:
-    """Return the largest of each matrix's rows: [n] of [n, rows]."""
+    """Return the largest squared length of each matrix: [n] from [n, rows]."""
     return squares.amax(1)
 
 

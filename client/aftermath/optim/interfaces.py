@@ -94,9 +94,9 @@ class PrivateStep(Remembering, Protocol):
     ) -> PseudoGradient:
         """Train on sequences int64 [n, seq_len]. Restore the parameters exactly, also on an error.
 
-        `ahead_lr` is the rate of the previous step. `travelling`: this member's result of it is not
-        applied yet. The tensors may be the parameters' own `grad`; use them before the next step.
-        Raises NonFiniteGradient, and what `backward` raises.
+        `ahead_lr` is the learning rate of the previous step. `travelling` is true if this member's
+        result of that step is not applied yet. The returned tensors may be the parameters' `grad`,
+        which the next step overwrites. Raises NonFiniteGradient, and what `backward` raises.
         """
 
 
@@ -111,14 +111,10 @@ class Compressor(Remembering, Protocol):
         """
 
     def measure(self, made: PseudoGradient) -> dict[int, Measured]:
-        """Return metrics per held level of the last `compress`, which was of this
-        pseudo-gradient.
-        """
+        """Return metrics per held level. The last `compress` must have had this argument."""
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
-        """Yield the signs of the residual plus the previous result: blocks fp32 [n, h, w] per
-        segment.
-        """
+        """Yield the signs of the residual plus the previous result, per segment: [n, h, w]."""
 
     def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
         """Change parameters by -rate times the signs of `directions`."""

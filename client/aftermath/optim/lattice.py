@@ -20,11 +20,12 @@ LARGEST = 3 << (MOST - LEAST)
 # coefficient below 2^LEAST is not sent, and one beyond the lattice is sent as its largest value.
 # Both errors stay in the residual.
 #
-# Why few candidates suffice: with 2^f <= mean < 2^(f+1) of n magnitudes a, scale s has the error
-# sum(min((a - s)^2, (a - 3s)^2)). For s <= mean / 6 that of 2s is no larger, as it is at most
-# sum((a - 6s)^2) = sum(a^2) - 12 s sum(a) + 36 n s^2, and that of s at least sum(a^2) - 6 s sum(a).
-# For s >= 2 mean the error of 2s is no less than that of s, as for every a it is larger by at least
-# 3 s^2 - 6 s a. So the best is from f - 2 to f + 2. With one bit it is f or f + 1.
+# Why few candidates suffice: take n magnitudes a with 2^f <= mean < 2^(f+1). Scale s has the error
+# E(s) = sum(min((a - s)^2, (a - 3s)^2)).
+# - If s <= mean / 6, then E(2s) <= E(s): E(2s) is at most sum((a - 6s)^2) = sum(a^2) - 12 s sum(a)
+#   + 36 n s^2, and E(s) is at least sum(a^2) - 6 s sum(a).
+# - If s >= 2 mean, then E(2s) >= E(s): each a adds at least 3 s^2 - 6 s a more to E(2s).
+# So the best exponent is from f - 2 to f + 2. With one bit it is f or f + 1.
 #
 # The error of scale s is sum(a^2) + s (n s - 2 sum(a)) - 4 s sum(max(0, a - 2 s)), the last term
 # with 2 bits only: an a above 2 s is nearer to 3 s. So a scale costs one pass, and sum(a^2) is not

@@ -52,7 +52,7 @@ class Group:
 
     @property
     def block(self) -> int:
-        """Return the coefficients of one block."""
+        """Return the number of coefficients in one block."""
         return self.height * self.width
 
 
@@ -78,12 +78,12 @@ class LevelLayout:
 
     @cached_property
     def numbers(self) -> int:
-        """Return the numbers of all blocks."""
+        """Return the number of coefficients in all blocks."""
         return sum(group.blocks * group.block for group in self.groups)
 
     @property
     def entries(self) -> int:
-        """Return the entries of the level."""
+        """Return the number of entries in the level."""
         return sum(part.blocks.entries for part in self.parts)
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:

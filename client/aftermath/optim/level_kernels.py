@@ -24,7 +24,7 @@ from aftermath.optim.transform import cells, matrices, padding, strongest
 from aftermath.optim.vote_count import added_up
 
 LANES = 1024
-_SMALL = 0.7 * 2.0**-40  # a rate of means
+_SMALL = 0.7 * 2.0**-40  # rate of the means in `_moves_alike`
 
 
 class LevelTensors:
@@ -38,10 +38,11 @@ class LevelTensors:
         stores: Sequence[bool] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """Take `tensors` by part, in the shapes of their segments, and `rows`, fp32 [blocks, h, w]
-        by group.
+        """Build the table that kernels read.
 
-        `stores` says by part whether a mean is stored in the tensor, not subtracted from it.
+        `tensors` has one tensor per part, in its segment's shape. `rows` has blocks, fp32
+        [blocks, h, w], per group. `stores[part]` makes `packed.count` store the mean in the tensor
+        instead of subtracting it.
         """
         lines = []
         first = 0
@@ -124,8 +125,9 @@ def subtract_means(
     divisors: Sequence[float],
     rate: float,
 ) -> None:
-    """tensors <- tensors - sums / divisors * rate, with sums and counts by position
-    (`vote_count.added_up`).
+    """tensors <- tensors - sums / divisors[counts] * rate.
+
+    `sums` and `counts` are by position (`vote_count.added_up`).
     """
     from aftermath.kernels import triton_levels
 

@@ -1,8 +1,7 @@
 """One peer's votes on one level, in two forms.
 
-`Votes` has a position (`optim.layout`) per vote. `WholeVotes` is for formats that keep every number
-and has a digit per number instead. Positions would take more memory, because every peer has zeros
-at other positions.
+`Votes` has a position (`optim.layout`) per vote. `WholeVotes` is for formats that keep every
+number. It has a digit per number instead of positions, which would take more memory.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Votes:
 
     @property
     def kind(self) -> torch.dtype:
-        """Return the dtype of the values as they count."""
+        """Return the kind of votes as a dtype: int8 signs, fp32 floats, int64 lattice values."""
         return self.values.dtype if self.shifts is None else torch.int64
 
     def multiples(self) -> Tensor:

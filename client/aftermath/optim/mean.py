@@ -43,7 +43,7 @@ from aftermath.rules.sparseloco import DivisorName
 #   device may divide by a number in its own way, for example by its reciprocal). rate * 2^LEAST is
 #   the same rate with another exponent.
 _AT_ONCE = 1 << 20  # coefficients divided at once
-_SUM_BYTES = 10  # of a sum and its count
+_SUM_BYTES = 10  # bytes of a sum (int64) and its count (int16)
 _PART_OF_A_GPU = 16  # all sums may take 1/16 of a GPU's memory
 Change = Callable[[], None]
 """Changes parameters by votes that were checked before."""
@@ -77,7 +77,7 @@ class MeanApply:
             change()
 
     def _placed(self, results: Mapping[int, Sequence[Votes]], most: int, lr: float) -> Change:
-        """Check votes that have places. Return the change that applies them."""
+        """Check votes that have positions. Return the change that applies them."""
         if self._compiled:
             return self._compiled_change(results, most)
         if not self._settings.orthogonal_lr and self._fits(results):
@@ -110,7 +110,7 @@ class MeanApply:
         return change
 
     def _whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> Change:
-        """Check votes of every number. Return the change that applies them."""
+        """Check votes with a digit for every number. Return the change that applies them."""
         rate = self._settings.outer_lr * SMALLEST
         by = self._settings.divisor
         on_device = {level: own for level, votes in results.items() if (own := self._packed(votes))}
@@ -167,9 +167,7 @@ class MeanApply:
         return change
 
     def _fits(self, results: Mapping[int, Sequence[Votes]]) -> bool:
-        """Return whether the model's device decoded the votes, and has room for sums of every
-        number.
-        """
+        """Return whether the votes are on the model's GPU, and it has memory for all sums."""
         read_here = all(
             vote.positions.device == self._device for votes in results.values() for vote in votes
         )
@@ -200,7 +198,7 @@ class MeanApply:
 
 
 def most_of(settings: SparseLoCo, lr: float) -> int:
-    """Return the most that one member's value counts, in multiples of the lattice's smallest.
+    """Return the cap of one member's value, in multiples of the smallest lattice value.
 
     Raises ValueError for a negative or non-finite rate.
     """
@@ -212,11 +210,10 @@ def most_of(settings: SparseLoCo, lr: float) -> int:
 def changes(
     votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what to subtract for a level's votes of at least one peer: positions int64, steps
-    fp32.
+    """Return the update to subtract: positions int64, and steps fp32 at these positions.
 
-    No value counts more than `most`. Raises ValueError for votes of another level or kind, or of
-    more than 256 peers.
+    The votes are of at least one peer, and each is clipped to `most`. Raises ValueError for votes
+    of another level or kind, or of more than 256 peers.
     """
     check_votes(votes, level, torch.int64)
     positions, sums, counts = tally_multiples(votes, most)

@@ -31,9 +31,7 @@ def may_fuse(params: Iterable[Tensor]) -> bool:
 
 
 def moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the optimizer's tensors and counts as `what/parameter`; empty before the first
-    step.
-    """
+    """Return the optimizer's moments, named `kind/parameter`. Empty before the first step."""
     return moments_in(
         {name: optimizer.state.get(parameter, {}) for name, parameter in params.items()}
     )

@@ -61,8 +61,8 @@ class MuonSettings:
 
 def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that Muon orthogonalises, in order."""
-    # Embeddings and the head have matrix shapes, but their rows are tokens, of which a step sees
-    # few. Of a stack (experts), each matrix is hidden.
+    # Embeddings and the head have matrix shapes, but their rows are tokens, and a step sees few
+    # tokens. In a stack (experts), each matrix is a hidden matrix.
     return sorted(name for name, tensor in params.items() if is_hidden_matrix(name, tensor.shape))
 
 
@@ -122,9 +122,9 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _orthogonal(self, tensor: Tensor, gradient: Tensor, lr: float) -> None:
-        """x <- x (1 - lr wd) - lr sqrt(max(1, rows / columns)) polar(m), m <- beta m + (1 - beta)
-        g.
+        """Step a hidden matrix along the polar factor of its momentum.
 
+        m <- beta m + (1 - beta) g, x <- x (1 - lr wd) - lr sqrt(max(1, rows / columns)) polar(m).
         An orthogonal step has the same size for every gradient. The scale lets a tall matrix change
         its output as much as a square one.
         """

@@ -25,9 +25,8 @@ from aftermath.optim.level_votes import Votes
 from aftermath.optim.transform import ZERO_BELOW, matrices, strongest
 
 logger = logging.getLogger(__name__)
-_FEW = (
-    4  # kernels count if at most 1/4 of a block is kept; more positions would need too much memory
-)
+# Kernels count votes if at most 1/4 of a block is kept. More positions would need too much memory.
+_FEW = 4
 _LANES = 1024
 _LARGEST_BLOCK = 1 << 14  # `kernels.triton_blocks.choose` holds every number of a block at once
 _PROVED = 16  # blocks of the comparison
@@ -47,9 +46,9 @@ def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
 
 
 def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
-    """Return whether kernels pass a comparison on a device. If not, log the reason.
+    """Return whether `alike` finds kernels and torch equal on a device. If not, log the reason.
 
-    `what` says in the log how a failed comparison differs.
+    `what` is the log's wording for a difference, for example "differ from torch".
     """
     try:
         if alike(device):

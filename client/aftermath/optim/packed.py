@@ -91,11 +91,9 @@ def count(
     divisors: Sequence[float],
     rate: float,
 ) -> None:
-    """Change the table's tensors by the mean of all votes like `dense_mean.means`, or store the
-    mean there.
+    """Subtract the mean of all votes from the table's tensors, or store the mean there.
 
-    `divisors` are by the number of voters. No vote counts more than `most`, and `rate` is the
-    smallest lattice value's.
+    `most`, `divisors` and `rate` are those of `dense_mean.means`.
     """
     from aftermath.kernels import triton_levels
 
@@ -196,11 +194,10 @@ def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
 
 
 def unpacked_digits(octets: Tensor, count: int, value_bits: int) -> tuple[Tensor, Tensor]:
-    """Return `count` digits int8 of uint8 bytes, and which digits of all those in the bytes are
-    wrong, bool.
+    """Unpack `count` digits, int8, from uint8 bytes. Also return which digits are wrong, bool.
 
-    A digit is wrong if no digits have its packed number, or if it is not 0 and comes after the last
-    one.
+    The second tensor also covers the padding after the last digit. A digit is wrong if its code is
+    not valid, or if it is padding and not 0.
     """
     together, width = digits.PACKED[value_bits]
     numbers = octets.long()
@@ -286,9 +283,7 @@ def _counting(device: torch.device, value_bits: int) -> bool:
 
 
 def _counts_alike(device: torch.device, value_bits: int) -> bool:
-    """Compare the means of a few payloads with the CPU's, and check that bad payloads are
-    refused.
-    """
+    """Return whether a few means equal the CPU's, and bad payloads are refused."""
     layout = level_kernels.proof_layout()
     draws = np.random.default_rng(5)
     members = 5
@@ -364,7 +359,7 @@ def _entries(values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
     """Return payloads with an invalid code, a missing exponent, and a superfluous one."""
     at = digits_at(layout.blocks)
-    none = bytes([data[0] | 1]) + data[1:]  # a code that no digits have
+    none = bytes([data[0] | 1]) + data[1:]  # gives a block without votes an exponent
     return [data[:at] + b"\xff\xff" + data[at + 2 :], bytes(at) + data[at:], none]
 
 

@@ -66,9 +66,7 @@ class SparseLoCo:
 
     @property
     def moments(self) -> int:
-        """Return the moments per number of a hidden matrix. With Muon, all other parameters have
-        two.
-        """
+        """Return the moments per number of a hidden matrix. Other parameters always have two."""
         return {"adamw": 2, "muon": 1}[self.inner_optimizer]
 
     @classmethod

@@ -94,10 +94,10 @@ def block_of(remembered: Mapping[str, Tensor], place: BlockSpan) -> bytes:
 
 
 def told_of(tensor: Tensor, start: int, size: int) -> bytes:
-    """Summarise a run of bytes that begins at `start` of a tensor of `size` bytes.
+    """Summarise one rank's bytes of a tensor, so that another rank can hash the whole tensor.
 
-    Return the bytes before its first whole block, the digests of its whole blocks, and the bytes
-    after them.
+    The bytes begin at `start` of a tensor of `size` bytes. Return the bytes before the first whole
+    block, the digests of the whole blocks, and the bytes after them.
     """
     stop = start + tensor.nbytes
     first, last = _whole(start, stop, size)
@@ -114,8 +114,9 @@ def told_size(start: int, stop: int, size: int) -> int:
 
 
 def digests_told(runs: Iterable[tuple[int, int, bytes]], size: int) -> list[bytes]:
-    """Return the digests of all blocks of a tensor from the summaries of its runs [start, stop), in
-    order.
+    """Return the digests of a tensor's blocks from summaries of its bytes [start, stop).
+
+    `runs` covers the whole tensor, in order.
     """
     found: dict[int, bytes] = {}
     ends: defaultdict[int, bytearray] = defaultdict(bytearray)
@@ -159,9 +160,7 @@ def _blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _bytes(tensor: Tensor, start: int, stop: int) -> memoryview:
-    """Return bytes of a tensor of integers, little-endian and row-major. Contiguous host memory is
-    not copied.
-    """
+    """Return a tensor's bytes, little-endian and row-major, without copying contiguous memory."""
     flat = (
         tensor.detach()
         .reshape(-1)[start // tensor.itemsize : stop // tensor.itemsize]

@@ -87,9 +87,7 @@ def _by_place(blocks: Tensor, cut: Blocks) -> Tensor:
 
 
 def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (first block, blocks, numbers in each) along a dimension: whole blocks, then the
-    rest.
-    """
+    """Yield (first block, blocks, numbers per block) along a dimension: whole blocks first."""
     whole, rest = divmod(size, edge)
     if whole:
         yield 0, whole, edge
@@ -121,7 +119,7 @@ def strongest(
 
 
 def _all_but_zeros(coefficients: Tensor, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-    """Handle rows that are kept whole: hardly any has a zero, and the others need no sorting."""
+    """Keep all numbers of each row except zeros. Sort only the few rows that have a zero."""
     indices = torch.arange(coefficients.shape[1], device=coefficients.device).repeat(
         len(coefficients), 1
     )

@@ -26,9 +26,9 @@ def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:
 
 
 def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `tally` gives for lattice votes of at least one peer, each cut to `most`.
+    """Count lattice votes of at least one peer like `tally`, each vote clipped to `most`.
 
-    Votes are counted on the first peer's device.
+    The counting runs on the device of the first peer's votes.
     """
     device = votes[0].positions.device
     span = 1 + max(int(vote.positions.max()) if len(vote.positions) else -1 for vote in votes)
@@ -60,9 +60,7 @@ def added_up(
 
 
 def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return distinct positions in ascending order, sums of int64 integers, and counts, all
-    int64.
-    """
+    """Return distinct ascending positions, the sum at each, and the count, all int64."""
     span = int(positions.max()) + 1 if len(positions) else 0
     if len(positions) * _DENSE > span:
         counts = torch.bincount(positions, minlength=span)

@@ -54,8 +54,8 @@ def dense(schema: Schema, votes: Mapping[int, Votes], lr: float) -> Iterator[tup
 def counted(votes: Votes, schema: Schema, lr: float) -> Tensor:
     """Return the values of votes as the run counts them: fp32 [n].
 
-    A sign is +1 or -1, a float is as sent. A lattice value is cut to the most that one member may
-    move at that learning rate.
+    A sign is +1 or -1, and a float is as sent. A lattice value is clipped to the cap of one member
+    at that learning rate (`mean.most_of`).
     """
     match schema.optimizer:
         case Distro():

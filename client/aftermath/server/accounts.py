@@ -43,7 +43,7 @@ SWEEP_SECONDS = 60.0
 
 
 class NewIdentities:
-    """Rate limits of new identities: one per network address, and one for all."""
+    """Limits the rate of new identities, per network address and in total."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -72,9 +72,9 @@ class NewIdentities:
 
 
 class Accounts:
-    """The accounts of members of the run at address `run`.
+    """Funds, simulates and deletes the accounts of the members of one run.
 
-    `is_connected` returns whether an identity has a connection.
+    `run` is the run's address. `is_connected` returns whether an identity has a connection.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Accounts:
         """Clock time since which an identity without a membership has had no connection."""
 
     def needs_funds(self, identity: Pubkey) -> bool:
-        """Return whether an identity cannot pay fees."""
+        """Return whether an identity has less than `MIN_LAMPORTS`."""
         return self._node.bank.balance(identity) < MIN_LAMPORTS
 
     async def send(self, params: Any, identity: Pubkey, address: str) -> Any:
-        """Answer sendTransaction of an identity at a network address. Raises JsonRpcError."""
+        """Send a transaction, and fund its identity first if needed. Raises JsonRpcError."""
         send = self._node.methods["sendTransaction"]
         if self.needs_funds(identity):
             if not self._node.bank.balance(identity):

@@ -75,7 +75,7 @@ class NotAdmitted(ServerRefused):
 
 
 class UnexpectedReply(ConnectionError):
-    """The address does not answer like this run's server. It may do so later, so calls retry."""
+    """The address does not answer like this run's server. Calls retry, because it may recover."""
 
 
 class ServerConnection(httpx.AsyncBaseTransport):
@@ -130,7 +130,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
             raise httpx.ConnectError(str(error)) from error
 
     async def aclose(self) -> None:
-        """Close the connection of calls."""
+        """Close the shared connection. Subscriptions close their own."""
         if self._connection is not None:
             await self._connection.close()
         await cancel([task for task in (self._reader, self._announcing) if task is not None])
@@ -138,7 +138,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
     # --- calls that a cluster does not have
 
     async def set_withdraw_transaction(self, transaction: bytes) -> None:
-        """Store a signed transaction (base64) that the server sends once this member is gone.
+        """Give the server a signed transaction (base64) to send once this member is gone.
 
         Raises what `_request` raises.
         """
@@ -177,7 +177,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
         body = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
         return await self._request(number, body)
 
-    # --- the connection of calls
+    # --- the shared connection
 
     async def _request(self, number: int | str, body: str) -> bytes:
         """Send a call and return its reply.
@@ -197,7 +197,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
                 reply.exception()
 
     async def _connected(self) -> ClientConnection:
-        """Return the connection of calls. Open it if it is not open."""
+        """Return the shared connection. Open it if necessary."""
         async with self._opening:
             if self._connection is None:
                 self._connection = await self._open()

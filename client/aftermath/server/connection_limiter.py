@@ -1,6 +1,6 @@
 """Limit the number and duration of connections that have not authenticated yet.
 
-Each of them takes one of the server's file descriptors, and costs the client nothing.
+Such a connection costs the client nothing, but it takes one of the server's file descriptors.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ConnectionLimiter(web.Server):
     def limit(
         self, connection: web.RequestHandler | _TlsHandshake, transport: asyncio.BaseTransport
     ) -> None:
-        """Limit a new connection, which may end an older one."""
+        """Start the limits of a new connection. Drop an older one if there are too many."""
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
             # Drop the oldest connection of the address that has the most, so that one address
-            # cannot take all places.
+            # cannot occupy every slot.
             self._drop(makes_room(self._unauthenticated))
         self._unauthenticated[connection] = place(transport)
 
@@ -70,9 +70,9 @@ class ConnectionLimiter(web.Server):
 
 
 class _TlsHandshake(asyncio.Protocol):
-    """A connection until its TLS handshake ends, so that the limits apply from its first byte.
+    """A connection during its TLS handshake. The limits apply from its first byte.
 
-    asyncio's own TLS server tells of a connection only after the handshake.
+    This class exists because asyncio's TLS server reports a connection only after the handshake.
     """
 
     def __init__(self, limiter: ConnectionLimiter, tls: ssl.SSLContext) -> None:
@@ -89,10 +89,10 @@ class _TlsHandshake(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._secure(transport))
 
     def data_received(self, data: bytes) -> None:
-        self._early += data  # decrypted, and here before `_secure` continues
+        self._early += data  # decrypted bytes that arrive before `_secure` continues
 
     async def _secure(self, transport: asyncio.Transport) -> None:
-        """Shake hands, and hand the connection over to the web server."""
+        """Do the TLS handshake, then pass the connection to the web server."""
         secured: asyncio.Transport | None = None
         with contextlib.suppress(OSError):  # it failed, or took HANDSHAKE_SECONDS
             secured = await asyncio.get_running_loop().start_tls(

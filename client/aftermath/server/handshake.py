@@ -1,8 +1,8 @@
 """Build and check the three messages of the handshake: challenge, answer, verdict.
 
-A member signs a prefix, the run, the server's nonce and both of its keys with its identity key and
-its peer key. So nobody can impersonate it, and an answer is valid for one connection only. A proxy
-can forward messages but cannot sign. Only TLS excludes proxies and eavesdroppers.
+A member signs a prefix, the run, the server's nonce and its two public keys: once with its identity
+key and once with its peer key. So nobody can impersonate it, and an answer is valid for one
+connection. A proxy can forward messages but cannot sign. Only TLS excludes proxies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=
 
 
 class Denied(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=True):
-    """The member is refused. `for_now`: the reason may disappear by itself."""
+    """The server refuses the member. `for_now` is true if a later attempt may succeed."""
 
     message: Text
     fix: Text = ""

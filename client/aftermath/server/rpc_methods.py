@@ -1,4 +1,4 @@
-"""The RPC methods of a member's connection: some reads, its own transactions, and two more calls.
+"""The RPC methods of a member: reads, its own transactions, and two calls that no cluster has.
 
 `announceWhereabouts` stores a member's addresses and returns those of its peers. `keepLastWill`
 stores a signed withdraw transaction, which the server sends once the member is gone. Lamports have
@@ -40,7 +40,7 @@ MAX_SUBSCRIPTIONS = 16
 
 
 class RpcMethods:
-    """The methods of a run's members. `run` is the address of the Run account."""
+    """Builds the RPC methods for each member. `run` is the address of the Run account."""
 
     def __init__(
         self, node: EmbeddedNode, program: Pubkey, run: Pubkey, accounts: Accounts
@@ -138,5 +138,5 @@ def parse_whereabouts(params: Any) -> Whereabouts:
 
 
 def peer_entry(peer: bytes, at: Whereabouts | None) -> Mapping[str, Any]:
-    """Return a peer's addresses in the form that members receive. None: it disconnected."""
+    """Return a peer's addresses as members receive them. `at` is None if it disconnected."""
     return {"peer": peer.hex(), "at": at}

@@ -1,8 +1,8 @@
 """Create, configure and start a server's run, as its owner.
 
-The owner's key stays on the server: in the state directory, readable by the server's user only. A
-changed config file is applied like `update-config` if the run is new, paused, or finished and gets
-more steps. Otherwise the server prints the keys that it ignores.
+The owner's key stays in the state directory, readable only by the server's user. The server
+applies a changed config file, like `update-config`, if the run is new or paused, or if it is
+finished and the file adds steps. Otherwise it prints the keys that it ignores.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ async def owner_cluster(node: EmbeddedNode, wallet: Wallet) -> AsyncIterator[Sig
 
 
 def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
-    """Return a sentence, with both values, for every changed key that a started run ignores."""
-    # The model's shape is left out. Computing it takes seconds, and the checkpoint that the run
-    # started from may be gone.
+    """Describe each changed config key that a started run ignores, with its old and new value."""
+    # Do not compare the model's shape: computing it takes seconds, and the first checkpoint may
+    # be gone.
     change = Change(
         metadata={},
         config=file,

@@ -132,7 +132,7 @@ def connected_members(server: RunServer, status: RunStatus) -> frozenset[bytes]:
 
 
 def network_facts(server: RunServer) -> dict[str, str]:
-    """Return the facts about the server that the run's accounts do not have."""
+    """Return the server's address, number of connected identities and state directory."""
     return {
         "address": f"{server.config.host}:{server.port}",
         "connected": counted(server.sessions.count, "identity", "identities"),

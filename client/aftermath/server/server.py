@@ -58,7 +58,7 @@ class ServerConfig:
 
 
 class RunServer:
-    """A running server."""
+    """Hosts one run: its chain, its sessions and its listening socket."""
 
     def __init__(self, config: ServerConfig) -> None:
         programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))

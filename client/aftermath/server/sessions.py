@@ -2,8 +2,8 @@
 
 An identity is gone after `ABSENCE_SECONDS` without a connection. Then the server drops its
 addresses and sends its withdraw transaction, if the server withdraws members. If no identity sent
-anything in that time, the server itself was offline: it withdraws nobody, and every identity gets
-`RETURN_SECONDS` to reconnect.
+anything in that time, the server assumes that it was offline itself. It then waits for the next
+message and gives every identity `RETURN_SECONDS` to reconnect.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 ABSENCE_SECONDS = 5.0
 """Seconds without a connection after which an identity is gone."""
 RETURN_SECONDS = 15.0
-"""Seconds to reconnect after the server was offline. Members notice its return earlier."""
+"""Seconds that identities have to reconnect after the server was offline."""
 MAX_CONNECTIONS_PER_IDENTITY = 4
-"""Two for a member, and two of its previous process that have not ended yet."""
+"""Two connections of a member, and two that its previous process has not closed yet."""
 
 LOG_LINES_BURST = 600.0
 LOG_LINES_PER_SECOND = 0.2
@@ -60,7 +60,10 @@ class ConnectedClient:
 
 
 class Sessions:
-    """All connected identities. `send` sends a withdraw transaction. None withdraws nobody."""
+    """The connected identities, with their addresses and withdraw transactions.
+
+    `send` sends the withdraw transaction of an identity. If it is None, nobody is withdrawn.
+    """
 
     def __init__(self, send: Callable[[Pubkey, bytes], Awaitable[None]] | None) -> None:
         self._send_withdrawal = send
@@ -140,7 +143,7 @@ class Sessions:
         )
 
     def _log_presence(self, identity: Pubkey, presence: str) -> None:
-        """Log that an identity is "here" or "gone", within the rate limit."""
+        """Log that an identity is "connected" or "gone", within the rate limit."""
         if not self._log_limit.spare():
             self._unlogged += 1
             return
@@ -166,7 +169,10 @@ class Sessions:
                 other.announcer.put(text)
 
     async def _wait_until_gone(self) -> None:
-        """Return after the absence time, once a message shows that the server is online."""
+        """Wait until the absence time has passed while the server was online.
+
+        A message of any identity shows that the server is online.
+        """
         patience = ABSENCE_SECONDS
         since = time.monotonic()
         while True:

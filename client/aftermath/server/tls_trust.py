@@ -1,4 +1,4 @@
-"""The certificate that a member expects of its server, and the fixes if it meets another one."""
+"""The server certificates that a member accepts, and the fixes if it receives another one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aftermath.base.errors import UsageError
 class TlsTrust:
     """The certificates that a member accepts.
 
-    `certificate` is the server's certificate or its issuer's. None accepts the authorities that
-    this machine trusts.
+    `certificate` is the server's certificate or its issuer's. If it is None, the member accepts
+    the authorities that this machine trusts.
     """
 
     context: ssl.SSLContext
@@ -22,7 +22,7 @@ class TlsTrust:
 
     @classmethod
     def by(cls, certificate: Path | None) -> TlsTrust:
-        """Return the trust in a certificate file. Raises UsageError if it is not valid."""
+        """Load the accepted certificates. Raises UsageError if the file is not valid."""
         try:
             return cls(ssl.create_default_context(cafile=certificate), certificate)
         except (OSError, ssl.SSLError):

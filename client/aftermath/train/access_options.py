@@ -1,4 +1,4 @@
-"""Turn a member's options into what it lets a run reach."""
+"""Convert a member's options to the files and addresses that a run may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aftermath.rules.run import Run
 
 
 class AccessChoice(Protocol):
-    """Settings that say where local files are, and what else a run may reach."""
+    """The options that limit the files and addresses that a run may use."""
 
     @property
     def data_path(self) -> Path | None: ...
@@ -26,7 +26,10 @@ class AccessChoice(Protocol):
 
 
 def access_for(options: AccessChoice, run: Run, *, on_local_network: bool) -> RunAccess:
-    """Return what a run may reach; `on_local_network`: see `RpcPool.is_local`."""
+    """Return the files and addresses that a run may use.
+
+    `on_local_network` is `RpcPool.is_local`.
+    """
     return RunAccess(
         options.data_path,
         options.model_path,

@@ -1,7 +1,6 @@
-"""Name the local files that a run has a member read, and the addresses that the member contacts for
-it.
+"""List the local files and the addresses that a member uses for a run.
 
-Peers, relays and RPC nodes are left out: the member's own options name them.
+The list has no peers, relays and RPC nodes, because the member's own options name them.
 """
 
 from __future__ import annotations
@@ -21,15 +20,16 @@ from aftermath.rules.state import CheckpointKind
 
 @dataclass(frozen=True)
 class Reached:
-    """What a member reads and contacts for a run, each with what it is for. A place that is refused
-    is left out.
+    """The files and addresses that a member uses for a run, with their purpose.
+
+    Files and addresses that the member refuses are not listed.
     """
 
     files: list[str] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Return a line for each."""
+        """Return one line for each file and address."""
         return [
             *(f"reads {one}" for one in self.files),
             *(f"contacts {one}" for one in self.addresses),
@@ -37,20 +37,18 @@ class Reached:
 
 
 def reached_by(model: Model, access: RunAccess) -> Reached:
-    """Return what a member reads and contacts for a run. The document of a mixture is fetched for
-    it.
-    """
+    """Return the files and addresses of a run. Downloads the document if the data is a mixture."""
     found = Reached()
     source = source_of(model.data_location)
     sources: Sequence[DataSource] = [source]
     data_access = access
     if source.is_mixture:
         found.addresses.extend(f"{one} (the document of the data)" for one in source.addresses())
-        # --data-path is one place, and a mixture has several
+        # --data-path names one directory, but a mixture has several sources
         data_access = replace(access, data=None)
         try:
             sources = source.members_of(access)
-        except AftermathError:  # opening the data says what is wrong with it
+        except AftermathError:  # opening the data later raises the same error
             sources = []
     for checkpoint in dict.fromkeys(one.checkpoint for one in model.recorded if one.exists):
         _add_checkpoint(found, checkpoint, access)
@@ -67,7 +65,7 @@ def _add_checkpoint(found: Reached, checkpoint: Checkpoint, access: RunAccess) -
         except AftermathError:
             if checkpoint.kind is not CheckpointKind.DUMMY:
                 return
-    if not is_repository(checkpoint.repo):  # no member asks anybody for it
+    if not is_repository(checkpoint.repo):  # no member downloads it
         return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     token = (

@@ -1,7 +1,7 @@
-"""Checks that decide without PyTorch whether a member can join.
+"""Check whether a member can join, before PyTorch loads.
 
-PyTorch takes seconds to load, so these come first. They ask in the order of the coordinator, which
-refuses what has changed when the member joins.
+PyTorch takes seconds to load, so these checks run first. They follow the order of the coordinator's
+checks. The coordinator checks again when the member joins.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ class Admitted:
 
 
 def check_options(settings: TrainSettings) -> None:
-    """Raise UsageError or Unsuitable for settings that cannot work in any run, and BindFailed for a
-    port in use.
+    """Check the settings that do not depend on the run, and create the named directories.
 
-    Makes the directories that the settings name.
+    Raises UsageError, Unsuitable, or BindFailed for a port in use.
     """
     check_words(settings)
     check_port(settings.bind_p2p_interface, settings.bind_p2p_port)
@@ -52,7 +51,7 @@ def check_options(settings: TrainSettings) -> None:
 
 
 def check_words(settings: TrainSettings) -> None:
-    """Check the options without creating anything, as `check_options` does otherwise."""
+    """Check the options' values like `check_options`, but bind no port and create no directory."""
     check_hub(settings)
     check_put_links(settings)
     check_choices(settings)
@@ -61,8 +60,9 @@ def check_words(settings: TrainSettings) -> None:
 
 
 async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) -> Admitted:
-    """Ask the coordinator, and close the connections. Raises CoordinatorError or Unsuitable if it
-    would refuse.
+    """Check whether the run would admit this member, then close the connections.
+
+    Raises CoordinatorError or Unsuitable if it would not.
     """
     async with pool, chain:
         view = await chain.view()
@@ -87,9 +87,7 @@ def owner_named(owner: str | None) -> str | None:
 
 
 def check_model(model: Model, run_id: str) -> None:
-    """Unsuitable if the run's accounts, without any download, ask for what this client does not
-    have.
-    """
+    """Raise Unsuitable if this client cannot train the run, by its accounts alone."""
     require_readable(model)
     if not model.configured:
         raise Unsuitable(

@@ -1,6 +1,6 @@
-"""Build a member from its checked parts: model, replica, threads, data, speed.
+"""Build a member: its model, replica, threads, data and measured speed.
 
-A member that would not be admitted has been refused before (`admission`).
+`admission` has already refused members that the run would not admit.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from aftermath.train.requirements import data_of
 from aftermath.train.settings import TrainSettings
 from aftermath.train.tier import check_memory
 
-_SHOW = 1.0  # seconds between two looks at where the run stands
-_ASK_AGAIN = 10.0  # seconds between two looks for data that is away
+_SHOW = 1.0  # seconds between two updates of the status
+_ASK_AGAIN = 10.0  # seconds between two attempts to open unavailable data
 
 
 class RealClock:
@@ -78,8 +78,9 @@ async def assembled(
     ranks: Launched | None,
     stack: contextlib.AsyncExitStack,
 ) -> Member:
-    """Return the member, once it fits the run. `stack` ends background tasks. Raises why it cannot
-    take part.
+    """Return the member. Raises an AftermathError if it does not fit the run.
+
+    `stack` cancels the background tasks on exit.
     """
     view = await chain.view()
     model = view.model
@@ -129,8 +130,9 @@ async def assembled(
 
 
 def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
-    """Return the newest checkpoint of the run that this member wrote, if any. A recorded place may
-    be false.
+    """Return the newest checkpoint that this member wrote for the run, if any.
+
+    The checkpoints recorded on chain may be false, because any member of tier 0 can record one.
     """
     if directory is None:
         return []
@@ -139,7 +141,7 @@ def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
 
 
 def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
-    """Raises Unsuitable or UsageError if what the options say does not fit the run's model."""
+    """Raise Unsuitable or UsageError if the options do not fit the run's model."""
     if named.mesh.tensor > 1:
         from aftermath.parallel.tensor_parallel import check_tensor_parallelism
 
@@ -179,7 +181,7 @@ async def _origin(
             lambda: Leader(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)
         )
     )
-    device = torch.device("cpu")  # of what the ranks do not hold
+    device = torch.device("cpu")  # for tensors that the ranks do not hold
     return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, access)
 
 
@@ -201,7 +203,10 @@ async def _wishes(
 
 
 async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
-    """Say how to tell where the run stands; the display works that out on its own thread."""
+    """Give the display a function that computes the run's status, every `_SHOW` seconds.
+
+    The display calls it on its own thread.
+    """
     while True:
         with contextlib.suppress(CoordinatorError):  # its time is not known yet
             events.look(
@@ -217,7 +222,7 @@ def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> RunStatus
 
 
 async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:
-    """Return the run's sequences, as soon as their source answers."""
+    """Open the run's data. Retry, after one warning, while its source does not answer."""
     told = False
     while True:
         try:

@@ -1,8 +1,8 @@
-"""Check before a member joins that it can keep the checkpoints it was asked to keep.
+"""Check before a member joins that it can write the files that its options name.
 
-Checks that need no chain come first. A test file is written to the directory, because permissions
-alone do not show whether it works. There must be room for two checkpoints: a new one is complete
-before an old one is removed.
+Checks that need no chain come first. They write a test file to each directory, because permissions
+alone do not prove that writing works. The disk needs space for two checkpoints: the new one is
+complete before the old one is removed.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def check_put_links(settings: TrainSettings) -> None:
 
 
 def check_places(settings: TrainSettings) -> None:
-    """Make the directories that are named, and try them. Raises Unsuitable if one cannot be
-    written.
-    """
+    """Create the named directories and test writing. Raises Unsuitable if that fails."""
     for option, place in (
         ("--checkpoint-dir", None if settings.matformer_tier > 0 else settings.checkpoint_dir),
         ("--optimizer-state-dir", settings.optimizer_state_dir),
@@ -73,7 +71,7 @@ def check_places(settings: TrainSettings) -> None:
 
 
 def check_room(settings: TrainSettings, schema: StateSchema) -> None:
-    """Raises Unsuitable if --checkpoint-dir has no room for checkpoints, or cannot be written."""
+    """Raise Unsuitable if --checkpoint-dir is not writable or lacks space for checkpoints."""
     from aftermath.model.store import RESERVE  # with torch, which the other checks do not wait for
 
     if settings.checkpoint_dir is None or settings.matformer_tier:
@@ -91,11 +89,10 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
 
 @contextlib.contextmanager
 def gradients_place(settings: TrainSettings, identity: str) -> Iterator[None]:
-    """Make --write-gradients-dir, try it and hold it; what a killed process left there half written
-    is removed.
+    """Create, test and lock --write-gradients-dir, and remove half-written files.
 
-    Raises Unsuitable if it cannot be written, if another process holds it, or if it has results of
-    another run than the one of this `identity`: their files have the same names.
+    Raises Unsuitable if it is not writable, if another process has the lock, or if it has results
+    of another run. Files of two runs would have the same names.
     """
     if settings.write_gradients_dir is None:
         yield
@@ -134,9 +131,7 @@ def _claim(directory: Path, made_by: str) -> None:
 
 
 def _free(option: str, directory: Path) -> int:
-    """The free bytes of a directory, which is made if need be. Raises Unsuitable if it cannot be
-    written.
-    """
+    """Create a directory and return its free bytes. Raises Unsuitable if it is not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as probe:
@@ -153,7 +148,7 @@ def _why(error: OSError) -> str:
 
 
 def keeping_advice(settings: TrainSettings) -> str | None:
-    """What the user may not have meant about checkpoints, in a sentence."""
+    """Return a warning if the checkpoint options probably do not do what the user expects."""
     keeps = settings.checkpoint_dir is not None or settings.hub_repo is not None
     if keeps and settings.matformer_tier:
         return (

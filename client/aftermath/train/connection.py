@@ -22,10 +22,10 @@ START_PATIENCE = 20.0  # seconds that a start waits for the coordinator to answe
 
 @dataclass(frozen=True)
 class Reach:
-    """`directory`: where peers are found, None where the options say it. `background` runs as long
-    as the member.
+    """A member's RPC pool, keys and peer directory, on a cluster or a server.
 
-    `local_directory`: where peers on this machine find each other, once the run is known.
+    `directory` finds peers; None leaves that to the options. `background` runs as long as the
+    member. `local_directory` is where peers on this machine find each other, once the run is known.
     """
 
     pool: RpcPool
@@ -40,9 +40,7 @@ class Reach:
 
 
 def on_solana(settings: TrainSettings) -> Reach:
-    """The cluster, the wallet and the identity that the options name. Raises UsageError,
-    WalletError.
-    """
+    """Open the cluster, wallet and identity of the options. Raises UsageError or WalletError."""
     pool = open_pool(settings, patience=START_PATIENCE)
     program = coordinator_id(settings)
     authorizer = public_key(settings.authorizer) if settings.authorizer is not None else None
@@ -52,7 +50,7 @@ def on_solana(settings: TrainSettings) -> Reach:
 
 
 def member_of(settings: TrainSettings, reach: Reach) -> SolanaMember:
-    """The run as the member with these settings calls it; not opened yet."""
+    """Return this member's client of the coordinator, not opened yet."""
     return SolanaMember(
         reach.pool,
         reach.wallet,

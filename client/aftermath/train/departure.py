@@ -1,4 +1,4 @@
-"""What a member does at the first signal: leave, save first, or ask for a second Ctrl-C.
+"""Decide what the first signal does: leave, save and leave, or ask for a second Ctrl-C.
 
 Only the last holder of a part of the model asks, and only at a terminal. A service that gets
 SIGTERM leaves at once, or after one attempt to save.
@@ -35,7 +35,7 @@ class Departure:
         self.stay: Callable[[], None] = lambda: None
         """Called when a member that was stopped stays until another signal."""
         self.lost: Stake | None = None
-        """What is lost with a member that leaves now."""
+        """The training steps that are lost if the member leaves now."""
         self._events = events
         self._can_ask = can_ask
         self._ask = ask
@@ -62,9 +62,7 @@ class Departure:
         return 0.0
 
     def _tried(self, saved: bool) -> bool:
-        """Take in whether the model of a stopped member is saved. Return whether the member stays
-        to try again.
-        """
+        """Handle the end of a save. Return whether the member stays to save again."""
         if saved or self.lost is None:
             self.lost = None
             return False
@@ -76,7 +74,7 @@ class Departure:
         return self._asked
 
     def _warn(self, stake: Stake, more: str) -> None:
-        """Say what leaving loses, and ask for another Ctrl-C if a person can press it."""
+        """Warn about the steps that are lost, and ask for another Ctrl-C if a person is there."""
         self._asked = self._asks
         fix = (
             "Press Ctrl-C again to leave and lose these steps."

@@ -21,7 +21,7 @@ from aftermath.train.tier import check_alone
 
 @dataclass(frozen=True)
 class Named:
-    """Where the run is reached, and on what this member trains."""
+    """A member's backend, devices and arithmetic."""
 
     reach: Reach
     mesh: Mesh
@@ -30,9 +30,7 @@ class Named:
 
 
 def named_by(settings: TrainSettings, reach: Reach) -> Named:
-    """Raises UsageError or Unsuitable: what in the settings cannot be on these devices, or is not
-    to be had here.
-    """
+    """Resolve the device options. Raises UsageError or Unsuitable if this machine lacks one."""
     if (asked := asked_of(settings)) is not None:
         check_known(asked)
     mesh = mesh_named(settings)
@@ -46,7 +44,7 @@ def named_by(settings: TrainSettings, reach: Reach) -> Named:
 
 
 def mesh_named(settings: TrainSettings) -> Mesh:
-    """The devices that the options name. Raises UsageError or Unsuitable."""
+    """Return the devices that the options name. Raises UsageError or Unsuitable."""
     mesh = mesh_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
     if not mesh.alone and settings.compile == "on":
         raise UsageError("--compile on: passes on several devices are not compiled", "Leave it out")

@@ -1,4 +1,4 @@
-"""The sentence and the fix for each failure that ends a member."""
+"""Convert an exception that ends a member to an error with a fix."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from aftermath.train.settings import TrainSettings
 
 
 def known(error: Exception, settings: TrainSettings) -> AftermathError | None:
-    """The failure as one of ours; None for what no user should ever meet."""
+    """Return the error for the user, or None for an unexpected exception."""
     if isinstance(error, AftermathError):
         return error
-    # with torch, which other failures do not wait for
+    # This imports torch, so do it only if needed.
     from aftermath.replica.memory import is_out_of_memory
 
     if is_out_of_memory(error):

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: the first cancels the work and starts a countdown, a third ends it.
+"""Handle Ctrl-C and SIGTERM: the first cancels the work with a timeout, the third ends at once.
 
-The second changes nothing, because people press Ctrl-C twice; it never cancels the departure. A
-first Ctrl-C may be answered with a question, and then the next one counts as the first. One time
-limit covers leaving the run and closing, because each may hang when the network does.
+The second does nothing, because people press Ctrl-C twice. If the member answers the first Ctrl-C
+with a question, the next one counts as the first. One timeout covers leaving the run and closing,
+because both may hang without a network.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 
 from aftermath.base.signals import heard
 
-EXIT_SECONDS = 1.7  # of the two that are promised; the rest is for the process to end
-CLOSE_SECONDS = 0.4  # of these, for closing connections
+EXIT_SECONDS = 1.7  # the promise is 2 s; the rest is for the process to end
+CLOSE_SECONDS = 0.4  # part of EXIT_SECONDS for closing connections
 
 
 class Interrupts:
-    """What signals do to one piece of work."""
+    """Cancels one coroutine at a signal, with a timeout for its cleanup."""
 
     def __init__(self, told: Callable[[signal.Signals], float | None] = lambda _: 0.0) -> None:
-        """`told` is called at the first signal. It returns the seconds that the work may take to
-        save something before it leaves, or None if the signal is to be ignored because the user has
-        to confirm it with another one.
+        """Call `told` at the first signal.
+
+        `told` returns the seconds that the work may take to save before it leaves. None ignores the
+        signal, because the user has to confirm it with another one.
         """
         self._told = told
         self._work: asyncio.Future[None] | None = None
@@ -34,10 +35,9 @@ class Interrupts:
         self._over = asyncio.Event()
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it is done, or until time is up after a signal; raises what it raised,
-        if it did in time.
+        """Run `work` until it is done, or until the timeout after a signal.
 
-        `work` calls `leaving` when it begins to clean up.
+        Raises what `work` raised before the timeout. `work` calls `leaving` before its cleanup.
         """
         task = self._work = asyncio.ensure_future(work)
         over = asyncio.ensure_future(self._over.wait())
@@ -51,20 +51,18 @@ class Interrupts:
             task.cancel()
 
     def leaving(self) -> float:
-        """Say that the work is over: a signal does not cancel what follows. The seconds that
-        leaving may take.
-        """
+        """Begin the cleanup, which signals do not cancel. Return the seconds for leaving."""
         self._work = None
         end = self._end or asyncio.get_running_loop().time() + EXIT_SECONDS
         return end - CLOSE_SECONDS - asyncio.get_running_loop().time()
 
     def saved(self) -> None:
-        """Say that everything is saved: what is left of that time is not used up."""
+        """End the time for saving after a signal. Only `EXIT_SECONDS` remain."""
         if self._signals:
             self._ends_in(EXIT_SECONDS)
 
     def wait_for_another(self) -> None:
-        """Let the work continue for as long as it takes: the next signal counts as the first."""
+        """Stop the timeout and let the work continue. The next signal counts as the first."""
         self._signals = 0
         self._end = 0.0
         if self._timer is not None:

@@ -14,7 +14,7 @@ from aftermath.optim.proof import unfit
 
 
 async def ready_kernels(events: Events, compute: Worker) -> None:
-    """Have kernels ready, or say why torch does their work."""
+    """Compile and check the kernels. Emit an event, with the reason if torch replaces them."""
     if await compute(needs_compilation):
         events.emit(event_types.Compiling())
     why = await compute(unfit)

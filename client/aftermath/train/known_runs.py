@@ -34,8 +34,9 @@ class KnownRuns:
         self._network = (cluster, program)
 
     def check(self, run: Run, owner: str | None) -> None:
-        """Raise Unsuitable if `run` is not the one that is known, or does not belong to `owner`, if
-        that is given.
+        """Raise Unsuitable if `run` does not belong to `owner`.
+
+        If `owner` is None, raise it if this user joined another run of this id before.
         """
         found = _identified(run)
         if owner is not None:
@@ -59,7 +60,7 @@ class KnownRuns:
         )
 
     def remember(self, run: Run) -> None:
-        """Record that this is the run of its id. Raises Unsuitable if that cannot be written."""
+        """Record `run` as the known run of its id. Raises Unsuitable if writing fails."""
         file = self._file(run.run_id)
         record = msgspec.json.encode(_identified(run))
         try:

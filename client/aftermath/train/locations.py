@@ -17,10 +17,10 @@ def open_source(
     labels: bool = False,
     access: RunAccess = TRUSTING,
 ) -> Source:
-    """Return the sequences at a place. `labels`: with what is to be learnt of them; `access`: what
-    a run may reach.
+    """Open the data at a location. `labels` also reads the labels of finetuning data.
 
-    Raises DataError (SourceUnavailable if trying again may help), or Unsuitable.
+    `access` has the files and addresses that the run may use. Raises Unsuitable or DataError, which
+    is SourceUnavailable if a retry may help.
     """
     source = source_of(location)
     if labels and not source.has_labels:
@@ -40,7 +40,5 @@ def name_of(location: DataLocation, access: RunAccess) -> str:
 
 
 def check_place(location: DataLocation) -> None:
-    """Raises DataError for what is no place of its kind, as far as that is known without going
-    there.
-    """
+    """Raise DataError if a location is not valid. Opens no file and no connection."""
     source_of(location).check()

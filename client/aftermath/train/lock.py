@@ -1,7 +1,7 @@
-"""Allow one process per wallet and run; two would contradict each other on chain.
+"""Allow one process per wallet and run. Two would send conflicting transactions.
 
-The lock is a file named after the wallet and the run, in a directory of this user. It does not see
-a second machine with the same wallet; joins are rate-limited for that case.
+The lock is a file per wallet and run, in a directory of this user. It does not protect against a
+second machine with the same wallet. In that case both members join more and more rarely.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from aftermath.base.locks import hold
 def only_process(
     directory: Path, *, cluster: str, program: str, run_id: str, wallet: str
 ) -> Iterator[None]:
-    """Hold the place of `wallet` in a run. `cluster` is its genesis hash.
+    """Lock a run for this process and `wallet`. `cluster` is the chain's genesis hash.
 
-    Raises Unsuitable if another process holds it, or if the directory cannot be used.
+    Raises Unsuitable if another process has the lock, or if the directory is not writable.
     """
     name = hashlib.sha256("\0".join((cluster, program, run_id, wallet)).encode()).hexdigest()
     try:

@@ -1,8 +1,8 @@
-"""Report every few seconds what a member uses of its machine, as the event `machine`.
+"""Report CPU, memory, disk, network and GPU use every few seconds, as the event `machine`.
 
-A separate thread reads the figures, only if they are collected. The figures count all processes of
-the member, including its ranks and its screen. Those of the machine count all users. GPU figures
-come from NVML and are absent without an NVIDIA driver.
+A separate thread reads them, only if an option asks for them. `resident` counts all processes of
+the member, including ranks. All other figures are of the whole machine. GPU figures come from NVML
+and are absent without an NVIDIA driver.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ import pynvml
 from aftermath.events import event_types
 from aftermath.events.stream import Events
 
-SECONDS = 15.0  # between two looks
+SECONDS = 15.0  # between two reports
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def looked_at(events: Events, place: Path, seconds: float = SECONDS) -> Iterator[None]:
-    """Tell of the machine meanwhile, for the first time after `seconds`. `place`: where the member
-    writes.
-    """
+    """Emit a report every `seconds` while the block runs. `place` is the directory of the disk."""
     over = threading.Event()
 
     def work() -> None:
@@ -43,7 +41,7 @@ def looked_at(events: Events, place: Path, seconds: float = SECONDS) -> Iterator
 
 
 class Look:
-    """Looks at this machine each time it is called."""
+    """Measures this machine each time it is called."""
 
     def __init__(self, place: Path) -> None:
         self._place = next(
@@ -52,10 +50,10 @@ class Look:
         self._process = psutil.Process()
         self._gpus = _gpus()
         self._sent, self._received = _network()
-        psutil.cpu_percent()  # of the time between two calls
+        psutil.cpu_percent()  # starts the interval: each call measures the time since the last
 
     def __call__(self) -> event_types.Machine:
-        """What is so now; 0 for what the system does not tell."""
+        """Return the current figures. A figure that the system does not provide is 0."""
         sent, received = _network()
         return event_types.Machine(
             cpu=psutil.cpu_percent(),
@@ -74,14 +72,14 @@ class Look:
 
 
 def _network() -> tuple[int, int]:
-    """Bytes sent and received so far, by whatever leads to other machines."""
+    """Return the bytes sent and received since boot, over all interfaces except loopback."""
     counted = _told(lambda: psutil.net_io_counters(pernic=True)) or {}
     leading = [count for name, count in counted.items() if not name.startswith("lo")]
     return sum(count.bytes_sent for count in leading), sum(count.bytes_recv for count in leading)
 
 
 def _gpus() -> list[Any]:
-    """NVML's handles of the machine's GPUs, in its order, which is not always CUDA's."""
+    """Return NVML's handles of the GPUs, in NVML's order, which may differ from CUDA's."""
     try:
         pynvml.nvmlInit()
         return [
@@ -108,9 +106,7 @@ def _gpu(number: int, handle: Any) -> event_types.Gpu:
 
 
 def _told(ask: Callable[[], T]) -> T | None:
-    """What that says, None if it cannot: a process has ended, a directory is gone, a driver does
-    not support it.
-    """
+    """Return the result of `ask`, or None if the process, directory or driver fails."""
     try:
         return ask()
     except (psutil.Error, OSError, pynvml.NVMLError):

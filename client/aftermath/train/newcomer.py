@@ -1,8 +1,8 @@
-"""Learn what a member must know of the run's model before it can measure itself and join.
+"""Get the model's outline and the run's schema, which a member needs before it can join.
 
-The checkpoints that the run has recorded come first, because they need no peer. Unusable ones are
-passed over with a warning, since any member of tier 0 may have named them. Otherwise the newcomer
-joins, asks its peers, and leaves again. It cannot do that while the run is paused.
+The checkpoints recorded on chain come first, because they need no peer. Unusable ones are skipped
+with a warning, because any member of tier 0 can record one. If none is usable, the newcomer joins
+without state, asks its peers, and leaves again. That is not possible while the run is paused.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.train.admission import check_model
 from aftermath.train.requirements import outline_of, schema_from
 
-_PATIENCE = 60.0  # seconds in which the members are asked
+_PATIENCE = 60.0  # seconds for asking the members
 _LOOK_AGAIN = 1.0  # seconds between two attempts
-_LEAVING = 10.0
+_LEAVING = 10.0  # timeout of leaving the run, in seconds
 
 
 def others(run: Run, members: Members, wallet: bytes) -> list[bytes]:
-    """The p2p keys of the members besides this wallet that are in the run, or wait to be."""
+    """Return the p2p keys of all active and waiting members except this wallet."""
     there = members.mask(MemberState.HEALTHY) | members.pending | run.finishers
     found = [members.seats[seat] for seat in bitmap.seats(there)]
     return sorted({one.p2p for one in found if one.signer != wallet})
 
 
 def may_ask(view: View, wallet: bytes) -> bool:
-    """Return whether members can tell a newcomer what the model is, and will give it the model
-    itself.
+    """Return whether members can send the outline, and the model when this member joins.
 
-    An epoch that begins from a checkpoint gives it to nobody. Once an epoch runs, the next one
-    begins from its members.
+    Members send no model for an epoch that starts from a checkpoint. Once an epoch is running, the
+    next one starts from its members.
     """
     run = view.run
     from_members = (
@@ -58,7 +57,7 @@ def may_ask(view: View, wallet: bytes) -> bool:
 
 
 class Newcomer:
-    """Finds out what a run's model is."""
+    """Gets a run's model outline and schema, from a checkpoint or from peers."""
 
     def __init__(
         self,
@@ -79,11 +78,10 @@ class Newcomer:
         self._events = events
 
     async def outline(self, compute: Worker, *besides: Checkpoint) -> tuple[Outline, Schema]:
-        """Return the model's outline and the run's schema, from the recorded places or the places
-        `besides`.
+        """Return the model's outline and the run's schema.
 
-        If all of these fail, ask the members. Raises as `outline_of` does if they do not answer
-        either.
+        Try the recorded checkpoints, then `besides`, then the members. Raises what `outline_of`
+        raises if all of them fail.
         """
         view = await self._chain.view()
         check_model(view.model, self._run_id)
@@ -104,7 +102,7 @@ class Newcomer:
         self._events.emit(event_types.Warning(message=message))
 
     async def _from_members(self, view: View, compute: Worker) -> tuple[Outline, Schema] | None:
-        """What the members tell; None if none of them does in time, or none lets this one in."""
+        """Join, ask the members and leave. Return None if joining fails or nobody answers."""
         try:
             await self._chain.join(
                 p2p=self._transport.node_id,
@@ -120,7 +118,7 @@ class Newcomer:
             try:
                 await asyncio.wait_for(self._chain.leave(), _LEAVING)
             except (Refused, Unavailable, TimeoutError):
-                pass  # the others drop it
+                pass  # the other members drop it after a timeout
 
     async def _ask(self, view: View, compute: Worker) -> tuple[Outline, Schema] | None:
         def schema(config: Mapping[str, Any]) -> Schema:

@@ -11,9 +11,7 @@ from aftermath.train.settings import TrainSettings
 
 
 def check_choices(settings: TrainSettings) -> None:
-    """Raises UsageError for options that mean nothing together, or alone, Unsuitable for extras
-    that are missing.
-    """
+    """Raise UsageError for contradicting or incomplete options, Unsuitable for missing extras."""
     if settings.peer is not None:
         parse_static_peers(settings.peer)
     _check_prompt(settings)
@@ -23,7 +21,7 @@ def check_choices(settings: TrainSettings) -> None:
 
 
 def _check_prompt(settings: TrainSettings) -> None:
-    """Raises UsageError for the length of a continuation without a text."""
+    """Raise UsageError for --prompt-tokens without --prompt-text."""
     if settings.prompt_tokens is not None and settings.prompt_text is None:
         raise UsageError(
             "--prompt-tokens is the length of a continuation, of no text",
@@ -32,7 +30,7 @@ def _check_prompt(settings: TrainSettings) -> None:
 
 
 def _check_sums(settings: TrainSettings) -> None:
-    """Raises UsageError for gradients that would be summed in anything but fp32."""
+    """Raise UsageError for --no-grad-accum-in-fp32."""
     if not settings.grad_accum_in_fp32:
         raise UsageError(
             "--no-grad-accum-in-fp32: gradients are fp32 here, as their weights are, and so are their sums",
@@ -41,7 +39,7 @@ def _check_sums(settings: TrainSettings) -> None:
 
 
 def _check_evaluations(settings: TrainSettings) -> None:
-    """Raises UsageError for options of an evaluation without tasks."""
+    """Raise UsageError for evaluation options without --eval-tasks."""
     said = settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
     if asked_of(settings) is None and any(number is not None for number in said):
         raise UsageError(
@@ -51,8 +49,9 @@ def _check_evaluations(settings: TrainSettings) -> None:
 
 
 def asked_of(settings: TrainSettings) -> Asked | None:
-    """The tasks that the model is asked, if any; whether there are such is not looked at. Raises
-    UsageError.
+    """Return the evaluation that the options ask for, or None. Raises UsageError.
+
+    Does not check that the tasks exist.
     """
     if settings.eval_tasks is None:
         return None

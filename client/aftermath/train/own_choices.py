@@ -1,6 +1,6 @@
-"""Build what a member's own options choose, once the run's model is known.
+"""Build a member's prompt, evaluations and checkpoint upload, once the run's model is known.
 
-Nothing here changes the run's arithmetic.
+None of them changes the run's arithmetic.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 
 
 def prompt_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Prompt | None:
-    """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer,
-    or UsageError.
+    """Return the prompt of --prompt-text, or None.
+
+    Raises UsageError, or CheckpointError if the model has no tokenizer.
     """
     if settings.prompt_text is None:
         return None
@@ -29,8 +30,9 @@ def prompt_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Prom
 
 
 def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Evaluations | None:
-    """What the model is to be asked, if anything. Raises CheckpointError without the model's
-    tokenizer.
+    """Return the evaluations of --eval-tasks, or None.
+
+    Raises CheckpointError if the model has no tokenizer.
     """
     if (wish := asked_of(settings)) is None:
         return None
@@ -41,7 +43,7 @@ def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) ->
 
 
 def hub_of(settings: TrainSettings) -> Hub | None:
-    """Where checkpoints are uploaded to, if anywhere."""
+    """Return the upload of checkpoints that the options choose, or None."""
     if settings.checkpoint_put_links is not None:
         return Hub("", PutLinks(settings.checkpoint_put_links).put, named=False)
     if settings.hub_repo is None:

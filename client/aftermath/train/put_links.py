@@ -1,9 +1,8 @@
 """Copy checkpoints to a bucket by signed links: one HTTP PUT for each file, without a key to the
 bucket.
 
-A JSON object has a link for every file. It is a local file, or the answer of an https address that
-signs links. Links expire, so they are read again before each file. Messages show only the host of a
-link.
+The links are a JSON object, in a local file or at an https address that signs links. Links expire,
+so they are read again before each upload. Messages show only the host of a link.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CHECKPOINT = "{checkpoint}"
 MAX_LINKS_BYTES = 1 << 20
 _TRIES = 5
 _FIRST = 4.0  # seconds before the first retry
-_LONGEST = 64.0  # seconds before a retry, at most, also if the server asks for more
+_LONGEST = 64.0  # longest pause before a retry in seconds, even if Retry-After is longer
 _AGAIN = (408, 429)  # statuses to retry, besides all from 500 on
 _TIMEOUT = httpx.Timeout(60.0, read=300.0)  # storage may answer only once it has stored gigabytes
 _FORM = 'It is a JSON object such as {"model.safetensors": "https://…"}, with a link for each file'
@@ -42,7 +41,7 @@ class PutLinks:
         self._sleep = sleep
 
     def check(self) -> None:
-        """Raise CheckpointError if the source cannot have links. Sends no request to an address."""
+        """Raise CheckpointError if a file has no links, or an address is not https."""
         if not _is_address(self._source):
             _parsed(read_limited(Path(self._source), MAX_LINKS_BYTES), self._source)
         elif not _is_safe(self._source):
@@ -130,7 +129,7 @@ def _asked(method: str, url: str, file: Path | None) -> tuple[int, bytes, str | 
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return a checkpoint's files. `config.json` is last: if it has arrived, so have the others."""
+    """Return a checkpoint's files, `config.json` last: its arrival completes the checkpoint."""
     files = [
         path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")
     ]
@@ -149,8 +148,9 @@ def _parsed(document: bytes, called: str) -> dict[str, str]:
 
 
 def _is_address(source: str) -> bool:
-    """Return whether it is an address, even a mistyped one: the error for a file would show it
-    whole.
+    """Return whether `source` looks like an address.
+
+    Even a mistyped address counts: an error about a file would print it, with its secrets.
     """
     return "://" in source
 

@@ -1,7 +1,7 @@
-"""What a member needs before it joins: the schema, the data and a replica of its tier.
+"""Read the schema and open the data that a member needs before it joins.
 
-A run that asks for something this client cannot do is refused here in one sentence, before anything
-is joined, downloaded or trained.
+If this client cannot train the run, these functions raise an error before the member joins,
+downloads or trains anything.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ log = logging.getLogger(__name__)
 
 
 def schema_of(model: Model, run_id: str, *besides: Checkpoint, access: RunAccess) -> Schema:
-    """The run's schema, from the config.json of a checkpoint that it has recorded, or `besides` of
-    others.
+    """Return the run's schema, from a recorded checkpoint's config.json or from `besides`.
 
-    Raises as `outline_of` does.
+    Raises what `outline_of` raises.
     """
     return outline_of(model, run_id, log.warning, *besides, access=access)[1]
 
@@ -42,12 +41,11 @@ def schema_of(model: Model, run_id: str, *besides: Checkpoint, access: RunAccess
 def outline_of(
     model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint, access: RunAccess
 ) -> tuple[Outline, Schema]:
-    """The run's model as the first of its recorded checkpoints describes it that fits the hash on
-    chain.
+    """Return outline and schema of the first checkpoint that matches the hash on chain.
 
-    A member may have named a place that does not exist: `warn` is told of each that is passed over.
-    Raises what is wrong with the first, if none is right: Unsuitable, CheckpointError,
-    ModelConfigError or SchemaError.
+    Try the recorded checkpoints, then `besides`. A member may have recorded a false one, so `warn`
+    gets a message for each that is skipped. If none matches, raise the error of the first:
+    Unsuitable, CheckpointError, ModelConfigError or SchemaError.
     """
     check_model(model, run_id)
     wrong: list[AftermathError] = []
@@ -86,10 +84,10 @@ def outline_of(
 
 
 def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str) -> Schema:
-    """The run's schema by a config.json.
+    """Return the run's schema from a config.json. `whose` names the file in errors.
 
-    Raises Unsuitable if its architecture or its schema's hash is not the one on chain, and as
-    `agreed_schema` does.
+    Raises Unsuitable if its architecture or its schema's hash is not the one on chain, and what
+    `agreed_schema` raises.
     """
     if not is_of(
         config, model.architecture
@@ -110,10 +108,9 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
 
 
 def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
-    """Return the run's tokens as this machine has them.
+    """Open the run's data on this machine.
 
-    Raises DataError if they are missing or damaged, Unsuitable if they are not those that the run's
-    owner marked.
+    Raises DataError if it is missing or damaged, or Unsuitable if its hash is not the one on chain.
     """
     finetuning = model.data_type == DataType.FINETUNING
     location = model.data_location
@@ -129,7 +126,7 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
         source = open_source(
             location, model.max_seq_len, vocab_size, labels=finetuning, access=access
         )
-        # a file elsewhere costs a download
+        # Hash remote data only if the chain has a hash, because hashing downloads it.
         looked_at = location.files_hash or not table.is_remote
         found = records_hash(source.record()).hex() if looked_at else ""
     if location.files_hash and found != location.files_hash:

@@ -1,8 +1,7 @@
-"""One `aftermath-solana train` process: opens the ports, runs the member, closes them.
+"""Run one `aftermath-solana train` process: check, open connections, train, leave, close.
 
-PyTorch takes seconds to load, so nothing here imports it outside of functions. Checks without
-PyTorch come first (`admission`), over connections that are closed again, because nothing answers on
-them during the load. Only `assembly` reads the real clock.
+PyTorch takes seconds to load, so only functions import it. The checks of `admission` come first and
+close their connections again, because the process answers nothing while PyTorch loads.
 """
 
 from __future__ import annotations
@@ -60,8 +59,9 @@ if TYPE_CHECKING:
 def run_member(
     settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana
 ) -> None:
-    """Take part in a run until it is finished or the user stops. Raises what made that impossible;
-    a computation may still hold its thread, so the process should be ended at once.
+    """Take part in a run until it is finished or the user stops. Raises AftermathError.
+
+    End the process afterwards: a computation may still occupy its thread.
     """
     # never closed: that waits for threads and tasks, and the process ends here anyway
     runner = asyncio.Runner()
@@ -100,23 +100,19 @@ def run_member(
 
 
 def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> Admitted:
-    """Ask the coordinator whether this member may join, before anything is begun. Raises the
-    refusal.
-    """
+    """Check whether the run admits this member. Raises CoordinatorError or Unsuitable if not."""
     with on_interrupt(end_at_once):
         return runner.run(let_in(settings, reach.pool, member_of(settings, reach)))
 
 
 def _tell_run(run: Run, events: Events) -> None:
-    """Say whose run it is: another one may have the same id."""
+    """Emit the run's owner, because another run may get the same id later."""
     owner = str(Pubkey.from_bytes(run.main_authority))
     events.emit(event_types.RunFound(owner=owner, created=run.created, identity=run.identity))
 
 
 def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSettings) -> None:
-    """Say that the run is finished and where its model is, as a member that trains says it. Raises
-    ModelLost.
-    """
+    """Emit that the run is finished, and where its model is. Raises ModelLost."""
     notices = StatusEvents(events)
     run = view.run
     model = view.model
@@ -128,11 +124,12 @@ def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSet
 
 
 def _load_torch() -> None:
-    """Import PyTorch and all that needs it. Ctrl-C ends the process at once meanwhile: some of that
-    swallows it.
+    """Import PyTorch and the modules that need it.
+
+    Ctrl-C ends the process at once during the import, because some modules swallow the exception.
     """
     with on_interrupt(end_at_once):
-        # nearly all that is imported stays, and looking through it takes a tenth of the time
+        # Garbage collection takes a tenth of the import time and frees almost nothing.
         gc.disable()
         try:
             import aftermath.train.assembly
@@ -143,9 +140,7 @@ def _load_torch() -> None:
 
 
 def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
-    """What the member trains on, with as many threads as it was given. Raises UsageError,
-    Unsuitable.
-    """
+    """Resolve the devices and set the number of threads. Raises UsageError or Unsuitable."""
     import torch
 
     from aftermath.parallel.launch import threads_of
@@ -158,7 +153,7 @@ def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
 
 
 def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> TrainSettings:
-    """The settings with the tier that suits this machine, where that is left to us."""
+    """Return the settings with the tier that suits this machine, for --matformer-tier auto."""
     say(LOADING)
     _load_torch()
     from aftermath.train.access_options import access_for
@@ -177,7 +172,7 @@ def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> Tra
 
 
 def _local_directory(settings: TrainSettings, admitted: Admitted) -> Path:
-    """Where peers of this very run on this machine find each other."""
+    """Return the directory where peers of this run on this machine find each other."""
     return local_discovery_dir(
         settings.run_id,
         cluster=admitted.cluster,
@@ -189,7 +184,7 @@ def _local_directory(settings: TrainSettings, admitted: Admitted) -> Path:
 def _only_here(
     settings: TrainSettings, wallet: Wallet, admitted: Admitted
 ) -> contextlib.AbstractContextManager[None]:
-    """The wallet's place in the run, which one process holds. Raises Unsuitable if another does."""
+    """Lock this wallet and run. Raises Unsuitable if another process has the lock."""
     return only_process(
         cache_directory("locks"),
         cluster=admitted.cluster,
@@ -201,7 +196,7 @@ def _only_here(
 
 @contextlib.contextmanager
 def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
-    """A failure is an event, too."""
+    """Emit a failure of the block as an event, and raise it as an AftermathError."""
     try:
         yield
     except Exception as error:
@@ -214,7 +209,7 @@ def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
 def _introduce(
     settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events
 ) -> None:
-    """The first event: a log says by itself what it is the log of."""
+    """Emit the first event, which names the run and the member of a log."""
     events.emit(
         event_types.MemberStarted(
             run_id=settings.run_id,
@@ -230,13 +225,14 @@ def _log_to(events: Events) -> None:
     ours = logging.getLogger("aftermath")
     ours.addHandler(LogWarnings(events))
     show_debug_logs(ours)
-    # else it would be said twice, the second time into the middle of the terminal view
+    # Otherwise the root logger would print each message again, into the middle of the screen.
     ours.propagate = False
 
 
 async def _session(settings: TrainSettings, named: Named, events: Events) -> None:
-    """Live as a member until the run is finished or a signal comes; raises what made that
-    impossible.
+    """Run the member until the run is finished or a signal arrives.
+
+    Raises what ended the member, or ModelLost if leaving lost training steps.
     """
     departure = Departure(events, can_ask=is_a_person_there(), ask=ask_on_stderr)
     interrupts = Interrupts(departure.on_signal)
@@ -283,9 +279,7 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
 async def _ports(
     settings: TrainSettings, named: Named, events: Events
 ) -> AsyncIterator[tuple[Member, Launched | None]]:
-    """Open chain and transport, check that we fit the run, and hand out the member and its other
-    ranks, if any.
-    """
+    """Open the chain and the transport. Yield the member, and its other ranks if any."""
     from aftermath.parallel.launch import launched, threads_of
     from aftermath.train.assembly import assembled
 
@@ -326,8 +320,10 @@ async def _open_transport(
     directory: Directory | None = None,
     local_directory: Path | None = None,
 ) -> IrohTransport:
-    """The peers' transport. `here`: the run is on a local network, so `auto` expects the peers on
-    this machine, in `local_directory`; with a `directory` nobody else is asked for them.
+    """Open the transport to peers.
+
+    `here` is true on a local network: `auto` then looks for peers on this machine, in
+    `local_directory`. If there is a `directory`, it is the only source of addresses.
     """
     relay = DISABLED if here or directory else N0
     discovery: Literal["local", "n0"] = "local" if here or directory else "n0"

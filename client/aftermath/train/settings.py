@@ -1,7 +1,7 @@
-"""Settings of a member: the source of the options of `train`, their limits and help.
+"""Settings of a member, from which `train` takes its options, limits and help.
 
-Nothing here changes the run's arithmetic; what must be equal on all members is in the run's config.
-A plain dataclass, so that `--help` does not import pydantic.
+No setting changes the run's arithmetic. Values that must be equal on all members are in the run's
+config. The class is a plain dataclass, so that `--help` does not import pydantic.
 """
 
 from __future__ import annotations

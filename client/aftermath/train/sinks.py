@@ -1,4 +1,4 @@
-"""Where a member's events go: the screen or lines, and the requested files."""
+"""Build the sinks of a member's events: screen or lines, files, metrics and trackers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aftermath.ui.terminal.screen import Screen, can_show
 
 
 def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
-    """The sinks the settings ask for; lines instead of a screen where nothing can be drawn over."""
+    """Build the sinks of the settings. Without a terminal, lines replace the screen."""
     console = Console(soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
     sinks: list[Sink] = []
     started = time.monotonic()
@@ -52,7 +52,7 @@ def collects_figures(settings: TrainSettings) -> bool:
 
 
 def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink:
-    """What keeps events there. Raises Unsuitable if nothing can be written."""
+    """Return a sink that writes to `path`. Raises Unsuitable if writing fails."""
     try:
         return writer(path, _date)
     except OSError as error:

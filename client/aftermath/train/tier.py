@@ -28,15 +28,16 @@ AUTO_TIER = -1
 
 @dataclass(frozen=True)
 class ChosenTier:
-    """A tier, and why that one."""
+    """A tier, and the reason for the choice."""
 
     tier: int
     why: str
 
 
 def check_alone(tier: int, mesh: Mesh) -> None:
-    """UsageError if a member of several devices leaves its tier to us: what fits on them together
-    is not computed.
+    """Raise UsageError for --matformer-tier auto with several devices.
+
+    Their combined memory and speed are not computed.
     """
     if tier == AUTO_TIER and not mesh.alone:
         raise UsageError(
@@ -46,7 +47,7 @@ def check_alone(tier: int, mesh: Mesh) -> None:
 
 
 def held_tier(view: View, wallet: bytes) -> int | None:
-    """The tier of a wallet that is a member of the run, None if it is none."""
+    """Return the tier of a wallet in the run, or None if it is not a member."""
     seat = view.members.find(wallet)
     return None if seat is None else view.members.seats[seat].tier
 
@@ -59,10 +60,10 @@ def chosen(
     free: int,
     measure: Callable[[int], int | None],
 ) -> ChosenTier:
-    """The tier for this wallet on this machine; `measure` gives a tier's sequences per minute, None
-    if memory said no.
+    """Choose the tier of a wallet. Raises OutOfMemory if not even the smallest tier fits.
 
-    Raises OutOfMemory if not even the smallest fits.
+    `free` is the free memory in bytes. `measure` returns a tier's sequences per minute, or None if
+    memory runs out.
     """
     from aftermath.member.speed import too_slow
     from aftermath.replica.fit import first_fitting, needs
@@ -96,9 +97,7 @@ def chosen(
 
 
 def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device]) -> None:
-    """Raise OutOfMemory if what a tier holds at least is more than is free on these devices
-    together.
-    """
+    """Raise OutOfMemory if a tier's minimum memory exceeds the free memory of all devices."""
     from aftermath.replica.fit import first_fitting, needs
     from aftermath.replica.memory import free_bytes
     from aftermath.replica.pass_size import OutOfMemory
@@ -119,9 +118,7 @@ def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device
 def chosen_here(
     view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic
 ) -> ChosenTier:
-    """Do the same with this machine's devices, as `settings` use them. Measurements are printed
-    on stderr.
-    """
+    """Choose the tier of a wallet for this machine's device. Print measurements on stderr."""
     from aftermath.replica.memory import free_bytes
     from aftermath.replica.replica import pick_device
 
@@ -136,8 +133,9 @@ def chosen_here(
 def speed_here(
     schema: Schema, tier: int, seq_len: int, settings: TrainSettings, arithmetic: Arithmetic
 ) -> int | None:
-    """Sequences of a tier that this machine trains in a minute; None if memory does not hold it.
-    Says it on stderr.
+    """Measure the sequences per minute of a tier. Return None if memory runs out.
+
+    Announces the benchmark on stderr.
     """
     import time
 

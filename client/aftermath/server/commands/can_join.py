@@ -20,7 +20,7 @@ async def can_join(
     *,
     files: AccessOptions,
 ) -> Result:
-    """Say whether a member may join the run of a server, and why not.
+    """Check whether a member may join a server's run, and print the reason if not.
 
     Runs the checks that client train runs before it joins. They cover the server's list of members,
     the client version, other local processes with the same key, the device, and the run's model,

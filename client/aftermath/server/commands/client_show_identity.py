@@ -32,8 +32,8 @@ def client_show_identity(
 ) -> Result:
     """Show the public key by which a server knows a member.
 
-    A server's list of members has this key. The secret key is never printed. --create makes a new
-    key and refuses to replace a file.
+    The server's operator adds this key to the --allow file. The command never prints the secret
+    key. --create makes a new key and refuses to replace a file.
     """
     import os
 

@@ -33,7 +33,7 @@ async def doctor(
     listening: ListeningOptions,
     files: AccessOptions,
 ) -> Result:
-    """Say what is wrong with this machine or its way to a server, and how to correct it.
+    """Find problems of this machine and its connection to a server, and print their fixes.
 
     Checks this machine first: Python and its packages, PyTorch and the device, disk, ports, UDP and
     the relay. Then checks the server: whether it answers and admits the key, its clock, and the
