@@ -45,133 +45,138 @@ class LabSettings:
     model: Annotated[
         Path | None,
         Doc(
-            "Model to start from: a checkpoint directory, or OWNER/NAME on the Hub. Needed without a config file."
+            "Model to start from: a checkpoint directory, or OWNER/NAME on the Hub. "
+            "Required without a config file."
         ),
     ] = None
     data_path: Annotated[
-        Path | None, Doc("Token file or directory of them; needed without a config file.")
+        Path | None, Doc("Token file or directory of token files. Required without a config file.")
     ] = None
     token_bytes: Annotated[
-        Literal["2", "4"] | None, Doc("Bytes of a token in these files; else 2.")
+        Literal["2", "4"] | None, Doc("Bytes per token in these files. Default: 2.")
     ] = None
     seq_len: Annotated[
-        int | None, NumberLimits(2, MAX_SEQ_LEN), Doc(f"Tokens of a sequence; else {SEQ_LEN}.")
+        int | None, NumberLimits(2, MAX_SEQ_LEN), Doc(f"Tokens per sequence. Default: {SEQ_LEN}.")
     ] = None
 
-    optimizer: Annotated[OptimizerName | None, Doc("What learns from gradients; else distro.")] = (
-        None
-    )
-    lr: Annotated[float | None, Doc(f"Highest learning rate; else {_RATES}.")] = None
+    optimizer: Annotated[OptimizerName | None, Doc("Optimizer. Default: distro.")] = None
+    lr: Annotated[float | None, Doc(f"Highest learning rate. Default: {_RATES}.")] = None
     lr_schedule: Annotated[
         ScheduleName | None,
-        Doc("stable falls to 0 over the last fifth of the steps, cosine to a tenth; else stable."),
+        Doc(
+            "Learning rate after the warm-up. stable falls to 0 over the last fifth of the steps, "
+            "cosine falls to a tenth of the highest rate. Default: stable."
+        ),
     ] = None
     warmup_steps: Annotated[
         int | None,
         NumberLimits(0, U32_MAX),
-        Doc("Steps until the highest rate; else a twentieth of them."),
+        Doc("Steps until the highest rate. Default: a twentieth of --steps."),
     ] = None
     steps: Annotated[
         int | None,
         NumberLimits(1, U32_MAX),
-        Doc(f"Steps to train; else {STEPS}. A config's schedule keeps its own length."),
+        Doc(f"Steps to train. Does not stretch a config's schedule. Default: {STEPS}."),
     ] = None
     total_batch: Annotated[
         int | None,
         NumberLimits(1, 65535),
-        Doc(f"Sequences of a step, of all members; else {TOTAL_BATCH}."),
+        Doc(f"Sequences per step, over all members. Default: {TOTAL_BATCH}."),
     ] = None
     micro_batch: Annotated[int, NumberLimits(1), Doc("Sequences in one forward pass.")] = 8
     seed: Annotated[
         int | None,
         NumberLimits(0, 2**63 - 1),
-        Doc("Of the order of the data and of what is rejected; else 0."),
+        Doc("Seed of the data order and of the choice of rejected results. Default: 0."),
     ] = None
 
     members: Annotated[
         int | None,
         NumberLimits(1, MAX_MEMBERS),
-        Doc("Replicas, each with a share of the batch; else 1."),
+        Doc("Number of replicas, each with a share of the batch. Default: one per --tiers entry."),
     ] = None
     tiers: Annotated[
         str | None,
         Doc(
-            "Tiers of the members, for example 0,1,2; fewer than members are taken by turns. Else 0."
+            "Tiers of the members, for example 0,1,2. A list shorter than --members repeats. "
+            "Default: 0."
         ),
     ] = None
     shares: Annotated[
         str | None,
-        Doc("Sequences of each member, for example 3,4,5; else as equal as they can be."),
+        Doc("Sequences per step of each member, for example 3,4,5. Default: as equal as possible."),
     ] = None
     overlap: Annotated[
         Literal["0", "1"] | None,
         Doc(
-            "Rounds that pass before results are applied, beyond the next; else 1, and 0 with sparseloco."
+            "Rounds that are trained before a round's results are applied. 0 applies them at once. "
+            "Default: 1, or 0 with sparseloco."
         ),
     ] = None
     reject: Annotated[
-        int, NumberLimits(0, 99), Doc("Percent of the results that are not accepted.")
+        int, NumberLimits(0, 99), Doc("Percentage of results to reject. 0 accepts all.")
     ] = 0
 
     topk: Annotated[
         int | None,
         NumberLimits(1, 65535),
         Doc(
-            f"Coefficients that a result keeps of a block; else {distro.TOPK} with distro and "
+            f"Coefficients that a result keeps per block. Default: {distro.TOPK} with distro, "
             f"{sparseloco.TOPK} with sparseloco."
         ),
     ] = None
     topk_embeddings: Annotated[
         int | None,
         NumberLimits(1, 65535),
-        Doc("The same, of the token embedding and the output head; else as many."),
+        Doc("--topk for the token embedding and the output head. Default: --topk."),
     ] = None
     feedback_decay: Annotated[
         float | None,
         Doc(
-            "Part of what was not sent that is still there a round later; else "
-            f"{distro.DECAY:g} with distro and {sparseloco.DECAY:g} with sparseloco."
+            "Factor of the residual (what was not sent) per round. Default: "
+            f"{distro.DECAY:g} with distro, {sparseloco.DECAY:g} with sparseloco."
         ),
     ] = None
     inner_steps: Annotated[
         int | None,
         NumberLimits(1, MAX_INNER_STEPS),
-        Doc(f"sparseloco: steps on parts of a share; else {sparseloco.INNER_STEPS}."),
+        Doc(f"sparseloco: optimizer steps per share. Default: {sparseloco.INNER_STEPS}."),
     ] = None
     inner_optimizer: Annotated[
         InnerOptimizerName | None,
-        Doc(f"sparseloco: what makes these steps; else {sparseloco.INNER_OPTIMIZER}."),
+        Doc(f"sparseloco: optimizer of these steps. Default: {sparseloco.INNER_OPTIMIZER}."),
     ] = None
     value_bits: Annotated[
         Literal["1", "2"] | None,
-        Doc(f"sparseloco: bits of a value in a result; else {sparseloco.VALUE_BITS}."),
+        Doc(f"sparseloco: bits per value of a result. Default: {sparseloco.VALUE_BITS}."),
     ] = None
     outer_lr: Annotated[
         float | None,
-        Doc(f"sparseloco: how much of the mean is applied; else {sparseloco.OUTER_LR:g}."),
+        Doc(f"sparseloco: factor of the applied mean. Default: {sparseloco.OUTER_LR:g}."),
     ] = None
     mean: Annotated[
         DivisorName | None,
         Doc(
-            "sparseloco: over the members that kept a coefficient (keepers), over all, or by the root of both "
-            "numbers' product; else keepers."
+            "sparseloco: divisor of the sum of results: the members that sent the coefficient "
+            "(keepers), all members (all), or the root of both numbers' product (root). "
+            "Default: keepers."
         ),
     ] = None
     orthogonal_lr: Annotated[
         float | None,
         Doc(
-            "sparseloco: how many learning rates hidden matrices go along the polar factor of the mean, as "
-            f"Muon does; 0 goes by the mean itself; else {sparseloco.ORTHOGONAL_LR:g}."
+            "sparseloco: step of hidden matrices along the polar factor of the mean, like Muon, in "
+            f"learning rates. 0 applies the mean itself. Default: {sparseloco.ORTHOGONAL_LR:g}."
         ),
     ] = None
 
     held_out_path: Annotated[
-        Path | None, Doc("Token files that are measured on and not trained on.")
+        Path | None, Doc("Token files for the held-out loss. Not trained on.")
     ] = None
     eval_every: Annotated[
-        int, NumberLimits(0), Doc("Steps between measurements; 0 measures at the end only.")
+        int, NumberLimits(0), Doc("Steps between held-out losses. 0 measures only at the end.")
     ] = 0
-    eval_sequences: Annotated[int, NumberLimits(1), Doc("Sequences of a measurement.")] = 256
+    eval_sequences: Annotated[int, NumberLimits(1), Doc("Sequences per held-out loss.")] = 256
 
     out: Annotated[
         Path | None,
@@ -183,6 +188,6 @@ class LabSettings:
     device: Annotated[str, Doc("auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")] = (
         "auto"
     )
-    threads: Annotated[int, NumberLimits(0), Doc("CPU threads; 0 leaves torch's own choice.")] = 0
+    threads: Annotated[int, NumberLimits(0), Doc("CPU threads. 0 keeps PyTorch's choice.")] = 0
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"

@@ -16,14 +16,14 @@ CENTRALIZED = Index(
         "server validate-config": Entry(SERVER, "Check the files of a server without starting it."),
         "client train": Entry(CLIENT, "Join the run of a server and train until it ends."),
         "can-join": Entry(
-            CLIENT, "Say whether a member may join the run of a server, and why not."
+            CLIENT, "Check whether a member may join a server's run, and print the reason if not."
         ),
         "predownload": Entry(
             CLIENT, "Fetch the model of a server's run and check its data before joining."
         ),
         "doctor": Entry(
             CLIENT,
-            "Say what is wrong with this machine or its way to a server, and how to correct it.",
+            "Find problems of this machine and its connection to a server, and print their fixes.",
         ),
         "client show-identity": Entry(
             CLIENT, "Show the public key by which a server knows a member."

@@ -83,7 +83,7 @@ class TrainSettings:
         str | None,
         Doc(
             "Addresses of peers that discovery does not find, as KEY@HOST:PORT, separated by "
-            "commas. One of two members has to name the other."
+            "commas. It is enough if one of two members names the other."
         ),
     ] = None
     max_concurrent_downloads: Annotated[
@@ -121,7 +121,7 @@ class TrainSettings:
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"
     grad_accum_in_fp32: Annotated[
-        bool, Doc("Sum gradients in fp32. No other choice exists, since weights are fp32.")
+        bool, Doc("Sum gradients in fp32. Cannot be disabled, because weights are fp32.")
     ] = True
     micro_batch_size: Annotated[
         int,

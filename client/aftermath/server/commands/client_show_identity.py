@@ -27,7 +27,7 @@ def client_show_identity(
     ] = None,
     create: Annotated[
         bool,
-        typer.Option("--create", help="First create the secret key's file, readable by you only."),
+        typer.Option("--create", help="Create the secret key file first, readable only by you."),
     ] = False,
 ) -> Result:
     """Show the public key by which a server knows a member.

@@ -48,7 +48,7 @@ def client_train(
     settings: TrainSettings,
     json_output: Annotated[
         bool,
-        typer.Option("--json", help="Events as JSON lines (--logs json), and an error as JSON."),
+        typer.Option("--json", help="Print events as JSON lines, and an error as JSON."),
     ] = False,
 ) -> NoReturn:
     """Join the run of a server and train until it ends.

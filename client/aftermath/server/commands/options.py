@@ -21,7 +21,7 @@ State = Annotated[
 DataConfig = Annotated[
     Path | None,
     typer.Option(
-        help="A data.toml whose tokens are served too, at the address that the state file names."
+        help="A data.toml. Also serve its tokens, at the address that the state file names."
     ),
 ]
 MaybeRunId = Annotated[

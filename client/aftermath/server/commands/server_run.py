@@ -33,8 +33,8 @@ class ListenOptions:
     host: Annotated[
         str,
         typer.Option(
-            help="Address to listen at. The default admits members on other machines, 127.0.0.1 only "
-            "this machine."
+            help="Address to listen on. The default accepts members on other machines. 127.0.0.1 "
+            "accepts only this machine."
         ),
     ] = "0.0.0.0"
     allow: Annotated[
@@ -55,7 +55,7 @@ class ListenOptions:
     withdraw_on_disconnect: Annotated[
         Switch,
         typer.Option(
-            help="Withdraw members that are disconnected for some seconds.", rich_help_panel=MEMBERS
+            help="Withdraw members that stay disconnected for 5 seconds.", rich_help_panel=MEMBERS
         ),
     ] = "true"
 
@@ -74,7 +74,7 @@ async def server_run(
     save_state_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for the run and its owner's key. Without it the run is lost at the end."
+            help="Directory for the run and its owner's key. Without it, a stop loses the run."
         ),
     ] = None,
     init_warmup_time: Annotated[
