@@ -1,4 +1,4 @@
-"""Where the programs' accounts are: program-derived addresses of a run and of an authorization."""
+"""Derive the addresses of a run's accounts and of an authorization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EVERYONE = Pubkey.default()
 """The grantee of an authorization that admits any wallet."""
 
 _RUN_IDS: dict[Pubkey, str] = {}
-"""An address does not show the id it is made from, and people know a run by its id."""
+"""Run ids by address, for error messages: a run's id cannot be read from its address."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RunAddresses:
 
 @cache
 def run_addresses(program: Pubkey, run_id: str) -> RunAddresses:
-    """The accounts of `run_id`. Raises UsageError as `run_seed`."""
+    """Return the account addresses of `run_id`. Raises UsageError like `run_seed`."""
     seed = run_seed(run_id)
     names = (b"run", b"model", b"members", b"witnesses")
     found = RunAddresses(*(Pubkey.find_program_address([name, seed], program)[0] for name in names))
@@ -48,10 +48,10 @@ def run_addresses(program: Pubkey, run_id: str) -> RunAddresses:
 
 
 def run_seed(run_id: str) -> bytes:
-    """The bytes of a run's id. Raises UsageError when it cannot be one."""
+    """Return a run id as bytes. Raises UsageError if it is not a valid run id."""
     try:
         seed = run_id.encode()
-    except UnicodeEncodeError:  # bytes of a terminal that are no text
+    except UnicodeEncodeError:  # the terminal sent bytes that are not UTF-8
         raise UsageError("the run id is not text", "Pass it in UTF-8") from None
     if not 1 <= len(seed) <= RUN_ID_BYTES or 0 in seed:
         raise UsageError(
@@ -62,13 +62,16 @@ def run_seed(run_id: str) -> bytes:
 
 
 def run_id_among(accounts: Iterable[Pubkey]) -> str | None:
-    """The id of the run whose account is one of these, if this process has asked for that run."""
+    """Return the id of the run that one of these accounts belongs to, or None if it is unknown.
+
+    Only runs whose addresses this process has derived are known.
+    """
     return next((_RUN_IDS[account] for account in accounts if account in _RUN_IDS), None)
 
 
 @cache
 def membership_address(program: Pubkey, run: Pubkey, created: int, wallet: Pubkey) -> Pubkey:
-    """What the run at this address, created in that slot, keeps of `wallet`."""
+    """Return the address of `wallet`'s membership in the run that was created at slot `created`."""
     seeds = [b"membership", bytes(run), created.to_bytes(8, "little"), bytes(wallet)]
     return Pubkey.find_program_address(seeds, program)[0]
 
@@ -77,6 +80,6 @@ def membership_address(program: Pubkey, run: Pubkey, created: int, wallet: Pubke
 def authorization_address(
     program: Pubkey, grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE
 ) -> Pubkey:
-    """The account that says `grantor` lets `grantee` do `scope`."""
+    """Return the address of the authorization that `grantor` gave `grantee` for `scope`."""
     seeds = [b"authorization", bytes(grantor), bytes(grantee), scope]
     return Pubkey.find_program_address(seeds, program)[0]

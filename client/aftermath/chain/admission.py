@@ -1,9 +1,6 @@
-"""What a member needs besides an authorization: the client version that the run asks for, and money
-for its membership, the run's bond and its fees. And what keeps it out of a run, regardless of who
-admits it: verdicts that nobody can check.
+"""Check what a member needs besides an authorization: client version, funds and a safe run.
 
-Decided: `train` checks these before it spends minutes on anything else, and `can-join` answers from
-the same checks.
+`train` runs these checks before any slow step, and `can-join` runs the same ones.
 """
 
 from __future__ import annotations
@@ -20,15 +17,11 @@ from aftermath.rules.run import Run
 VERSION_MISMATCH = "ClientVersionMismatch"
 VERIFICATION_NOT_THERE = "VerificationNotThere"
 FEES_IN_HAND = 5_000_000
-"""Lamports a member shall start with besides the bond: the rent of its membership and some 500
-transactions.
-"""
+"""Lamports a member needs at its start besides the bond: membership rent and about 500 fees."""
 
 
 def warning_about_version(wanted: str, own: str) -> str:
-    """Why a version that was asked for may not be meant: this client, of version `own`, is not let
-    in.
-    """
+    """Return a warning if a run that requires version `wanted` excludes this client, else ""."""
     if wanted in ("", own):
         return ""
     return (
@@ -38,8 +31,9 @@ def warning_about_version(wanted: str, own: str) -> str:
 
 
 def check_version(run_id: str, wanted: str, client_version: str) -> None:
-    """Raises Refused `ClientVersionMismatch` when the run is not for this client; `wanted` empty:
-    for any.
+    """Raise Refused `ClientVersionMismatch` if the run requires another client version.
+
+    An empty `wanted` admits any version.
     """
     if wanted in ("", client_version):
         return
@@ -52,11 +46,10 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
 
 
 def check_verdicts(run: Run) -> None:
-    """Raises Refused `VerificationNotThere` for a run in which members are elected to convict
-    others.
+    """Raise Refused `VerificationNotThere` for a run in which elected members can convict others.
 
-    No client recomputes results yet, so a voter there votes as it likes, and may be three
-    wallets of the owner.
+    No client recomputes results yet, so a verdict cannot be checked. The owner could outvote the
+    members with three wallets.
     """
     if not run.config.verification_percent:
         return
@@ -91,8 +84,9 @@ def not_admitted(
 
 
 async def check_funds(pool: RpcPool, wallet: Pubkey, bond: int = 0) -> None:
-    """Raises Refused `InsufficientFunds` for a wallet that cannot pay what a start takes, `bond`
-    lamports among it; on a network of this machine it is given what it lacks first, since nothing
-    else tells whether the faucet gives any.
+    """Raise Refused `InsufficientFunds` if a wallet cannot pay the fees and bond of a start.
+
+    On a local network, request the missing lamports first: only a request shows whether the faucet
+    gives any. `bond` is in lamports.
     """
     await ensure_funds(pool, wallet, FEES_IN_HAND + bond)

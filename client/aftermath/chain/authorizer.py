@@ -44,9 +44,7 @@ class Authorization:
     """The wallet that paid for the current delegates."""
 
     def admits(self, grantor: Pubkey, user: Pubkey, run: Pubkey) -> bool:
-        """Whether the program would let `user` join the run at this address, whose join authority
-        is `grantor`.
-        """
+        """Return whether this admits `user` to `run`, whose join authority is `grantor`."""
         named = self.grantee in (EVERYONE, user) or user in self.delegates
         return (
             self.active
@@ -57,7 +55,7 @@ class Authorization:
 
 
 class AuthorizerInstructions:
-    """Builders for one signing wallet, which is grantor or grantee as the instruction asks."""
+    """Builds authorizer instructions that one wallet signs, as grantor or as grantee."""
 
     def __init__(self, program: AnchorProgram, user: Pubkey) -> None:
         self._program = program
@@ -88,7 +86,7 @@ class AuthorizerInstructions:
             added[i : i + DELEGATES_AT_ONCE] for i in range(0, len(added), DELEGATES_AT_ONCE)
         ] or [added]
         if clear and added and held.delegates and held.delegates_sponsor != self.user:
-            parts.insert(0, [])  # what another one has paid for goes by itself
+            parts.insert(0, [])  # first clear the delegates that another wallet paid for
         own = {"delegates_sponsor": self.user}  # once this wallet has paid for some
         return [
             self._program.instruction(
@@ -132,13 +130,13 @@ class Authorizer:
         return self._program.id
 
     def ix(self, user: Pubkey) -> AuthorizerInstructions:
-        """Builders that `user` signs."""
+        """Return the instruction builders for the signer `user`."""
         return AuthorizerInstructions(self._program, user)
 
     def size(
         self, grantor: Pubkey, grantee: Pubkey, delegates: int = 0, *, scope: bytes = JOIN_SCOPE
     ) -> dict[Pubkey, int]:
-        """Bytes of the authorization to join with that many delegates, by its address."""
+        """Return {address: size in bytes} of an authorization with that many delegates."""
         place = authorization_address(self._program.id, grantor, grantee, scope)
         return {place: BARE_BYTES + len(scope) + DELEGATE_BYTES * delegates}
 
@@ -150,8 +148,9 @@ class Authorizer:
         *,
         min_slot: int | None = None,
     ) -> Authorization | None:
-        """The authorization to join runs that `grantor` gave `grantee`, None if there is none; as
-        of `min_slot` or later.
+        """Return the authorization that `grantor` gave `grantee`, as of `min_slot` or later.
+
+        None if there is none.
         """
         return (await self._fetch(grantor, [(grantee, scope)], min_slot=min_slot))[0]
 

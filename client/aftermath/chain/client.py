@@ -1,4 +1,4 @@
-"""The coordinator program as a service: reads runs, and sends its instructions, one method each.
+"""Client of the coordinator program: reads runs, and sends instructions with one method each.
 
 `ix` builds instructions and `sender` packs and sends them, for commands that put several into one
 transaction. The other methods do both for one instruction.
@@ -78,7 +78,7 @@ class CoordinatorClient:
 
     @cached_property
     def ix(self) -> CoordinatorInstructions:
-        """Builders that sign with this wallet. Raises CoordinatorError without one."""
+        """Instruction builders for this wallet. Raises CoordinatorError without a wallet."""
         return CoordinatorInstructions(self._program, self._signer().pubkey)
 
     @cached_property
@@ -92,22 +92,22 @@ class CoordinatorClient:
         )
 
     async def run(self, run_id: str) -> Run:
-        """The run. Raises NoSuchRun when it does not exist on this cluster, AccountError when it is
-        of another version.
+        """Return the run.
 
-        CoordinatorError when there is no such program, or it does not own the account.
+        Raises NoSuchRun if it does not exist, AccountError if it has another layout version, and
+        CoordinatorError if the program does not exist or does not own the account.
         """
         return parse_run(
             (await self._account(run_id, run_addresses(self.program_id, run_id).run)).data
         )
 
     async def model(self, run_id: str) -> Model:
-        """The run's model, also if this client cannot read its training spec. Errors as `run`."""
+        """Return the run's model, even if its training spec is unreadable. Raises like `run`."""
         account = await self._account(run_id, run_addresses(self.program_id, run_id).model)
         return parse_model(account.data, any_spec=True)
 
     async def members(self, run_id: str) -> Members:
-        """The run's members. Errors as `run`."""
+        """Return the run's members. Raises like `run`."""
         return parse_members(
             (await self._account(run_id, run_addresses(self.program_id, run_id).members)).data
         )
@@ -131,10 +131,9 @@ class CoordinatorClient:
         return parse_run(run.data), parsed, parse_members(members.data)
 
     async def list_runs(self) -> list[tuple[Run, Model, Members | None]]:
-        """Every run of this program on the cluster, by run id; without members if its creation was
-        not finished.
+        """Return (run, model, members) of every run of this program, sorted by run id.
 
-        Runs of another program version are left out.
+        Members is None if the creation was interrupted. Runs of other program versions are skipped.
         """
         layout = run_account()
         stored = await fetch_program(
@@ -173,7 +172,7 @@ class CoordinatorClient:
         join_authority: Pubkey | None = None,
         client_version: str = "",
     ) -> list[Instruction]:
-        """The instructions that create a run with all its accounts at full size."""
+        """Return the instructions that create a run with all its accounts at full size."""
         first = self.ix.init_run(
             run_id,
             main_authority=main_authority,
@@ -189,7 +188,7 @@ class CoordinatorClient:
         return [first, *grows]
 
     def sizes(self, run_id: str) -> dict[Pubkey, int]:
-        """Bytes of a run's accounts by their addresses."""
+        """Return {address: size in bytes} of a run's accounts."""
         places = run_addresses(self.program_id, run_id)
         return {
             places.run: run_account().size,
@@ -228,7 +227,7 @@ class CoordinatorClient:
         return await self.sender.send([self.ix.update(run_id, **parts, use_durable=use_durable)])
 
     async def set_paused(self, run_id: str, paused: bool) -> Signature:
-        """Pause, or start, resume and reopen."""
+        """Pause the run, or start, resume or reopen it."""
         return await self.sender.send([self.ix.set_paused(run_id, paused)])
 
     async def rewind(self, run_id: str, place: int, step: int) -> Signature:
@@ -236,7 +235,7 @@ class CoordinatorClient:
         return await self.sender.send([self.ix.rewind(run_id, place, step)])
 
     async def kick(self, run_id: str, wallet: Pubkey, *, barred: bool) -> Signature:
-        """Take a wallet out of the next epoch, bar it, or let it ask again."""
+        """Remove a wallet from the next epoch, and bar its later joins or lift that bar."""
         run = await self.run(run_id)
         held = await membership_of(self.pool, self.program_id, run, wallet)
         step = self.ix.kick(
@@ -269,9 +268,7 @@ class CoordinatorClient:
         )
 
     async def close_run(self, run_id: str) -> list[Signature]:
-        """Delete a halted run; its rent goes to this wallet. Bonds of the ejected are settled
-        before.
-        """
+        """Settle the bonds of ejected members, then delete a halted run. We get the rent."""
         run, _, members = await self.snapshot(run_id, any_spec=True)
         ejected = [Pubkey(members.seats[seat].signer) for seat in seats(members.forfeited)]
         settled = [self.ix.settle(run_id, run.created, wallet) for wallet in ejected]
@@ -282,13 +279,11 @@ class CoordinatorClient:
         return await self.transact(self.ix.tick(run_id))
 
     async def transact(self, *instructions: Instruction) -> Signature:
-        """Send instructions of which the last may end in a transition of the run. Raises as
-        `Sender.send`.
-        """
+        """Send instructions whose last one may trigger a transition. Raises like `Sender.send`."""
         return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)
 
     async def _account(self, run_id: str, address: Pubkey) -> AccountData:
-        """Return an account as it is after what this client has sent."""
+        """Return an account as of this client's last transaction or later."""
         min_slot = None if self._wallet is None else self.sender.slot or None
 
         async def ask(node: NodeClient) -> AccountData | None:

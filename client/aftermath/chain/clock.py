@@ -1,8 +1,8 @@
-"""Chain time between the moments it is observed.
+"""Estimate chain time between observations.
 
-Decided: a timestamp seen on chain is a lower bound of chain time at the moment it arrives (it is a
-whole second, and it travelled), so the best of the last few observations is the largest. Being a
-little late is harmless where being early is not: the program refuses what is not yet due.
+A timestamp is a lower bound of chain time when it arrives: it is rounded down and it travelled. So
+the largest of the last few offsets is used. A late estimate is harmless; the program refuses
+transactions that are early.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ class ChainClock:
         self._offsets: deque[float] = deque(maxlen=OBSERVATIONS)
 
     def observe(self, timestamp: int) -> None:
-        """A timestamp that has just arrived from the chain."""
+        """Record a chain timestamp (unix seconds) that has just arrived."""
         self._offsets.append(timestamp - self._monotonic())
 
     def observe_sysvar(self, data: bytes) -> None:
-        """The bytes of the Clock sysvar that have just arrived. Raises BadReply if they are not
-        that.
-        """
+        """Record the Clock sysvar that has just arrived. Raises BadReply if it is malformed."""
         self.observe(sysvar_time(data))
 
     def now(self) -> int:
@@ -43,7 +41,7 @@ class ChainClock:
 
 
 def sysvar_time(data: bytes) -> int:
-    """Unix seconds in the bytes of the Clock sysvar. Raises BadReply if they are not that."""
+    """Return the unix seconds in the Clock sysvar. Raises BadReply if it is malformed."""
     if len(data) != _CLOCK_SYSVAR.size:
         raise BadReply(f"the Clock sysvar has {len(data)} bytes, expected {_CLOCK_SYSVAR.size}")
     return int(_CLOCK_SYSVAR.unpack(data)[4])

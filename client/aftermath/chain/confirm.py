@@ -36,9 +36,9 @@ class Expired(Exception):
 async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int) -> int:
     """Send a transaction until it is confirmed; return the slot in which it landed.
 
-    A transaction lands once however often it is sent, so it is sent again every two seconds, by way
-    of the node that answers then. Raises TransactionFailed when it landed and failed, Expired when
-    it can no longer land, Unavailable.
+    A transaction lands at most once, so it is sent again every two seconds, through any node that
+    answers. Raises TransactionFailed if it landed and failed, Expired if it can no longer land, and
+    Unavailable.
     """
     now = asyncio.get_running_loop().time
     signature = transaction.signatures[0]

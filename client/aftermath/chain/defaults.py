@@ -1,7 +1,7 @@
-"""What every command and every member takes where an option about the chain was not given."""
+"""Default values of the options that name a cluster."""
 
 from __future__ import annotations
 
 RPC = "http://127.0.0.1:8899"
 PRIORITY_FEE = 10_000
-"""The highest, in micro-lamports per compute unit."""
+"""Default of --max-priority-fee, in micro-lamports per compute unit."""

@@ -1,9 +1,7 @@
-"""Puts a program on a cluster through the RPC, so that nobody needs the Solana CLI; an interrupted
-deployment continues where it was.
+"""Deploy or upgrade a program through the RPC, without the Solana CLI.
 
-Decided: the bytes go to a buffer account whose key is kept in a 0600 file until the program runs,
-named after the program and its bytes; what the buffer already holds is read back and only the rest
-is written, many transactions at a time, until it is complete.
+The bytes are first written to a buffer account. Its key stays in a 0600 file until the deployment
+succeeds, so an interrupted deployment continues: it reads the buffer and writes only missing parts.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Deployment:
-    """What was done: `action` is "deployed", "upgraded" or "unchanged"."""
+    """The outcome of a deployment: `action` is "deployed", "upgraded" or "unchanged"."""
 
     program_id: Pubkey
     action: str
@@ -63,11 +61,10 @@ async def deploy_program(
     cache: Path = CACHE,
     progress: Progress | None = None,
 ) -> Deployment:
-    """Deploy the file `program` at the address of `key`, or upgrade what is there; unchanged bytes
-    are left alone.
+    """Deploy the file `program` at the address of `key`, or upgrade the program there.
 
-    Raises CoordinatorError (not a program, not ours to upgrade), Refused `InsufficientFunds` (with
-    the amount), Unavailable.
+    Do nothing if the bytes are unchanged. Raises CoordinatorError if the file is not a program or
+    the wallet may not upgrade it, Refused `InsufficientFunds` with the amount, and Unavailable.
     """
     elf = _read_program(program)
     standing = await _standing(sender, key.pubkey(), elf)
@@ -90,8 +87,9 @@ async def deploy_program(
 async def deployment_cost(
     sender: Sender, program: Path, key: Keypair, *, cache: Path = CACHE
 ) -> int:
-    """Lamports that `deploy_program` will need at most, more than the accounts of an interrupted
-    one hold already.
+    """Return the most lamports that `deploy_program` still needs.
+
+    Lamports that an interrupted deployment already paid are not included.
     """
     elf = _read_program(program)
     standing = await _standing(sender, key.pubkey(), elf)
@@ -107,9 +105,7 @@ async def deployment_cost(
 async def deployment_steps(
     sender: Sender, program: Path, key: Keypair
 ) -> tuple[list[PlannedTransaction], dict[Pubkey, int]]:
-    """What `deploy_program` would send, in order, and the bytes of the accounts that it would make,
-    by address.
-    """
+    """Return the transactions of `deploy_program`, and {address: bytes} of new accounts."""
     elf = _read_program(program)
     wallet = sender.wallet.pubkey
     address = key.pubkey()
@@ -142,7 +138,7 @@ async def deployment_steps(
 
 
 def _runs(standing: loader.Stored | None, elf: bytes) -> bool:
-    """Whether the program that is there is this one."""
+    """Return whether the deployed program has the bytes of `elf`."""
     return (
         standing is not None
         and standing.data[: len(elf)] == elf
@@ -163,9 +159,7 @@ def _read_program(path: Path) -> bytes:
 
 
 async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Stored | None:
-    """The program that is there, None if none is. Raises CoordinatorError when it is not this
-    wallet's to change.
-    """
+    """Return the deployed program, or None. Raises CoordinatorError if we may not upgrade it."""
     _, account = await fetch(sender.pool, program)
     if account is None:
         return None
@@ -187,8 +181,9 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
 
 
 def _built_in(account: AccountData, program: Pubkey, elf: bytes) -> loader.Stored:
-    """A program under a loader without upgrades (a local network's built-in one) is fine if it is
-    the same one.
+    """Return a program whose loader has no upgrades, such as a local network's built-in one.
+
+    Raises CoordinatorError if its bytes differ from `elf`.
     """
     if account.executable and account.data == elf:
         return loader.Stored(None, elf)
@@ -296,8 +291,9 @@ async def _buffer_start(sender: Sender, buffer: Pubkey, length: int) -> list[Ins
 
 
 def _chunks(sender: Sender, buffer: Pubkey, elf: bytes) -> list[tuple[int, bytes]]:
-    """The program's bytes and their places, as many as fit a transaction (two less, for longer
-    length prefixes).
+    """Return (offset, bytes) parts of the program that fit one transaction each.
+
+    Two bytes stay free for longer length prefixes.
     """
     empty = loader.write(buffer, sender.wallet.pubkey, 0, b"")
     length = MAX_TRANSACTION - transaction_size(sender.wallet, [empty]) - 2
@@ -309,9 +305,7 @@ def _missing(chunks: Sequence[tuple[int, bytes]], held: bytes) -> list[tuple[int
 
 
 async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, bytes]]) -> None:
-    """One round of transactions under one blockhash; what does not land is written in the next
-    round.
-    """
+    """Write missing parts under one blockhash. The next round retries those that do not land."""
     wallet = sender.wallet.pubkey
     instructions = [loader.write(buffer, wallet, at, part) for at, part in missing]
     (blockhash, height), price = await both(sender.blockhash(), sender.price(instructions[:1]))
@@ -323,8 +317,9 @@ async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, by
 
 
 async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
-    """What the buffer holds, None if there is no buffer yet. Raises CoordinatorError when it is
-    another wallet's.
+    """Return the buffer's bytes, or None if there is no buffer yet.
+
+    Raises CoordinatorError if the buffer belongs to another wallet.
     """
     _, account = await fetch(sender.pool, buffer, min_slot=sender.slot or None)
     if account is None:
@@ -341,8 +336,10 @@ async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
 async def _cost(
     sender: Sender, size: int, writes: int, standing: loader.Stored | None, *, buffer_exists: bool
 ) -> int:
-    """Lamports that what is left of a deployment needs: a number of transactions before its last
-    ones, and the rent of the accounts it makes or makes larger.
+    """Return the lamports that the rest of a deployment needs.
+
+    They cover the fees of `writes` and the last transactions, and the rent of new or larger
+    accounts.
     """
     price = await sender.price([loader.write(sender.wallet.pubkey, sender.wallet.pubkey, 0, b"")])
     needed = (writes + LAST_ONES) * transaction_fee(2, WRITE_UNITS, price)

@@ -1,9 +1,8 @@
-"""The sender of a dry run: simulates transactions instead of sending them, and says what they would
-do and cost.
+"""The sender of a dry run: simulates transactions and reports their outcome and cost.
 
-It replaces the sender and raises `Rehearsed` instead of sending, because the rest of a command
-expects a chain that has changed. It asks for no test money. A transaction may be refused only
-because an earlier one of the command has not landed; its outcome then stays open.
+It raises `Rehearsed` where a `Sender` sends, because the rest of a command expects a changed chain.
+It requests no test SOL. If a refusal may come only from an earlier transaction that has not landed,
+the outcome stays open.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class NewAccount:
 
 @dataclass
 class Rehearsed(Exception):
-    """All that a command was about to send. `output` has what the command adds to its output.
+    """Everything that a command was about to send. `output` has the command's own JSON fields.
 
     The wallet holds `held` lamports and needs `needed`: rent, fees, bond, the rent of its own
     account, and what the command asks for beforehand. `granted`: a local network would give what

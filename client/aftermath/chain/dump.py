@@ -1,9 +1,8 @@
-"""Account views as JSON: what `json-dump-run` and `json-dump-user` print and other commands quote.
+"""Account views as JSON, for `json-dump-run`, `json-dump-user` and other commands.
 
-Decided: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case
-names, and member bitmaps lists of seats, so that a script needs neither our code nor 256-bit
-integers. Of the optimizer's numbers those of its kind are shown: the others are zeros that mean
-nothing.
+Scripts can read them without our code: keys are base58, peer ids and hashes are hex, states are
+lower-case names, and bitmaps are lists of seats. Numbers that the optimizer does not use are
+omitted.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ KEYS = {
 BITMAPS = {"roster", "attested", "finishers"}
 MASKS = {"levels_attested", "levels_lost"}
 _OF_SPEC = {"spec_hash", "spec_error"}
-"""What a model says of a training spec itself."""
+"""Fields that stay readable when the training spec is not."""
 
 
 def plain(value: object, name: str = "") -> Any:
-    """A view, or a part of one, as JSON types; `name` is the field it comes from."""
+    """Convert a view, or the field `name` of one, to JSON types."""
     if isinstance(value, Optimizer):
         return {name: plain(getattr(value, name), name) for name in value.used}
     if isinstance(value, DataLocation):
@@ -80,14 +79,12 @@ def _unreadable(value: object) -> Collection[str]:
 
 
 def member(index: int, seat: Seat) -> dict[str, Any]:
-    """One member with the number of its seat."""
+    """Return a member's seat and its number as JSON types."""
     return {"seat": index, **plain(seat)}
 
 
 def whole_run(run: Run, model: Model, members: Members) -> dict[str, Any]:
-    """Everything the three accounts say that a reader can use: the run, the model, and the seats in
-    use.
-    """
+    """Return the run, the model and the used seats as JSON types."""
     return {
         "run": plain(run),
         "model": plain(model),

@@ -1,7 +1,7 @@
 """Decide which failures of an RPC call to retry, and describe failed transactions.
 
-A node's own trouble is worth one: no connection, 429, 5xx, behind, rate limited. A request that
-JSON-RPC calls malformed is not, and neither is a transaction that the cluster refused.
+Retry a node's own failures: no connection, 429, 5xx, behind, rate limited. Do not retry a request
+that JSON-RPC calls malformed, or a transaction that the cluster refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MAX_LINES = 256  # of a program's log; the cluster cuts it off at 10,000 bytes
 BEHIND = -32016
 """A node has not reached the slot that was asked for (minContextSlot)."""
 MALFORMED = frozenset({-32700, -32600, -32601, -32602})
-"""Codes of errors that another try does not help against."""
-# requests that carry one
+"""Error codes that a retry cannot fix."""
+# request classes that carry a transaction
 _TRANSACTIONS = frozenset({"SendRawTransaction", "SimulateVersionedTransaction"})
 
 
@@ -67,7 +67,7 @@ class TransactionFailed(Exception):
 
     @property
     def custom(self) -> int | None:
-        """The program's error code, if it is one."""
+        """The program's own error code, or None for any other failure."""
         found = self.instruction
         if found and isinstance(found[1], dict) and isinstance(found[1].get("Custom"), int):
             return int(found[1]["Custom"])
@@ -75,7 +75,7 @@ class TransactionFailed(Exception):
 
 
 def variant(error: Any) -> str:
-    """The name of an error in the cluster's JSON: a string, or the key of an object with one."""
+    """Return the name of a JSON error: the string itself, or the key of a one-key object."""
     if isinstance(error, dict) and len(error) == 1:
         error = next(iter(error))
     return str(error)[:MAX_TEXT]
@@ -90,9 +90,7 @@ def error_json(error: Any) -> Any:
 
 
 def raise_error(error: Any, kind: str) -> NoReturn:
-    """Raise what the error object of a reply to a request of this class says: TransactionFailed or
-    RpcError.
-    """
+    """Raise TransactionFailed or RpcError for an error object. `kind`: class of the request."""
     if not isinstance(error, dict):
         raise RpcError(0, str(error)[:MAX_TEXT], kind)
     code = error.get("code")

@@ -1,6 +1,4 @@
-"""The price per compute unit a transaction offers: what recent ones paid for the same accounts,
-never more than the user allows.
-"""
+"""Priority fees: the price that recent transactions paid for the same accounts, up to a cap."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ PERCENTILE = 75
 
 
 async def priority_price(pool: RpcPool, instructions: Sequence[Instruction], cap: int) -> int:
-    """Micro-lamports per compute unit: the 75th percentile of getRecentPrioritizationFees over the
-    written accounts.
+    """Return the price to offer, in micro-lamports per compute unit.
 
-    `cap` is the user's limit in micro-lamports per unit; 0 means none is paid and nothing is asked.
+    It is the 75th percentile of getRecentPrioritizationFees over the written accounts, at most
+    `cap`. A `cap` of 0 returns 0 without asking a node.
     """
     if cap <= 0:
         return 0
@@ -32,21 +30,19 @@ async def priority_price(pool: RpcPool, instructions: Sequence[Instruction], cap
 
 
 def percentile(values: Sequence[int], percent: int) -> int:
-    """Nearest-rank percentile; 0 of nothing."""
+    """Return the nearest-rank percentile of `values`, or 0 if there are none."""
     if not values:
         return 0
     return sorted(values)[max(-(-len(values) * percent // 100) - 1, 0)]
 
 
 def transaction_fee(signatures: int, units: int, price: int) -> int:
-    """Lamports: 5,000 a signature, and the compute limit times its price, rounded up."""
+    """Return a fee in lamports: 5,000 per signature plus compute limit x price, rounded up."""
     return signatures * LAMPORTS_PER_SIGNATURE + -(-units * price // MICRO)
 
 
 def signature_count(payer: Pubkey, instructions: Sequence[Instruction]) -> int:
-    """The signatures that a transaction of these pays for: its own, and those that the Ed25519
-    program checks in it.
-    """
+    """Return how many signatures a transaction pays for, those checked by Ed25519 included."""
     checked = sum(
         instruction.data[0] for instruction in instructions if instruction.program_id == ED25519
     )

@@ -2,8 +2,8 @@
 understands.
 
 Names stay in snake case: anchorpy snake-cases what it is given, and would lose the underscore
-before the digit of `quantize_1bit`. The errors travel next to the IDL, so that a failed transaction
-can be named.
+before the digit of `quantize_1bit`. The errors are kept next to the IDL, to name the reason of a
+failed transaction.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ class ProgramError:
 
 @dataclass(frozen=True)
 class ProgramIdl:
-    """A program's interface: the legacy IDL as JSON, the address it was built for, its errors by
-    code.
-    """
+    """A program's legacy IDL as JSON, the address it was built for, and its errors by code."""
 
     name: str
     address: Pubkey
@@ -60,7 +58,7 @@ class ProgramIdl:
 
 @cache
 def _provider() -> Provider:
-    """Return what anchorpy wants, and never uses here: `chain.sender` sends."""
+    """Return the provider that anchorpy requires. It is never used: `chain.sender` sends."""
     # Without __init__, which makes an HTTP client: that reads certificates, and fails on some proxy
     # variables.
     return Provider(AsyncClient.__new__(AsyncClient), Wallet(Keypair()))

@@ -36,14 +36,15 @@ SPEC_PART = 800
 
 MEMBERS = 0
 WITNESSES = 1
-"""What `grow` grows."""
+"""Numbers by which `grow` names an account."""
 
 Table = Mapping[str, Any]
 
 
 class CoordinatorInstructions:
-    """Builders for one program and one signing wallet. CoordinatorError for arguments that it could
-    not read.
+    """Builds the instructions of one program for one signing wallet.
+
+    Raises CoordinatorError for arguments that the program cannot read.
     """
 
     def __init__(self, program: AnchorProgram, user: Pubkey) -> None:
@@ -109,9 +110,7 @@ class CoordinatorInstructions:
         return self._owner("set_paused", run_id, paused=paused)
 
     def rewind(self, run_id: str, place: int, step: int) -> Instruction:
-        """Take a halted run back to a recorded checkpoint (`Model.recorded`): its place there and
-        its step.
-        """
+        """Take a halted run back to the checkpoint `Model.recorded[place]`, of this `step`."""
         return self._owner("rewind", run_id, place=place, step=step)
 
     def kick(
@@ -123,10 +122,10 @@ class CoordinatorInstructions:
         barred: bool,
         sponsor: Pubkey | None = None,
     ) -> Instruction:
-        """Take a wallet out of the next epoch, as main or join authority. A `barred` wallet may not
-        ask again.
+        """Remove a wallet from the next epoch, signed by the main or join authority.
 
-        `created` is the run's; `sponsor` who has paid for the wallet's membership, if there is one.
+        A `barred` wallet may not join again. `created`: slot in which the run was created.
+        `sponsor`: the wallet that paid for the membership, if there is one.
         """
         accounts = self._four(
             run_id,
@@ -144,7 +143,7 @@ class CoordinatorInstructions:
     def set_future_epoch_rates(
         self, run_id: str, *, earning: int | None, slashing: int | None
     ) -> Instruction:
-        """Points of the epochs that start from now on; None leaves a rate as it is."""
+        """Set the points of epochs that start later. None keeps a rate."""
         return self._owner("set_future_epoch_rates", run_id, earning=earning, slashing=slashing)
 
     def close_run(self, run_id: str) -> Instruction:
@@ -153,7 +152,7 @@ class CoordinatorInstructions:
         return self._program.instruction("close_run", accounts)
 
     def membership(self, run_id: str, created: int, wallet: Pubkey) -> Pubkey:
-        """Where the membership of a wallet is in the run that was created then."""
+        """Return the address of a wallet's membership in the run created at slot `created`."""
         return membership_address(
             self._program.id, run_addresses(self._program.id, run_id).run, created, wallet
         )
@@ -178,15 +177,15 @@ class CoordinatorInstructions:
         )
 
     def withdraw(self, held: Membership, run_id: str | None) -> Instruction:
-        """End this wallet's membership; its bond and rent come back.
+        """End this wallet's membership and take back its bond and rent.
 
-        `run_id`: None for a closed run of which only the address is known. The program reads no
-        other account of it.
+        `run_id` is None if only the address of a closed run is known. The program then reads no
+        other account of the run.
         """
         run = Pubkey(held.run)
         if run_id is not None:
             members = run_addresses(self._program.id, run_id).members
-        else:  # an address at which nothing is
+        else:  # any address without an account
             members = Pubkey.find_program_address([b"members", held.run], self._program.id)[0]
         accounts = {
             "user": self.user,
@@ -214,8 +213,10 @@ class CoordinatorInstructions:
         stateless: bool,
         evicted: Pubkey | None = None,
     ) -> Instruction:
-        """Ask for a place in the next epoch. `stateless`: this member does not hold the model of
-        the last one; `evicted`: the wallet whose seat it takes (`rules.eviction`).
+        """Ask for a seat in the next epoch.
+
+        `stateless`: this member does not hold the last epoch's model. `evicted`: the wallet whose
+        seat it takes (`rules.eviction`).
         """
         params = {
             "p2p": p2p,
@@ -243,7 +244,7 @@ class CoordinatorInstructions:
         return self._permissionless("tick", run_id)
 
     def warmup_witness(self, run_id: str, seat: int, at: RoundId) -> Instruction:
-        """An elected member has the model."""
+        """State that this elected member has the model."""
         return self._permissionless("warmup_witness", run_id, seat=seat, at=at._asdict())
 
     def witness(
@@ -271,7 +272,7 @@ class CoordinatorInstructions:
     def verify(
         self, run_id: str, seat: int, at: RoundId, target: int, mismatch: bool
     ) -> Instruction:
-        """A verifier's verdict on a trainer's result in the round `at`."""
+        """Submit a verifier's verdict on a trainer's result of the round `at`."""
         return self._permissionless(
             "verify", run_id, seat=seat, at=at._asdict(), target=target, mismatch=mismatch
         )
@@ -291,17 +292,15 @@ class CoordinatorInstructions:
         return self._permissionless("health_check", run_id, dropped=dropped.to_bytes(32, "little"))
 
     def prove_equivocation(self, run_id: str) -> Instruction:
-        """Eject who signed both statements of the `check_signatures` that comes before this in the
-        transaction.
-        """
+        """Eject the signer of both statements in the preceding `check_signatures` instruction."""
         return self._permissionless("prove_equivocation", run_id, {"instructions": INSTRUCTIONS})
 
     def check_signatures(self, signed: Sequence[Signed]) -> Instruction:
-        """The Ed25519 program's check of signatures, with all that it looks at in its own data.
+        """Build an Ed25519 check of signatures that carries keys and messages in its own data.
 
-        Its data is (after the runtime's `sdk/ed25519-program`) a count, a zero, for each signature
-        seven u16 (place of signature, key and message with the message's size, each place followed
-        by the instruction that it is in), and then what they point to.
+        Layout, from the runtime's `sdk/ed25519-program`: a count byte, a zero byte, then per
+        signature seven u16: the offsets of signature, key and message, each followed by an
+        instruction index, with the message's size after its offset. The data they point to follows.
         """
         table = b""
         parts = b""
@@ -350,7 +349,7 @@ class CoordinatorInstructions:
 def witness_metadata(
     step: int, loss: float, tokens_per_sec: float, bytes_per_sec: float
 ) -> dict[str, int]:
-    """What travels along with an attestation for indexers; loss in thousandths of a nat."""
+    """Return the figures that an attestation carries for indexers. Loss is in milli-nats."""
     return {
         "step": step,
         "loss_milli": _u32(loss * 1000),
@@ -360,7 +359,8 @@ def witness_metadata(
 
 
 def _u32(value: float) -> int:
-    """The nearest u32; the largest one for anything that is not a finite number."""
+    """Round to the nearest u32. NaN and infinity give the largest u32."""
+
     if not math.isfinite(value):
         return U32_MAX
     return min(max(round(value), 0), U32_MAX)

@@ -52,8 +52,9 @@ class Account:
         return DISCRIMINATOR_BYTES + self.dtype.itemsize
 
     def read(self, data: bytes) -> Record:
-        """A one-element array over the account's bytes. Raises AccountError on a wrong size or
-        discriminator.
+        """Return a one-element array over the account's bytes.
+
+        Raises AccountError on a wrong size or discriminator.
         """
         if len(data) != self.size:
             raise AccountError(
@@ -67,9 +68,7 @@ class Account:
         return np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)
 
     def offset(self, *path: str | int) -> int:
-        """Where a field begins in the account: field names and, after an array field, the index of
-        an element.
-        """
+        """Return the byte offset of a field. In `path`, an index follows an array field."""
         dtype: np.dtype[Any] = self.dtype
         offset = DISCRIMINATOR_BYTES
         for step in path:
@@ -83,7 +82,7 @@ class Account:
         return offset
 
     def field(self, *names: str) -> np.dtype[Any]:
-        """The dtype of one element of a (nested) field."""
+        """Return the dtype of one element of a (nested) field."""
         dtype: np.dtype[Any] = self.dtype
         for name in names:
             dtype = dtype.base[name]
@@ -100,7 +99,7 @@ class InstructionArguments:
     dtype: np.dtype[np.void]
 
     def read(self, data: bytes) -> np.void | None:
-        """The arguments by name; None if this is another instruction."""
+        """Return the arguments by name, or None if `data` is of another instruction."""
         if (
             len(data) != DISCRIMINATOR_BYTES + self.dtype.itemsize
             or data[:DISCRIMINATOR_BYTES] != self.discriminator
@@ -111,9 +110,7 @@ class InstructionArguments:
 
 
 def account_of(idl: Mapping[str, Any], name: str) -> Account:
-    """One account type of a canonical (0.1.0) IDL. Raises AccountError on a type this reader does
-    not know.
-    """
+    """Return an account type of a canonical (0.1.0) IDL. Raises AccountError on unknown types."""
     types = {entry["name"]: entry["type"] for entry in idl["types"]}
     entry = next(entry for entry in idl["accounts"] if entry["name"] == name)
     return Account(name, bytes(entry["discriminator"]), _struct(types[name], types))
@@ -121,15 +118,16 @@ def account_of(idl: Mapping[str, Any], name: str) -> Account:
 
 @cache
 def coordinator_account(name: str) -> Account:
-    """The layout of an account of the packaged coordinator program: Run, Model, Members or
-    Witnesses.
+    """Return the layout of an account type of the packaged coordinator program.
+
+    `name`: Run, Model, Members, Witnesses or Membership.
     """
     return account_of(json.loads(COORDINATOR_IDL.read_text()), name)
 
 
 @cache
 def coordinator_instruction(name: str) -> InstructionArguments:
-    """The layout of an instruction of the packaged coordinator program."""
+    """Return the layout of an instruction of the packaged coordinator program."""
     idl = json.loads(COORDINATOR_IDL.read_text())
     types = {entry["name"]: entry["type"] for entry in idl["types"]}
     entry = next(entry for entry in idl["instructions"] if entry["name"] == name)

@@ -45,9 +45,7 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A buffer or program data account: who may change it (None: nobody), the program's bytes, the
-    slot it last changed in.
-    """
+    """A buffer or program data account: its authority (None: immutable), bytes, and last slot."""
 
     authority: Pubkey | None
     data: bytes
@@ -55,7 +53,7 @@ class Stored:
 
 
 def programdata_address(program: Pubkey) -> Pubkey:
-    """Where an upgradeable program's bytes are."""
+    """Return the address of an upgradeable program's data account."""
     return Pubkey.find_program_address([bytes(program)], LOADER)[0]
 
 
@@ -129,12 +127,12 @@ def extend_unchecked(program: Pubkey, payer: Pubkey, more: int) -> Instruction:
 
 
 def parse_buffer(account: AccountData) -> Stored:
-    """Raises AccountError when the account is not a buffer."""
+    """Return a buffer account's contents. Raises AccountError if it is not a buffer."""
     return _parse(account, _BUFFER, "<I", BUFFER_HEADER, "buffer")
 
 
 def parse_programdata(account: AccountData) -> Stored:
-    """Raises AccountError when the account does not hold a program."""
+    """Return a program data account's contents. Raises AccountError if it is not one."""
     return _parse(account, _PROGRAMDATA, "<IQ", PROGRAMDATA_HEADER, "program data account")
 
 

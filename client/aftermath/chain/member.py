@@ -1,8 +1,8 @@
 """One member's view of its run on Solana (`coordinator.ports.Coordinator`).
 
 A call that changes the run returns when its effect can be read. Reads that a member needs in order
-to continue (`chain.reader`) wait out an outage of minutes. Everything else gives up after seconds,
-because its caller knows whether another try is worth it.
+to continue (`chain.reader`) wait out an outage of minutes. Other calls give up after seconds, and
+their callers decide whether to retry.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class SolanaMember:
     """The chain of one member; use it as an async context manager (it follows the run in the
     background).
 
-    `authorizer` is the grantee through whom this wallet may join (`--authorizer`); without it the
-    permissionless authorization and then the wallet's own are looked for. `max_bond`: lamports that
-    a run may lock as long as this wallet is its member.
+    `authorizer` is the grantee as whose delegate this wallet joins (`--authorizer`). Without it, an
+    authorization for everybody or for this wallet must exist. `max_bond`: lamports that the run may
+    lock while this wallet is its member.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SolanaMember:
 
     @property
     def called(self) -> str:
-        """Term for the keeper of the run in messages."""
+        """Name of the service that stores the run, for messages."""
         return self._pool.keeper
 
     @property
@@ -141,9 +141,7 @@ class SolanaMember:
         return self._pool.has_tick
 
     def back(self) -> float:
-        """When, on the event loop's clock, the chain was last reached again after an outage; -inf
-        for never.
-        """
+        """Return the event loop's time at the end of the last outage, or -inf if there was none."""
         return self._watcher.newest.back
 
     async def views(self) -> AsyncIterator[View]:
@@ -203,7 +201,7 @@ class SolanaMember:
         Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for
         a run in which others may convict it.
         """
-        # if it is old, a member that takes a seat is told, and asks again
+        # if the view is outdated, the program may refuse the join, and the member retries
         view = self._reader.last or await self.view(fresh=True)
         check_verdicts(self._watcher.latest)
         steps = [] if self._enrolled else await self._enrolment(view)

@@ -1,8 +1,7 @@
-"""What runs keep of a wallet: reading memberships, and what it takes to have one.
+"""Read a wallet's memberships, and check the bond of one.
 
-Decided: a member pays a bond only up to what its user allows (`--max-bond`), and only when it
-starts: one that was ejected, or whose run asks for more meanwhile, is not charged again while
-nobody looks.
+A member pays a bond only up to `--max-bond`, and only when it starts. So a running member is not
+charged again after an ejection or after the owner raises the bond.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BOND_ABOVE_LIMIT = "BondAboveLimit"
 async def membership_of(
     pool: RpcPool, program: Pubkey, run: Run, wallet: Pubkey, *, patience: float | None = None
 ) -> Membership | None:
-    """What this run keeps of a wallet, None if nothing."""
+    """Return a wallet's membership in this run, or None."""
     address = membership_address(
         program, run_addresses(program, run.run_id).run, run.created, wallet
     )
@@ -46,7 +45,7 @@ async def memberships_of(
 
 
 async def memberships_of_wallet(pool: RpcPool, program: Pubkey, wallet: Pubkey) -> list[Membership]:
-    """Return what all runs keep of a wallet, those that are closed included, oldest first."""
+    """Return a wallet's memberships in all runs, closed runs included, oldest first."""
     layout = membership_account()
     at = len(layout.discriminator) + len(bytes(wallet))  # behind the address of the run
     found = await fetch_program(
@@ -58,14 +57,12 @@ async def memberships_of_wallet(pool: RpcPool, program: Pubkey, wallet: Pubkey) 
 
 
 def lacking(run: Run, held: Membership | None) -> int:
-    """Lamports of the run's bond that a wallet has not paid yet."""
+    """Return the lamports of the run's bond that a wallet has not paid yet."""
     return max(run.config.join_bond - (held.bond if held else 0), 0)
 
 
 def check_bond(run: Run, held: Membership | None, most: int) -> None:
-    """Raises Refused `BondAboveLimit` if the run asks for more than `most` lamports and for more
-    than is paid.
-    """
+    """Raise Refused `BondAboveLimit` if part of the bond is unpaid and the bond exceeds `most`."""
     bond = run.config.join_bond
     if bond <= most or not lacking(run, held):
         return

@@ -1,7 +1,6 @@
-"""What options say about a cluster, in one place for `train` and for all other commands: its nodes,
-and public keys.
+"""Parse options that name a cluster or a public key, for `train` and all other commands.
 
-Decided: a mistake names the option as it is typed.
+Errors name the option as the user types it.
 """
 
 from __future__ import annotations
@@ -43,10 +42,9 @@ class ClusterChoice(Protocol):
 
 
 def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
-    """The RPC service these options name; `patience` in seconds (see `RpcPool`).
+    """Return the pool of the RPC nodes that these options name. `patience` is in seconds.
 
-    Raises UsageError for a websocket without its node, an address that is none, and a proxy that
-    cannot be used.
+    Raises UsageError for a websocket without its node, an invalid address, or an unusable proxy.
     """
     pairs = (
         (choice.rpc, choice.ws_rpc, "--ws-rpc"),
@@ -78,12 +76,12 @@ def _node(http: str, ws: str | None, flag: str) -> Endpoint:
 
 
 def variable_of(flag: str) -> str:
-    """The environment variable that an option reads."""
+    """Return the environment variable that an option reads."""
     return flag.removeprefix("--").replace("-", "_").upper()
 
 
 def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
-    """The coordinator these options name, None for the packaged one. Raises UsageError."""
+    """Return the coordinator's program id, or None for the packaged one. Raises UsageError."""
     text = choice.coordinator_program_id
     if text is None:
         return None
@@ -97,8 +95,9 @@ def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
 
 
 def public_key(text: str) -> Pubkey:
-    """The key this text is, or the one in the key file it names. Raises UsageError, or WalletError
-    for a bad file.
+    """Return the public key in `text`, or in the key file that it names.
+
+    Raises UsageError, or WalletError for a bad file.
     """
     try:
         return Pubkey.from_string(text)

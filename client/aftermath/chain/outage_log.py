@@ -1,9 +1,8 @@
-"""Decides which outages of one thing the log reports, so that one that comes and goes does not fill
-it.
+"""Rate limit for outage reports, so that a flapping node does not fill the log.
 
-The first outage is reported at once. After each report the pause before the next one doubles, from
-a minute to an hour; as long a time without an outage resets it. Outages that were not reported are
-counted in the next report. All times are seconds of the caller's clock.
+The first outage is reported at once. The pause after each report doubles from one minute to one
+hour, and resets after an equal time without an outage. The next report counts the skipped ones. All
+times are seconds of the caller's clock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The two programs as anchorpy sees them, loaded once from the packaged IDLs, at the ids given or
-the packaged ones.
+"""Encode instructions and decode accounts of the two programs with anchorpy and the packaged IDLs.
 
-Arguments of an instruction are plain dicts and values. They are checked against the IDL and
-completed before anchorpy encodes them: its encoder would fail deep inside. Fields named `pad…` may
-be left out; they are zero.
+Arguments are plain dicts and values. They are checked against the IDL first, because errors of
+anchorpy's encoder do not name the argument. Fields named `pad…` may be omitted; they are zero.
 """
 
 from __future__ import annotations
@@ -63,8 +61,9 @@ class AnchorProgram:
         extra: Sequence[AccountMeta] = (),
         **arguments: Any,
     ) -> Instruction:
-        """The instruction `name`. CoordinatorError names an argument that is missing, unknown or
-        out of range.
+        """Build the instruction `name`.
+
+        Raises CoordinatorError, which names an argument that is missing, unknown or out of range.
         """
         expected = self._arguments[name]
         if missing := {a["name"] for a in expected} ^ set(arguments):
@@ -80,9 +79,7 @@ class AnchorProgram:
         return built
 
     def account(self, name: str, data: bytes) -> Any:
-        """A borsh account's bytes as an object with its fields. Raises AccountError when they are
-        not a `name`.
-        """
+        """Decode a borsh account of type `name`. Raises AccountError if it is another one."""
         try:
             found = self._program.coder.accounts.decode(data)
         except (
@@ -99,24 +96,24 @@ class AnchorProgram:
 
 
 def _discriminator(name: str) -> bytes:
-    """How Anchor tells instructions apart."""
+    """Return the 8 bytes by which Anchor identifies an instruction."""
     return hashlib.sha256(f"global:{name}".encode()).digest()[:8]
 
 
 @cache
 def coordinator_program(program_id: Pubkey | None = None) -> AnchorProgram:
-    """The coordinator, at `program_id` or where the packaged build expects it."""
+    """Return the coordinator at `program_id`, or at its packaged address."""
     return AnchorProgram(_idl(COORDINATOR_IDL), program_id)
 
 
 @cache
 def authorizer_program(program_id: Pubkey | None = None) -> AnchorProgram:
-    """The authorizer, at `program_id` or where the packaged build expects it."""
+    """Return the authorizer at `program_id`, or at its packaged address."""
     return AnchorProgram(_idl(AUTHORIZER_IDL), program_id)
 
 
 def error_tables(*programs: AnchorProgram) -> Errors:
-    """What `Sender` needs to name the refusals of these programs."""
+    """Return the error tables of these programs, by which `Sender` names refusals."""
     return {program.id: program.errors for program in programs}
 
 

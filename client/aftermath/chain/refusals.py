@@ -1,7 +1,6 @@
-"""Turns the cluster's error for a transaction into a sentence and a fix.
+"""Turn the cluster's error for a transaction into a sentence and a fix.
 
-Decided: what a person can cause and fix is told in words for people, with the command and the
-run's own id; the rest in the program's words, which speak to programmers.
+Errors that a user can fix get a text here, with a command. Other errors keep the program's text.
 """
 
 from __future__ import annotations
@@ -161,28 +160,28 @@ _REASONS = {
     "ComputationalBudgetExceeded": Refusal.MAY_PASS,
     "ProgramFailedToComplete": Refusal.MAY_PASS,
 }
-"""What a member makes of the errors of program and cluster; of all others that they are final."""
+"""How a member treats errors of the program and the cluster. All other errors are final."""
 
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
 
 
 def told(name: str) -> tuple[str, str]:
-    """The sentence and the fix for an error of that name, as templates of `run` and `flag`."""
+    """Return the sentence and the fix of the error `name`, with placeholders `run` and `flag`."""
     return _TOLD[name]
 
 
 def sol(lamports: int) -> str:
-    """Lamports as SOL, without trailing zeros."""
+    """Format lamports as SOL without trailing zeros."""
     return f"{lamports / LAMPORTS_PER_SOL:.9f}".rstrip("0").rstrip(".") + " SOL"
 
 
 def refusal(name: str, message: str, fix: str = "") -> Refused:
-    """The error of that name, with the reason that a member acts upon."""
+    """Return the error `name`, with the reason by which a member decides what to do."""
     return Refused(name, message, fix, reason=_REASONS.get(name, Refusal.FINAL))
 
 
 def no_funds(wallet: Pubkey, held: int, needed: int) -> Refused:
-    """The sentence for a wallet that cannot pay."""
+    """Return the error for a wallet that holds `held` lamports and needs `needed`."""
     missing = max(needed - held, 0)
     return refusal(
         INSUFFICIENT_FUNDS,
@@ -192,14 +191,12 @@ def no_funds(wallet: Pubkey, held: int, needed: int) -> Refused:
 
 
 def lacks_funds(failure: TransactionFailed) -> bool:
-    """Whether the payer could not pay the fee, the rent or a transfer."""
+    """Return whether the payer could not pay the fee, the rent or a transfer."""
     return failure.kind in _NO_FUNDS or any(_TRANSFER.search(line) for line in failure.logs)
 
 
 def lamports_short(failure: TransactionFailed) -> int:
-    """What was missing for the transfer that failed, as the system program logged it; 0 when none
-    did.
-    """
+    """Return the lamports missing for a failed transfer, from the log; 0 if no transfer failed."""
     return max(
         (int(m[2]) - int(m[1]) for line in failure.logs if (m := _TRANSFER.search(line))), default=0
     )
@@ -208,7 +205,7 @@ def lamports_short(failure: TransactionFailed) -> int:
 def refused(
     failure: TransactionFailed, instructions: Sequence[Instruction], errors: Errors
 ) -> Refused:
-    """Refused for a transaction made of `instructions` (the indices in `failure` count these)."""
+    """Return the error for a failed transaction. Indices in `failure` refer to `instructions`."""
     found = failure.instruction
     if failure.kind in _NO_PROGRAM:
         return _not_deployed(instructions[-1].program_id)
@@ -232,7 +229,7 @@ def refused(
 
 
 def as_told(name: str, run_id: str | None) -> Refused:
-    """What the program would refuse with, said before it is asked."""
+    """Return the program's refusal `name` without sending a transaction."""
     words = {
         "run": f"run {run_id}" if run_id else "the run",
         "flag": f"--run-id {shlex.quote(run_id or 'RUN')}",
@@ -256,7 +253,7 @@ def _custom(
 
 
 def _framework(code: int) -> tuple[str, str] | None:
-    """(name, message) of an error of the Anchor framework itself."""
+    """Return (name, message) of an error of the Anchor framework, or None."""
     for listed, message in LangErrorMessage.items():
         if int(listed) == code:
             return str(getattr(listed, "name", code)), message

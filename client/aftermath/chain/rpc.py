@@ -48,7 +48,7 @@ _EXPECTED = (AftermathError, TransactionFailed, RpcError, httpx.HTTPError, OSErr
 """Exceptions to expect of a request to a node (TimeoutError is an OSError)."""
 _UNREACHED_HERE = "Check that it runs (a local network: aftermath-solana localnet)"
 _UNREACHED = "Check its address, and that this machine is on the internet or on the node's network"
-# at least as many in a call's patience: a node that hangs is left within one call, not after some
+# minimum tries within a call's patience, so that one call already leaves a node that hangs
 TRIES = 2.5
 
 

@@ -1,4 +1,4 @@
-"""Reads one run from nodes, and decides what of their answers is believed."""
+"""Read one run from nodes, and decide which answers to accept."""
 
 from __future__ import annotations
 
@@ -56,12 +56,11 @@ class RunSource:
         return run, others
 
     async def _believed(self, account: AccountData | None, slot: int) -> Run:
-        """Return the run in an account that a node answered.
+        """Return the run in an account that a node sent, if no other node contradicts it.
 
-        That it is closed or finished ends a member, so it is believed only if no other node
-        contradicts it with a state as of `slot` or later. A state far ahead is believed only if
-        another node is as far, because later states with a lower `seq` are not. Raises NoSuchRun,
-        and BadReply.
+        A closed or finished run ends a member, so other nodes are asked for a state as of `slot`
+        or later. They are also asked about a state far ahead: after accepting it, the watcher would
+        ignore real states with a lower `seq`. Raises NoSuchRun, and BadReply.
         """
         if account is None or not self.is_here(account):
             if not await self._pool.uncontradicted(lambda node: self._is_gone(node, slot)):

@@ -16,9 +16,9 @@ from aftermath.rules.model import Model
 
 
 async def cross_check(pool: RpcPool, address: Pubkey, model: Model, slot: int) -> None:
-    """Raise BadReply if another node of the pool sends another training spec than that of `model`.
+    """Raise BadReply if another node sends a training spec that differs from `model`'s.
 
-    The others are asked for the account at `address` as of `slot` or later.
+    Reads the account at `address` as of `slot` or later.
     """
 
     async def agrees(node: NodeClient) -> bool:

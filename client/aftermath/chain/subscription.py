@@ -194,12 +194,12 @@ class RunWatcher:
             await self._socket.drop()
 
     async def _tell_outages(self) -> None:
-        """Have every outage of the run's nodes told before five seconds of it are over."""
+        """Report each outage of the run's nodes within five seconds, until cancelled."""
         now = asyncio.get_running_loop().time
         while True:
             due = now() + max(OUTAGE_SECONDS - self.silent, OUTAGE_LOOK)
             await asyncio.sleep(due - now())
-            # where this process itself stood still, the nodes may have answered meanwhile
+            # if this process stalled, the nodes may have answered in the meantime
             if self.silent > OUTAGE_SECONDS and now() - due < OUTAGE_LOOK:
                 self._pool.tell_silent(OUTAGE_SECONDS)
 

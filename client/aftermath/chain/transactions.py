@@ -1,4 +1,4 @@
-"""The transactions that named a run, read from the chain: their costs, and what witnesses stated.
+"""Read a run's transactions from the chain: their costs, and the figures that witnesses report.
 
 The newest are read first. The first look goes back a few pages only, so that a run of years costs
 no more than one of days. A transaction that a node no longer knows is left out. Loss and speed in
@@ -33,7 +33,7 @@ _METADATA = ("step", "loss_milli", "tokens_per_sec", "bytes_per_sec")
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a witness states about its own share in an attestation."""
+    """The figures that a witness reports about its own share in an attestation."""
 
     epoch: int
     step: int

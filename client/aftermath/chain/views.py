@@ -1,8 +1,7 @@
-"""Account bytes to frozen dataclasses.
+"""Parse account bytes into frozen dataclasses.
 
-Decided: bytes from an RPC are checked (size, discriminator, version, known states, UTF-8) before
-anything is believed, and reading is column-wise, so that all 256 members cost a few list
-conversions instead of thousands of field look-ups.
+Bytes from a node are checked first: size, discriminator, version, known states, UTF-8. Seats are
+read by column, so 256 members take a few list conversions instead of thousands of field look-ups.
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ _Convert = Callable[[Any], Any]
 
 
 def run_account() -> layout.Account:
-    """The layout of the Run account."""
+    """Return the layout of the Run account."""
     return layout.coordinator_account("Run")
 
 
 def model_account() -> layout.Account:
-    """The layout of the Model account."""
+    """Return the layout of the Model account."""
     return layout.coordinator_account("Model")
 
 
 def members_account() -> layout.Account:
-    """The layout of the Members account."""
+    """Return the layout of the Members account."""
     return layout.coordinator_account("Members")
 
 
 def witnesses_account() -> layout.Account:
-    """The layout of the Witnesses account."""
+    """Return the layout of the Witnesses account."""
     return layout.coordinator_account("Witnesses")
 
 
 def membership_account() -> layout.Account:
-    """The layout of a Membership account."""
+    """Return the layout of a Membership account."""
     return layout.coordinator_account("Membership")
 
 
@@ -147,7 +146,7 @@ def parse_members(data: bytes) -> Members:
     _at_most(int(wish.max()), _BARRED, "pending")
     wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
     known = {name: (wish == value).tolist() for name, value in wishes.items()}
-    # or its owner has withdrawn
+    # a seat whose wallet has withdrawn declares 0
     known["used"] = ((seats["used"] == 1) & (seats["declared"] > 0)).tolist()
     planes = record["shown"][0]
     even = 1 << len(planes) - 1
@@ -182,9 +181,7 @@ def _recorded(array: np.ndarray[Any, Any], tiers: int) -> list[Recorded]:
 
 
 def witness_round_range(ring: int, count: int = MAX_WITNESSES) -> tuple[int, int]:
-    """(offset, length) of the first `count` attestations of the round at a ring index, for an RPC
-    data slice.
-    """
+    """Return (offset, length) of a stored round's first `count` attestations, for an RPC slice."""
     account = witnesses_account()
     return account.offset("rounds", ring, "attestations"), count * account.field(
         "rounds", "attestations"
@@ -192,7 +189,7 @@ def witness_round_range(ring: int, count: int = MAX_WITNESSES) -> tuple[int, int
 
 
 def parse_witness_round(data: bytes, count: int) -> tuple[Attestation, ...]:
-    """The first `count` attestations in a slice taken by `witness_round_range`.
+    """Return the first `count` attestations in a slice taken by `witness_round_range`.
 
     Raises AccountError on a short slice.
     """
@@ -202,14 +199,15 @@ def parse_witness_round(data: bytes, count: int) -> tuple[Attestation, ...]:
 
 
 def witnesses_backlog_range() -> tuple[int, int]:
-    """(offset, length) of the backlog, for an RPC data slice."""
+    """Return (offset, length) of the backlog, for an RPC slice."""
     account = witnesses_account()
     return account.offset("backlog"), account.field("backlog").itemsize
 
 
 def parse_backlog(data: bytes) -> tuple[Interval, ...]:
-    """What waits to be trained again, in a slice taken by `witnesses_backlog_range`. Raises
-    AccountError.
+    """Return the intervals to train again, from a slice taken by `witnesses_backlog_range`.
+
+    Raises AccountError.
     """
     record = _slice(data, witnesses_account().field("backlog"), 1)[0]
     waiting = _at_most(int(record["count"]), BACKLOG, "the backlog's count")
@@ -245,7 +243,7 @@ def _text(data: bytes) -> str:
 _WAITS = 1
 _REMOVED = 2
 _BARRED = 3
-"""What a seat's `pending` says besides 0."""
+"""Values of a seat's `pending` other than 0."""
 _MEMBER_STATES = {member.value: member for member in state.MemberState}
 _CONVERTERS: dict[type, dict[str, _Convert]] = {
     Run: {

@@ -46,7 +46,7 @@ class WalletError(CoordinatorError):
 
 
 class Wallet:
-    """A keypair whose secret does not show: `str` and `repr` give the public key only."""
+    """A keypair that hides its secret: `str` and `repr` show only the public key."""
 
     def __init__(self, keypair: Keypair, source: str = "") -> None:
         self._keypair = keypair
@@ -70,11 +70,9 @@ class Wallet:
 
 
 def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) -> Wallet:
-    """The wallet from `path`, else from RAW_WALLET_PRIVATE_KEY, else from the Solana CLI's default
-    file.
+    """Load the wallet from `path`, RAW_WALLET_PRIVATE_KEY or the Solana CLI's file, in this order.
 
-    Raises WalletError when none exists or the one found is malformed. A key file that others may
-    read is used with a warning.
+    Raises WalletError if there is none or it is malformed. Warns if other users can read the file.
     """
     env = os.environ if env is None else env
     if path is not None:
@@ -99,9 +97,9 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
 
 
 def program_keypair(path: Path) -> Keypair:
-    """The key a program's address is made from. It guards nothing once the program is there, and
-    those of the local network are published, so the file's permissions do not matter. Raises
-    WalletError.
+    """Load the keypair of a program's address. Raises WalletError.
+
+    The file's permissions do not matter: the key is useless once the program is deployed.
     """
     return _keypair(
         path, "a new one is made by: aftermath-solana show-identity --create -w FILE", private=False
@@ -160,10 +158,10 @@ def _link_new(path: Path, temporary: Path, secret: bytes) -> None:
 def identity_secret(
     run_id: str, wallet: Wallet, path: Path | None = None, env: Mapping[str, str] | None = None
 ) -> bytes:
-    """The 32 secret bytes of the member's ed25519 peer identity.
+    """Return the 32-byte secret of the member's ed25519 peer identity.
 
-    From `path` (32 raw bytes or 64 hex digits), else RAW_IDENTITY_SECRET_KEY (hex), else
-    sha256("aftermath p2p" || run_id || wallet secret), the wallet secret being its 32-byte seed.
+    Read it from `path` (32 raw bytes or 64 hex digits), else from RAW_IDENTITY_SECRET_KEY (hex).
+    Else derive it: sha256("aftermath p2p" || run_id || 32-byte seed of the wallet).
     """
     env = os.environ if env is None else env
     if path is not None:
@@ -177,7 +175,7 @@ def identity_secret(
 
 
 def identity_public(secret: bytes) -> bytes:
-    """The 32-byte public key (the one on chain) of an identity secret."""
+    """Return the 32-byte public key of an identity secret, as it is on chain."""
     return bytes(Keypair.from_seed(secret).pubkey())
 
 
@@ -246,7 +244,7 @@ def _read_key_file(path: Path, how_made: str) -> bytes:
 
 
 def _warn_if_others_read(path: Path) -> None:
-    """Only for what has turned out to be a key: the advice would harm another file."""
+    """Warn if other users can read a key file. Call it only after the file was parsed as a key."""
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         log.warning("the key file %s can be read by other users; fix it: chmod 600 %s", path, path)
 
@@ -265,7 +263,7 @@ def _parse_keypair(text: str, source: str, *, seed: bool = False) -> Keypair:
             return Keypair.from_seed(raw)
         if len(raw) != _SEED and bytes(Keypair.from_seed(raw[:_SEED]).pubkey()) == raw[_SEED:]:
             return Keypair.from_bytes(raw)
-        # Anyone who knows an address has the key that 32 bytes of an address would be the seed of.
+        # 32 bytes may be an address, and a key with a public seed would be known to everybody.
         found = (
             "32 bytes, as an address has"
             if len(raw) == _SEED

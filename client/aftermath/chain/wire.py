@@ -33,7 +33,7 @@ class Connection(Protocol):
 
 
 class Wire(Protocol):
-    """Opens conversations with a node."""
+    """Opens HTTP sessions and websockets to a node."""
 
     def http(self) -> httpx.AsyncClient: ...
 
@@ -41,9 +41,7 @@ class Wire(Protocol):
 
 
 class Internet:
-    """Real sockets. A websocket's messages are bounded and come as they are (not compressed), and
-    it is pinged.
-    """
+    """Opens real connections. Websocket messages are size-limited and not compressed."""
 
     def http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(timeout=HTTP_SECONDS, transport=ProxyTransport())

@@ -1,7 +1,6 @@
-"""The command line: one thin typer command per file over the other packages.
+"""The command line: thin typer commands over the other packages.
 
-A command turns options into one call of another package and the answer into a `Result`; how a
-result or an error looks is decided in `present`, what an option is called and does in `options`.
-Packages that need torch, anchorpy or matplotlib are imported inside the commands that use them, so
-that `--help` stays fast.
+A command turns options into a call of another package, and its answer into a `Result`. `present`
+prints results and errors, and `options` defines shared options. Packages that load torch, anchorpy
+or matplotlib are imported inside commands, so that `--help` stays fast.
 """

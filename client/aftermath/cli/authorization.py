@@ -1,4 +1,4 @@
-"""Share between commands how to grant an authorization, and how to show one."""
+"""Helpers of several commands to grant and show authorizations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aftermath.owner.open_run import check_open_run, check_opening
 
 
 def scope_of(chain: Cluster, run_id: str | None) -> bytes:
-    """What an authorization is for: one run, or (None) all runs of the join authority."""
+    """Return the scope of an authorization: one run, or all runs if `run_id` is None."""
     return (
         JOIN_SCOPE
         if run_id is None
@@ -27,9 +27,7 @@ def scope_of(chain: Cluster, run_id: str | None) -> bytes:
 async def granting(
     chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SCOPE
 ) -> list[Instruction]:
-    """What is still to be sent so that the wallet lets `grantee` join its runs; nothing if it does
-    already.
-    """
+    """Return the missing instructions to let `grantee` join; empty if it is already authorized."""
     ix = chain.authorizer.ix(chain.wallet.pubkey)
     found = await chain.authorization(chain.wallet.pubkey, grantee, scope)
     if found is not None and found.active:
@@ -47,10 +45,11 @@ async def open_to_all(chain: SignedCluster, grantor: Pubkey, run_id: str) -> boo
 
 
 async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
-    """Raise OpenRunRefused if a run is not to be opened to everybody now. On a local network every
-    run may be.
+    """Raise OpenRunRefused if the run may not be opened to everybody now.
+
+    On a local network every run may be opened.
     """
-    await chain.pool.genesis()  # without which it is not known for a local network
+    await chain.pool.genesis()  # `is_local` needs the genesis hash
     if chain.pool.is_local:
         return
     if run_id is None:
@@ -70,9 +69,7 @@ async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
 
 
 async def warning_about_grantor(chain: SignedCluster, run_id: str) -> str:
-    """Why an authorization of this wallet for that run admits nobody; empty if it does, or the run
-    is still to come.
-    """
+    """Return a warning if this wallet is not the run's join authority; "" if it is, or no run."""
     try:
         run = await chain.coordinator.run(run_id)
     except NoSuchRun:
@@ -89,7 +86,7 @@ GRANT = "The join authority grants one with aftermath-solana join-authorization-
 def present(
     found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT
 ) -> Authorization:
-    """The authorization, or the error that there is none."""
+    """Return the authorization. Raise CommandError if it is None."""
     if found is None:
         who = "everybody" if grantee == EVERYONE else str(grantee)
         raise CommandError(
@@ -100,7 +97,7 @@ def present(
 
 
 def described(found: Authorization, run_id: str | None) -> dict[str, Any]:
-    """An authorization as JSON; `run_id`: the run that it is for, if it is for one."""
+    """Return an authorization as JSON types. `run_id`: its run, or None for all runs."""
     return {
         "address": str(found.address),
         "join_authority": str(found.grantor),

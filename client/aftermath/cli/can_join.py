@@ -1,6 +1,6 @@
-"""`can-join`: whether `train` with this wallet, on this machine, would be let in.
+"""`can-join`: say whether `train` could join with this wallet on this machine.
 
-It runs the checks that `train` runs before it joins. Everything that needs no PyTorch comes first.
+It runs the checks of `train`, first those that do not need PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aftermath.cli.findings import Finding, Subject
 
 _WHATEVER_THE_MACHINE = ("barred",)
-"""Codes of refusals that no machine would avoid, so `can-join` does not check this one."""
+"""Codes of refusals that no machine can avoid. `can-join` then skips the machine's checks."""
 
 
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
@@ -89,10 +89,9 @@ async def can_join(
 
 
 async def admission(subject: Subject, *more: str) -> list[tuple[str, Finding]]:
-    """Read the run and return what the chain says of the wallet. Raises UsageError, and
-    CoordinatorError without a run.
+    """Read the run, and return the findings of its admission checks.
 
-    `more`: names of further checks.
+    `more`: names of further checks. Raises UsageError, and CoordinatorError if there is no run.
     """
     from aftermath.cli.check_list import ADMISSION, examine
     from aftermath.cli.run_checks import read_run
@@ -103,9 +102,7 @@ async def admission(subject: Subject, *more: str) -> list[tuple[str, Finding]]:
 
 
 async def answer(subject: Subject, found: list[tuple[str, Finding]]) -> Result:
-    """Return the answer of `can-join`, after the machine is checked as well. `found`: what the
-    chain says.
-    """
+    """Check the machine, and return the answer of `can-join`. `found`: the chain's findings."""
     from aftermath.cli.check_list import FIT, examine, refusals
     from aftermath.coordinator.errors import Unavailable
     from aftermath.train.access_report import reached_by
@@ -132,7 +129,7 @@ async def answer(subject: Subject, found: list[tuple[str, Finding]]) -> Result:
 
 
 def refused_by(refusal: AftermathError, run_id: str, user: Pubkey) -> Result:
-    """Return the answer of `can-join` if a server shows nothing of its run to this member."""
+    """Return the answer of `can-join` if a server does not let this member read the run."""
     from aftermath.cli.findings import Subject
 
     return Result(
@@ -150,7 +147,7 @@ def _exit_of(refusal: AftermathError) -> int:
 
 
 def _tell(refusals: list[AftermathError]) -> None:
-    """Print on stderr what is known before PyTorch loads, unless stdout goes to the same place."""
+    """Print refusals on stderr before PyTorch loads, unless stdout is the same stream."""
     from aftermath.events.text import LOADING
 
     for refusal in () if one_output() else refusals:

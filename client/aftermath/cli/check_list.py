@@ -1,7 +1,7 @@
 """The one list of checks behind `doctor`, `can-join`, `train --dry-run` and `predownload`.
 
-Each check words its refusals once. What a command does with them is its own affair: `doctor` shows
-all findings, `can-join` answers with the refusals, and the other two end with one of them.
+`doctor` shows all findings, `can-join` answers with the refusals, and the other two end with one of
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aftermath.cli import machine_checks, network_checks, run_checks
 from aftermath.cli.findings import Finding, Subject, broken, failed
 
 Check = Callable[[Subject], Finding | Awaitable[Finding | None] | None]
-"""Returns None if it has nothing to look at: an option is missing, or an earlier check failed."""
+"""Returns None if the check does not apply: an option is missing, or an earlier check failed."""
 
 CHECKS: Mapping[str, Check] = {
     "python": machine_checks.python,
@@ -47,7 +47,7 @@ CHECKS: Mapping[str, Check] = {
     "data": run_checks.data,
     "relay": network_checks.relay,
 }
-# What the chain says of a wallet that wants to join. None of it needs PyTorch.
+# Checks of a wallet against the chain. They do not need PyTorch.
 ADMISSION = (
     "authorization",
     "state",
@@ -59,7 +59,7 @@ ADMISSION = (
     "bond",
     "process",
 )
-# What needs the model, in the order in which each reads what the one before it found.
+# Checks that need the model. Each uses what the one before it stored in the subject.
 FIT = ("model", "tier", "memory", "data")
 
 

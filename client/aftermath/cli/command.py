@@ -1,4 +1,4 @@
-"""Make a command of a function: option groups, `--json`, error presentation and an example.
+"""Turn a function into a command: option groups, `--json`, error messages and an example.
 
 A parameter annotated with a dataclass becomes the options of its fields. Coroutines get a loop.
 """
@@ -25,9 +25,7 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """How a parameter that is not a plain dataclass becomes options, and how its value is built
-    from them.
-    """
+    """How one parameter expands into options, and how its value is built from them."""
 
     options: Callable[[], list[inspect.Parameter]]
     build: Callable[..., Any]
@@ -40,9 +38,7 @@ JSON = Annotated[
 
 
 def _level(level: Verbosity) -> Callable[[bool], None]:
-    """Return what sets how much the command prints, where its option is given. Raises UsageError
-    for both options.
-    """
+    """Return an option callback that sets the verbosity. It raises UsageError for -q with -v."""
 
     def choose(given: bool) -> None:
         if given and VERBOSITY.get() not in (Verbosity.INFO, level):
@@ -94,9 +90,10 @@ def command(
     groups: Mapping[str, OptionGroup] | None = None,
     until_interrupt: bool = False,
 ) -> Callable[[Body], Command]:
-    """Make a command of a function that returns a `Result`; `groups` expands parameters that are
-    not dataclasses. A command that runs until Ctrl-C sets `until_interrupt`: SIGINT then also ends
-    it in the background of a script.
+    """Turn a function that returns a `Result` into a command.
+
+    `groups`: how to expand parameters that are not dataclasses. `until_interrupt`: set it for a
+    command that runs until Ctrl-C, so that SIGINT ends it also in a script's background.
     """
 
     def wrap(body: Body) -> Command:
@@ -174,7 +171,7 @@ def _done(body: Body, given: Mapping[str, Any]) -> Result:
 
 
 def run_in_loop(work: Coroutine[Any, Any, Done]) -> Done:
-    """What a coroutine gives, in an event loop of its own."""
+    """Run a coroutine in a new event loop and return its result."""
     import asyncio  # only here: a help page does not wait for it
 
     with looped():
@@ -190,9 +187,7 @@ def _dataclass_group(cls: type[Any]) -> OptionGroup | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """A field of a dataclass; `kind`: its type, with what is annotated. A default of `...` makes it
-    required.
-    """
+    """A field of a dataclass. `kind`: its annotated type. A default of `...` makes it required."""
 
     name: str
     kind: Any
@@ -200,7 +195,7 @@ class Setting:
 
 
 def settings_of(cls: type[Any]) -> list[Setting]:
-    """The fields of a dataclass, in their order."""
+    """Return the fields of a dataclass in order."""
     hints = get_type_hints(cls, include_extras=True)
     return [
         Setting(one.name, hints[one.name], ... if one.default is MISSING else one.default)
@@ -215,8 +210,9 @@ def setting_option(
     envvar: str | None = None,
     parser: Callable[[object], Any] | None = None,
 ) -> inspect.Parameter:
-    """A field of a settings class as an option, with its description and limits; without `flags`
-    under its own name.
+    """Return a settings field as an option with its description and limits.
+
+    Without `flags` the option has the field's name.
     """
     kind, *metadata = get_args(setting.kind)
     least, most = (None, None) if parser else limits(metadata)
@@ -245,7 +241,7 @@ def limits(metadata: Iterable[object]) -> tuple[Any, Any]:
 
 
 def keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
-    """An option as a parameter; a default of `...` makes it required."""
+    """Return a keyword-only parameter. A default of `...` makes it required."""
     empty = inspect.Parameter.empty
     return inspect.Parameter(
         name,

@@ -1,7 +1,7 @@
 """Check a run's config file with what this machine has.
 
-Mistakes are what `update-config` and `train` would refuse. Warnings are what the owner may not have
-meant, and what this machine lacks. Asks no network, so a checkpoint on the Hub stays unchecked.
+Mistakes are what `update-config` and `train` would refuse. Warnings are about unusual settings, and
+about files that this machine lacks. Uses no network, so a checkpoint on the Hub is not checked.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ _ANY_VOCABULARY = 2  # no token is read from files that are missing
 
 @dataclass(frozen=True)
 class Checked:
-    """A file's mistakes in the order of its lines, (code, sentence) of each warning, and what was
-    not looked at.
-    """
+    """A file's mistakes by line, (code, sentence) of each warning, and what was not checked."""
 
     mistakes: tuple[LocatedMistake, ...]
     warnings: tuple[tuple[str, str], ...] = ()
@@ -61,7 +59,7 @@ def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
         described = _model(config, recipe, mistakes, unseen)
     shape = None if described is None else _shape(config, described, mistakes)
     warnings = owner_warnings.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
-    # Report missing files next to a missing model. Files that are here wait for its vocabulary.
+    # Without a model, only missing data files are reported: a check of tokens needs the vocabulary.
     trouble = ""
     if shape is not None:
         trouble = _data(config, shape.vocab_size, recipe, mistakes, unseen)
@@ -88,9 +86,7 @@ def _told(error: AftermathError, *key: str) -> Mistake:
 def _model(
     config: RunConfig, recipe: Mapping[str, Any], mistakes: list[Mistake], unseen: list[str]
 ) -> Mapping[str, Any] | None:
-    """The config.json to hold the file against; None where there is none, of which one of the lists
-    is told.
-    """
+    """Return the model's config.json, or None after adding the reason to one of the lists."""
     chosen = config.llm.checkpoint
     away = chosen.Dummy is not None and chosen.Dummy.repo_id and not _is_here(chosen.Dummy.repo_id)
     if chosen.Hub is not None or away:
@@ -113,8 +109,9 @@ def _model(
 def planned_document(
     config: RunConfig, recipe: Mapping[str, Any], unseen: list[str]
 ) -> Mapping[str, Any] | None:
-    """The config.json of a model that is still to be made, which is noted; None if it is not.
-    Raises UsageError.
+    """Return the config.json of a model that the recipe will make, and note that in `unseen`.
+
+    None if the model exists or has no recipe. Raises UsageError.
     """
     chosen = config.llm.checkpoint.Local
     if chosen is None or "model" not in recipe or _is_here(chosen.path):
@@ -132,12 +129,12 @@ def _is_missing(config: RunConfig) -> bool:
 def _is_here(place: str) -> bool:
     try:
         return Path(place).expanduser().exists()
-    except (RuntimeError, ValueError):  # ~NAME of nobody here, or no name of a file
+    except (RuntimeError, ValueError):  # an unknown ~NAME, or an invalid file name
         return False
 
 
 def _planned(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `model init` would make with these options. Raises UsageError, CheckpointError."""
+    """Return the config.json of `model init`. Raises UsageError, CheckpointError."""
     try:
         given = load(_INIT).make_context(_INIT, ["--out", "model", *flags(options)]).params
     except ParserError as error:

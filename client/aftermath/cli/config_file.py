@@ -24,9 +24,9 @@ def config_validate(
 ) -> Result:
     """Check a run's config file without any network.
 
-    Mistakes are what update-config and train would refuse; each has its line and, with --json, a
-    code. Warnings are what the owner may not have meant. Reads the model if this machine has it, or
-    the file that says how to make it. Exits 1 if there is a mistake, else 0.
+    Mistakes are what update-config and train would refuse. Each has its line and, with --json, a
+    code. Warnings are about unusual settings. Reads the model if it is on this machine, or its
+    recipe in NAME.files.toml. Exits 1 if there is a mistake, else 0.
     """
     from aftermath.cli.config_check import check
 

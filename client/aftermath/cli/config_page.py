@@ -1,8 +1,6 @@
-"""Writes docs/config.md from the classes of a run's config: `python -m aftermath.cli.config_page
-docs/config.md`.
+"""Write docs/config.md from the config classes (`python -m aftermath.cli.config_page`).
 
-Decided: the page is generated, never edited, so that a key is explained in one place; a test
-compares the two.
+A test compares the page with the classes, so never edit the page.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _WARNINGS = "Warnings make no file wrong:"
 
 
 def page() -> str:
-    """The whole page as markdown."""
+    """Return the page as markdown."""
     sections = [_section(key) for key in keys() if key.table is not None and held_by(key)]
     parts = [
         PREFACE,

@@ -53,9 +53,7 @@ def config_set(
 
 
 def _checked(name: Name, value: str) -> str:
-    """The value as it is stored. Raises UsageError or WalletError for one that no command would
-    take.
-    """
+    """Return the value to store. Raises UsageError or WalletError if no command would accept it."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -123,7 +121,7 @@ def config_show() -> Result:
 
 
 def _found(name: Name, held: dict[str, str]) -> tuple[str | None, str]:
-    """A value as it is shown, and where it is from."""
+    """Return a value for display, and its source."""
     if variable := os.environ.get(VARIABLES[name]):
         return shown_value(name, variable), f"variable {VARIABLES[name]}"
     if name is Name.WALLET and os.environ.get(KEY_VARIABLE):

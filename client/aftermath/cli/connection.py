@@ -35,7 +35,7 @@ class Cluster:
     authorizer: Authorizer
 
     async def balance(self, key: Pubkey) -> int:
-        """Lamports of an account, 0 if it does not exist."""
+        """Return the lamports of an account, 0 if it does not exist."""
         return await balance(self.pool, key)
 
 
@@ -51,13 +51,13 @@ class SignedCluster(Cluster):
         return self.coordinator.sender
 
     async def balance(self, key: Pubkey) -> int:
-        """Lamports of an account after what has been sent, 0 if it does not exist."""
+        """Return the lamports of an account after our last transaction, 0 if it does not exist."""
         return await balance(self.pool, key, self.sender.slot or None)
 
     async def authorization(
         self, grantor: Pubkey, grantee: Pubkey, scope: bytes
     ) -> Authorization | None:
-        """The authorization after what has been sent (see `Authorizer.fetch`)."""
+        """Return the authorization after our last transaction (see `Authorizer.fetch`)."""
         return await self.authorizer.fetch(
             grantor, grantee, scope, min_slot=self.sender.slot or None
         )
@@ -65,7 +65,7 @@ class SignedCluster(Cluster):
 
 @asynccontextmanager
 async def connect(choice: ClusterOptions) -> AsyncIterator[Cluster]:
-    """The cluster these options name, to read."""
+    """Open the cluster that these options name, for reading."""
     pool, program_id = _chosen(choice)
     async with pool:
         yield Cluster(pool, CoordinatorClient(pool, program_id=program_id), Authorizer(pool))
@@ -73,8 +73,9 @@ async def connect(choice: ClusterOptions) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
-    """The cluster these options name, with their wallet. Raises Ended in a dry run, where something
-    would be sent.
+    """Open the cluster and the wallet that these options name.
+
+    In a dry run, raise Ended when a transaction would be sent.
     """
     wallet = load_wallet(choice.wallet_private_key_path)
     cap = choice.max_priority_fee

@@ -17,7 +17,7 @@ YES = Annotated[bool, typer.Option("--yes", help="Do it without a question.", sh
 
 
 def check_can_ask(command: str, does: str, *, as_json: bool) -> None:
-    """UsageError if nobody is there to be asked."""
+    """Raise UsageError if there is no terminal to ask on, or with --json."""
     terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     if as_json or not terminal:
         why = "with --json nothing is asked" if as_json else "there is no terminal to ask on"
@@ -25,6 +25,6 @@ def check_can_ask(command: str, does: str, *, as_json: bool) -> None:
 
 
 def agreed(question: str) -> bool:
-    """Whether the person at the terminal says yes."""
+    """Ask on the terminal, and return whether the answer is yes."""
     print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,9 +1,8 @@
 """`create-run`: make a run's accounts, and say who may join it.
 
-Decided: accounts, growth, texts and the authorization travel in as few transactions as fit; a
-creation that was interrupted is finished by the same command, because each step is skipped where it
-was done already. What all of it costs is asked for once, before anything is sent, with the fees of
-what an owner does next.
+All instructions go into as few transactions as fit. The same command finishes an interrupted
+creation, because it skips steps that are done. It checks once that the wallet can pay for all steps
+and for the owner's next commands, before it sends anything.
 """
 
 from __future__ import annotations
@@ -113,8 +112,9 @@ def _authorization_size(chain: SignedCluster, run_id: str) -> dict[Pubkey, int]:
 
 
 def _first_admitted(chain: SignedCluster, run_id: str) -> tuple[Pubkey, bytes]:
-    """Return whom a creation lets join, and the scope of that. Strangers must not train a run's
-    first epoch.
+    """Return the grantee and scope of a new run's first authorization.
+
+    Outside local networks only the owner is admitted: strangers must not train the first epoch.
     """
     from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE
     from aftermath.cli.authorization import scope_of
@@ -125,7 +125,7 @@ def _first_admitted(chain: SignedCluster, run_id: str) -> tuple[Pubkey, bytes]:
 
 
 def check_readable(run_id: str) -> None:
-    """Raises UsageError for the id of a new run that people cannot read or type."""
+    """Raise UsageError for an id with outer spaces, unprintable characters or no NFC form."""
     if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
         raise UsageError(
             f"{run_id!r} cannot be told from other ids by reading it",
@@ -148,8 +148,7 @@ async def remaining(
 async def missing(
     chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
 ) -> list[Instruction]:
-    """What is still to be sent for the run to exist at full size, with its texts, and for its first
-    members to join.
+    """Return the missing instructions of a creation: accounts, metadata and first authorization.
 
     Raise RunExists if the run belongs to another wallet.
     """
@@ -169,7 +168,7 @@ async def missing(
 
 
 async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None:
-    """The growth that an interrupted creation still needs; None when there is no such run yet."""
+    """Return the missing `grow` instructions of an interrupted creation, or None without a run."""
     from aftermath.chain.accounts import fetch_many
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES
@@ -185,7 +184,7 @@ async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None
         or witnesses is None
         or run.owner != chain.coordinator.program_id
     ):
-        return None  # anybody can put lamports there
+        return None  # accounts of another owner: anybody can send lamports to these addresses
     owner = parse_run(run.data).main_authority
     if owner != bytes(chain.wallet.pubkey):
         raise RunExists(

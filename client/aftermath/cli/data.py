@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is to be tokenised, with what, and where to."""
+    """Options of data tokenize: input, tokenizer and output."""
 
     output: Annotated[Path, typer.Option(help="Folder for the token files.")]
     input: Annotated[
@@ -124,7 +124,7 @@ class Encoder:
 def _write(
     chosen: Conversion, encoder: Encoder, documents: Sequence[Path], output: Path
 ) -> tuple[dict[str, object], str]:
-    """Fill a folder; return what went into it, for scripts and for people."""
+    """Write the token files of a folder. Return a summary as JSON types and as text."""
     from aftermath.data.texts import SEPARATOR
     from aftermath.data.tokenise import tokenise
 

@@ -1,8 +1,7 @@
-"""`decode-gradients`: what members sent, from the files of `train --write-gradients-dir`.
+"""`decode-gradients`: show the results in files of `train --write-gradients-dir`.
 
-Decided: a file may come from anybody, so what it says is checked before it is believed, and so is
-the room that its tensors take before one is made: a short payload may stand for a model that no
-machine holds.
+A file may come from anybody, so its contents are checked. So is the size of its tensors before one
+is allocated: a short payload can describe a model that fits no machine.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def decode_gradients(
 
 
 def _check_apart(files: Sequence[Path], out: Path) -> None:
-    """Raise UsageError if what is made of a file would take its place."""
+    """Raise UsageError if an output file would replace its input file."""
     for path in files:
         if (out / path.name).exists() and path.exists() and path.samefile(out / path.name):
             raise UsageError(
@@ -133,9 +132,7 @@ def _shown(found: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _check_room(path: Path, file: GradientFile, out: Path) -> None:
-    """Make the directory. Raises CommandError unless it has room, and this machine may have, for a
-    file's tensors.
-    """
+    """Create the directory. Raise CommandError if a tensor is too large or the disk lacks space."""
     from aftermath.model.store import writing
     from aftermath.optim.vote_tensors import dense_shapes
 
@@ -157,7 +154,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 
 
 def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
-    """The dense tensors of a result, written one by one."""
+    """Write a result's dense tensors one by one, and return the file's path."""
     from aftermath.base.outputs import output_file
     from aftermath.model.schema import header
     from aftermath.model.store import writing

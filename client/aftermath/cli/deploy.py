@@ -93,9 +93,7 @@ async def deploy(
 
 
 async def rehearsed(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehearsed:
-    """What deploying these programs would send: not one list, as with other commands, but what is
-    missing by then.
-    """
+    """Simulate the missing transactions of these deployments, and return the report."""
     from aftermath.chain.deploy import deployment_steps
 
     steps: list[PlannedTransaction] = []
@@ -109,14 +107,14 @@ async def rehearsed(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehears
 
 
 def shared_object(name: Which) -> Path:
-    """The packaged program."""
+    """Return the path of a packaged program."""
     from aftermath.programs import AUTHORIZER_SO, COORDINATOR_SO
 
     return COORDINATOR_SO if name is Which.COORDINATOR else AUTHORIZER_SO
 
 
 def program_key(name: Which, path: Path) -> Keypair:
-    """The key of a program's address. CommandError if the program was built for another address."""
+    """Load a program's keypair. Raise CommandError if the program was built for another address."""
     from aftermath.chain.wallet import program_keypair
     from aftermath.programs import AUTHORIZER_ID, COORDINATOR_ID
 

@@ -118,10 +118,9 @@ async def doctor(
 
     Checks Python and its packages, PyTorch and the device, disk, the wallet's file, the Hub's
     token, ports, UDP and the relay. With --rpc it also checks the nodes, their websockets, the
-    chain's clock and the wallet's balance. With
-    --run-id it also checks whether the run admits the wallet, its model and data, and which tier
-     fits into memory.
-    Sends nothing and spends nothing. Exits 1 if a check fails, else 0.
+    chain's clock and the wallet's balance. With --run-id it also checks admission of the wallet,
+    the run's model and data, and which tier fits into memory. Sends nothing and spends nothing.
+    Exits 1 if a check fails, else 0.
     """
     from dataclasses import replace
 

@@ -26,13 +26,13 @@ _WORDS = {
 
 
 def ended(found: Rehearsed) -> Ended:
-    """The end of a dry run: what it found, and the refusal if there is one."""
+    """Return the exception that ends a dry run, with its report and first refusal."""
     refusal = found.refusal
     return Ended(Result(_data(found), _text(found)), refusal)
 
 
 def call(instruction: Instruction) -> str:
-    """What an instruction is called."""
+    """Return an instruction's name, or its program's address if it is unknown."""
     names = _NAMES.get(instruction.program_id)
     if names is None:
         names = authorizer_program().calls
@@ -116,12 +116,12 @@ def _text(found: Rehearsed) -> RenderableType:
 
 
 def _lacks(found: Rehearsed) -> int:
-    """Lamports that the wallet would need and has not."""
+    """Return the lamports that the wallet lacks."""
     return max(0, found.needed - found.held)
 
 
 def _ends(one: Simulated, found: Rehearsed) -> str:
-    """How a transaction would end; one that only money keeps from being known, with that."""
+    """Return a transaction's outcome in words. Name missing SOL if that makes it unknown."""
     lacks = _lacks(found)
     if one.outcome is not Outcome.OPEN or not lacks:
         return _WORDS[one.outcome]

@@ -1,4 +1,4 @@
-"""`estimate`: what a run will take in SOL, bytes, memory, tokens and time."""
+"""`estimate`: estimate a run's SOL, bytes, memory, tokens and time."""
 
 from __future__ import annotations
 
@@ -112,9 +112,7 @@ async def estimate(
 
 
 async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
-    """(rent, fees at most) in lamports of creating, configuring and starting a run that everybody
-    may join.
-    """
+    """Return (rent, maximum fees) in lamports to create, configure and start an open run."""
     from solders.keypair import Keypair
 
     from aftermath.chain import defaults
@@ -128,7 +126,7 @@ async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
 
     wallet = Wallet(Keypair())
     name = "estimate"
-    async with RpcPool([endpoint(defaults.RPC)]) as pool:  # which is not asked
+    async with RpcPool([endpoint(defaults.RPC)]) as pool:  # never contacted
         client = CoordinatorClient(pool, wallet)
         authorizer = Authorizer(pool)
         creation = [
@@ -153,7 +151,7 @@ async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
 
 
 def member_costs(rules: Config, members: int) -> tuple[int, int, int]:
-    """(rent, fee of joining, fees until the end, all at most) in lamports of one member."""
+    """Return one member's maximum (rent, join fee, fees until the end) in lamports."""
     from aftermath.chain.views import membership_account
     from aftermath.rules.run import MAX_WITNESSES
 
@@ -188,12 +186,12 @@ def epochs_of(rules: Config) -> int:
 
 
 def longest_round(rules: Config) -> int:
-    """Seconds of a round at its limit."""
+    """Return the maximum length of a round in seconds."""
     return max(rules.max_round_train_time + rules.round_witness_time, rules.min_round_time, 1)
 
 
 def tokens_of(rules: Config) -> tuple[int, int]:
-    """(tokens, sequences) of all steps together."""
+    """Return (tokens, sequences) of all steps together."""
     from aftermath.rules.assignment import batch_size
 
     sequences = 0
@@ -265,10 +263,10 @@ class Pace:
 def measured(
     schema: Schema, rules: Config, members: int, sequences: int, device: str
 ) -> list[Pace]:
-    """The pace of each tier that the device's memory holds; `sequences` are those of all rounds
-    together.
+    """Return the pace of each tier that fits into the device's memory.
 
-    Raises UsageError for several devices, and what is wrong with the one that is named.
+    `sequences`: sequences of all rounds together. Raises UsageError for several devices, and the
+    errors of a device that cannot be used.
     """
     from aftermath.parallel.mesh import mesh_of
     from aftermath.replica.passes import arithmetic_of
@@ -291,9 +289,7 @@ def measured(
 
 
 def pace(rules: Config, members: int, sequences: int, tier: int, speed: int) -> Pace:
-    """What `speed`, in sequences a minute, comes to: a round is done by who has the largest part of
-    it.
-    """
+    """Return the pace at `speed` sequences per minute. The largest share sets a round's time."""
     share = math.ceil(rules.global_batch_size_end / members)
     least = float(rules.min_round_time)
     in_all = max(rules.total_steps * least, sequences / members * 60 / speed)

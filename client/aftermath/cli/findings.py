@@ -104,7 +104,7 @@ def dubious(message: str, fix: str = "", error: AftermathError | None = None) ->
 
 
 def broken(message: str, fix: str = "") -> Finding:
-    """Return a failure that is no error of `train`."""
+    """Return a failure that is not an error of `train`."""
     return Finding(Status.FAILURE, message, fix)
 
 

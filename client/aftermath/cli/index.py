@@ -1,4 +1,4 @@
-"""A console script as a lazy group of commands: each is imported only when it is called.
+"""A console script that imports each command only when it is called.
 
 `--help` of the script imports no command; a test compares the summaries here with the commands' own
 docstrings. Two-word commands (`model init`) are listed by their first word.
@@ -49,9 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """The commands of one script: its name, the package of their modules, and what its help says
-    around them.
-    """
+    """One script: its name, its commands and their package, and the texts around them in help."""
 
     name: str
     package: str
@@ -68,18 +66,18 @@ class Index:
         return getattr(import_module(f"{self.package}.{module}"), identifier)
 
     def kinds(self, name: str) -> Mapping[str, Any]:
-        """The types of a command's options."""
+        """Return the types of a command's options."""
         found: Mapping[str, Any] = self.find(name).entry.__annotations__
         return found
 
     def called(self, words: Sequence[str]) -> str | None:
-        """The command that a command line begins with, if there is one."""
+        """Return the name of the command that `words` begin with, or None."""
         return next(
             (name for name in (" ".join(words[:2]), *words[:1]) if name in self.entries), None
         )
 
     def begun(self, word: str) -> dict[str, Entry]:
-        """The commands of two words that begin with this one."""
+        """Return the two-word commands whose first word is `word`."""
         return {name: entry for name, entry in self.entries.items() if name.startswith(f"{word} ")}
 
     @cached_property
@@ -131,17 +129,16 @@ class Index:
 
 
 class _OneCommand(TyperCommand):
-    """A command whose help page is ours, that takes no empty text for a path, and that knows the
-    user's profile.
-    """
+    """A click command with our help page, empty-path check and profile defaults."""
 
     kinds: Mapping[str, Any]
     """The types of its options."""
     stored: Callable[[], Mapping[str, str]]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but for an unset variable of a shell: the empty path would be the current
-        directory. What neither an option nor a variable says is taken from the profile.
+        """Parse the arguments, with defaults from the profile.
+
+        Reject an empty path, as from an unset shell variable: it would mean the current directory.
         """
         kinds = self.kinds
         paths = {
@@ -182,9 +179,7 @@ class _OneCommand(TyperCommand):
 
 
 class _LazyCommands(TyperGroup):
-    """Lists commands from the index, loads the one that is called, and tells every mistake in one
-    form.
-    """
+    """Lists commands from the index, loads only the called one, and reports all usage errors."""
 
     index: Index
 
@@ -196,7 +191,7 @@ class _LazyCommands(TyperGroup):
         super().__init__(**{**options, "commands": entries})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The called command itself."""
+        """Return the called command, imported, and its arguments."""
         if name := self.index.called(args):
             return name, self.index.load(name), args[len(name.split()) :]
         if ctx.resilient_parsing:  # a shell that completes a word that is not finished
@@ -243,9 +238,7 @@ class _LazyCommands(TyperGroup):
         return [*rest[:named], *before, *rest[named:]] if named else words
 
     def _shows_page(self, words: list[str]) -> bool:
-        """Print the help that is asked for, if any, without the parser, which imports pydantic in
-        half a second.
-        """
+        """Print requested help without the slow parser. Return whether help was requested."""
         page: Any = None
         name = self.index.called(words)
         if words in _HELP_ASKED:

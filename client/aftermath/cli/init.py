@@ -1,8 +1,7 @@
-"""`init`: write the config file of a new run, and the file that says how to make its model and
-tokens.
+"""`init`: write the config file of a new run, and the recipe file for its model and tokens.
 
-On a terminal it asks for what no option says; elsewhere the recipe decides. It writes nothing that
-`config validate` would refuse.
+On a terminal it asks for options that were not given; elsewhere the starting config decides. It
+never writes a config that `config validate` refuses.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _WALLET = "owner.json"
 
 @dataclass(frozen=True)
 class InitOptions:
-    """The choices of a new run's owner; where one is None, the recipe or a question decides."""
+    """The choices of a new run's owner. For None, a question or the recipe decides."""
 
     recipe: Annotated[
         str | None,
@@ -103,10 +102,9 @@ def init(
 ) -> Result:
     """Write the commented config file of a new run.
 
-    It begins with a recipe, which the options change; on a terminal it asks for what they do not
-    say. Every key has a comment that says what it is. Where model and tokens are still to be made,
-    a second file next to the first says of what: run-files makes them by it, and so does
-    local-testnet start.
+    It starts from a recipe, an existing config, and changes it by the options. On a terminal it
+    asks for options that were not given. If model or tokens do not exist yet, it also writes
+    NAME.files.toml, by which run-files and local-testnet start make them.
     """
     from aftermath.cli.config_check import look
     from aftermath.cli.new_config import RECIPE, NewRunOptions, begin, changed
@@ -162,9 +160,7 @@ def init(
 
 
 def _write_both(out: Path, text: str, files_path: Path, made_of: str) -> None:
-    """Write the config, and next to it what its files are made of, if anything; neither if one
-    cannot be written.
-    """
+    """Write the config and its recipe file, if it has one. Write neither if one of them fails."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         if made_of:
@@ -211,7 +207,7 @@ def _made(out: Path, files_path: Path | None, members: int, told: list[tuple[str
 
 
 def asked(options: InitOptions) -> InitOptions:
-    """The options with answers to questions for those that were not given."""
+    """Ask for the options that were not given, and return all of them."""
     from aftermath.cli.new_config import RECIPE, begin, optimizer_name
     from aftermath.testnet.configs import SHIPPED, configs
 
@@ -242,9 +238,7 @@ def asked(options: InitOptions) -> InitOptions:
 
 @dataclass(frozen=True)
 class Question:
-    """What a person is asked: `says` is told of it on `?`, and `read` raises UsageError for what is
-    no answer.
-    """
+    """A question. `says`: its help for `?`. `read` raises UsageError for an invalid answer."""
 
     text: str
     says: str
@@ -253,7 +247,7 @@ class Question:
 
 
 def _ask(question: Question) -> Any:
-    """An answer that can be read; Ctrl-C, and an end of the input, end the command."""
+    """Ask until the answer is valid. Ctrl-C and the end of the input end the command."""
     while True:
         try:
             answer = typer.prompt(question.text, default=question.default, err=True).strip()
@@ -327,7 +321,7 @@ def _about(options: InitOptions, files_path: Path | None, files: FILES) -> list[
 
 
 def _next(out: Path, *, made: bool) -> list[str]:
-    """What an owner calls, one after the other, until the run trains."""
+    """Return the commands that an owner runs next, in order, until the run trains."""
     file = shlex.quote(str(out))
     run = shlex.quote(_run_id(out))
     signed = f"--run-id {run} -w {_WALLET}"
@@ -349,7 +343,7 @@ def _next(out: Path, *, made: bool) -> list[str]:
 
 
 def _run_id(out: Path) -> str:
-    """A run's name by its config's, or a word that stands for one where that can be none."""
+    """Return the config's file name as run id, or "RUN" if it is not a valid one."""
     from aftermath.cli.create_run import check_readable
     from aftermath.cli.options import checked_run_id
 

@@ -1,7 +1,7 @@
 """`train --dry-run`: what joining the run would send and cost, without joining it.
 
-It runs the checks of `can-join`, then simulates the instructions of a join. It cannot tell what a
-member sends while it trains, because that answers what others do.
+It runs the checks of `can-join`, then simulates the instructions of a join. It cannot estimate the
+fees of training, because they depend on the other members.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SHOWN = "What is shown"
 
 
 class BackendName(StrEnum):
-    """What keeps the run: a chain or a server."""
+    """The backend of the run: a chain or a server."""
 
     SOLANA = "solana"
     CENTRALIZED = "centralized"
@@ -34,7 +34,7 @@ class BackendName(StrEnum):
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What keeps the run, and where it writes."""
+    """Options of the backend and of the output directory."""
 
     backend: Annotated[
         BackendName,

@@ -39,7 +39,7 @@ class EngineName(StrEnum):
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Where the network listens, what it keeps, and what runs it."""
+    """Options of a local network: addresses, stored state and engine."""
 
     port: Annotated[
         int,
@@ -107,7 +107,7 @@ def localnet(
 
 
 def announce(network: Network, options: NetworkOptions, *, as_json: bool) -> None:
-    """Say where the network is, once it is ready."""
+    """Print the network's addresses once it is ready."""
     from aftermath.programs import AUTHORIZER_ID, COORDINATOR_ID
 
     data = {

@@ -1,6 +1,4 @@
-"""The console script `aftermath-solana`: the index of its commands (see `index` for what is made of
-it).
-"""
+"""The console script `aftermath-solana`: the index of its commands (see `index`)."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def model_export(
 
 
 def _dtype(text: str) -> str:
-    """The type's name in PyTorch. Raises UsageError."""
+    """Return the PyTorch name of a dtype. Raises UsageError."""
     if text not in _DTYPES:
         raise UsageError(
             f"--dtype must be float32 or bfloat16, not {text!r}",

@@ -1,4 +1,4 @@
-"""`model init`: a new, untrained checkpoint, of a preset or of sizes that are given."""
+"""`model init`: write a new, untrained checkpoint from a preset or from sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SHAPE = "Shape"
 NEW_DIRECTORY = "Directory to write. Must be new, empty, or written by this command; its earlier output is replaced."
 _MAX_ENTRIES_BYTES = 1 << 20
-_KV_HEADS = 2  # of a Llama that is not told
+_KV_HEADS = 2  # default of a Llama
 _SIZES = {
     "hidden": 128,
     "layers": 4,
@@ -49,7 +49,7 @@ _SIZES = {
     "vocab": VOCAB_SIZE,
     "context": 2048,
 }
-"""What a model has that is not told, by the option."""
+"""Default sizes by option."""
 SIZES = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
@@ -59,7 +59,7 @@ SIZES = {
     "vocab": "vocab_size",
     "context": "max_position_embeddings",
 }
-"""The options that are numbers of the model's config."""
+"""Keys of the model's config.json, by option."""
 
 
 class Kind(StrEnum):
@@ -180,11 +180,10 @@ def document(
     entries: Path | None,
     tokens: Tokens | None = None,
 ) -> dict[str, Any]:
-    """The `config.json` that these options mean, but for a tokenizer's special tokens; `sizes` by
-    the options given.
+    """Return the config.json of these options, without a tokenizer's special tokens.
 
-    The vocabulary holds all ids of `tokens`. Raises UsageError if `sizes` says that it does not,
-    and CheckpointError for a file of entries that cannot be read.
+    The vocabulary grows to hold all ids of `tokens`. Raises UsageError if `sizes` makes it smaller,
+    and CheckpointError if the file `entries` cannot be read.
     """
     from aftermath.model.architectures import presets
     from aftermath.model.tiers import KEY
@@ -213,7 +212,7 @@ def document(
 
 
 def _entries(path: Path) -> Any:
-    """What a file says of tiers, not checked yet. Raises CheckpointError."""
+    """Read the unchecked tier entries of a JSON file. Raises CheckpointError."""
     try:
         return json_value(read_limited(path.expanduser(), _MAX_ENTRIES_BYTES))
     except Malformed as error:
@@ -227,7 +226,7 @@ def _parameters(config: ModelConfig, tier: int) -> int:
 
 
 def _described(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[str, Any]:
-    """A `config.json` of these sizes."""
+    """Return a config.json of these sizes."""
     described: dict[str, Any] = {SIZES[name]: number for name, number in sizes.items()}
     described |= {
         "model_type": architecture.value,
@@ -269,7 +268,7 @@ def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
 
 
 def _check(described: dict[str, Any], tiers: int, *, kv_heads: int | None) -> None:
-    """Raises UsageError, with options that would do, for numbers that do not go together."""
+    """Raise UsageError for inconsistent sizes, with valid values in its fix."""
     hidden = described["hidden_size"]
     heads = described["num_attention_heads"]
     step = 1 << tiers - 1
@@ -362,8 +361,9 @@ def tokens_of(path: Path) -> Tokens:
 
 
 def _carried(tokenizer: Path) -> dict[str, bytes]:
-    """The other files of a tokenizer: its chat template, its model. In a checkpoint also the
-    license and such, but the model card, which describes the other model.
+    """Return a tokenizer's other files, such as its chat template.
+
+    From a checkpoint also return the license, but not the model card of that other model.
     """
     from aftermath.model.store import read_companions
 

@@ -1,6 +1,6 @@
-"""Checks of the way to other members: ports, UDP on this machine, and the relay.
+"""Checks of the network to other members: ports, UDP on this machine, and the relay.
 
-Only a relay can tell how others see this machine. No member is asked to connect.
+Only a relay can report how other machines see this one. The checks contact no member.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ async def relay(subject: Subject) -> Finding:
     from aftermath.p2p.relay import AUTO, DISABLED, N0
 
     chosen = subject.relay
-    # a look at the machine alone leaves n0's relay alone, unless the user names it
+    # without a cluster, contact a relay only if the user names one
     if chosen == AUTO and (subject.chain is None or not subject.answers):
         return fine(
             "no relay was asked",

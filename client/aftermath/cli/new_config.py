@@ -1,7 +1,7 @@
-"""Make the config of a new run from a built-in recipe and the owner's options.
+"""Build the config of a new run: a recipe (a packaged config), changed by the owner's options.
 
-Numbers that go together (an optimizer, its rate, its overlap and its batch) come together from a
-recipe, since nobody can choose one without the others.
+An optimizer's learning rate, overlap and batch size depend on each other, so they are copied
+together from a recipe with that optimizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aftermath.rules.optimizers import EXCHANGED, ExchangedName
 from aftermath.testnet.configs import chosen, find
 
 FILES = dict[str, dict[str, Any]]
-"""How to make a config's model and tokens, as its files table says it."""
+"""How to make a config's model and tokens: the tables of its NAME.files.toml."""
 
 RECIPE = "solana-test/light-config.toml"
 RECIPES: dict[ExchangedName, str] = {
@@ -38,7 +38,7 @@ RECIPES: dict[ExchangedName, str] = {
 
 @dataclass(frozen=True)
 class NewRunOptions:
-    """What the owner says; None leaves it to the recipe."""
+    """The owner's choices. None keeps the recipe's value."""
 
     recipe: str | None = None
     preset: str | None = None
@@ -50,7 +50,7 @@ class NewRunOptions:
 
 
 def begin(recipe: str) -> tuple[RunConfig, FILES]:
-    """A recipe's config, and what its files are made of. Raises UsageError, ConfigError."""
+    """Return a recipe's config and its files tables. Raises UsageError, ConfigError."""
     path = find(Path(recipe))
     return chosen(path).config, recipe_of(path)
 
@@ -58,8 +58,9 @@ def begin(recipe: str) -> tuple[RunConfig, FILES]:
 def changed(
     config: RunConfig, files: FILES, new_options: NewRunOptions, home: str
 ) -> tuple[RunConfig, FILES]:
-    """The config as it is wished for, and what its files are made of, in the directory `home`.
-    Raises UsageError.
+    """Return the config and files tables after the owner's choices. Raises UsageError.
+
+    `home`: directory for the model and the tokens.
     """
     rules = config.config
     llm = config.llm
@@ -128,9 +129,7 @@ def optimizer_name(config: RunConfig) -> str | None:
 
 
 def lasting(rates: LearningRate, steps: int, wished: int) -> LearningRate:
-    """A schedule of a run of `steps` steps for one of `wished`, every part of it as much longer as
-    the run is.
-    """
+    """Scale a learning-rate schedule, and all its parts, from `steps` to `wished` steps."""
     if steps == wished:
         return rates
     name = next(name for name in type(rates).model_fields if getattr(rates, name) is not None)
@@ -163,9 +162,7 @@ def _with_preset(files: FILES, preset: str, described: Mapping[str, Any]) -> FIL
 
 
 def _with_members(rules: RunRules, members: int | None, inner_steps: int) -> RunRules:
-    """The members that begin, a third of whom may be gone later, and at least a sequence for each
-    step of each.
-    """
+    """Set the number of members. Allow a third to leave, and give each one a sequence per step."""
     if members is None:
         return rules
     least = members * inner_steps

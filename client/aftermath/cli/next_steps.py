@@ -84,9 +84,7 @@ _OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
 
 
 def say_next(name: str, case: str, given: Mapping[str, Any]) -> None:
-    """Say what follows the command `name`, which was called with these options, if anything usually
-    does.
-    """
+    """Print the command that usually follows `name`, if there is one. `given`: its options."""
     if "server_addr" in given:
         if name in ("can-join", "predownload") and not os.environ.get(QUIET):
             note(f"next: {_train_at_server(given)}")
@@ -115,9 +113,7 @@ def _train_at_server(given: Mapping[str, Any]) -> str:
 
 
 def _of_train(given: Mapping[str, Any]) -> list[str]:
-    """Return the option that keeps the model, if the tier can, and the options that `train` needs
-    as well.
-    """
+    """Return `--checkpoint-dir` for tiers that save checkpoints, and the options to repeat."""
     from aftermath.model.saved_checkpoints import file_name
 
     words = []
@@ -133,7 +129,7 @@ def _of_train(given: Mapping[str, Any]) -> list[str]:
 
 
 def line(template: str, given: Mapping[str, Any]) -> str:
-    """The whole command line."""
+    """Return the command line of a template, with cluster and wallet options."""
     more = _of_train(given) if template.startswith("train ") else []
     given = (
         {**given, "matformer_tier": "auto"} if given.get("matformer_tier") == AUTO_TIER else given
@@ -151,11 +147,9 @@ def line(template: str, given: Mapping[str, Any]) -> str:
 
 
 def completed(text: str, given: Mapping[str, Any]) -> str:
-    """Return a text in which suggested commands name the cluster and the wallet as the running
-    command was given them.
+    """Add the running command's cluster and wallet options to the commands that a text suggests.
 
-    `given`: the options of the running command. A command for another person gets no wallet of
-    ours.
+    `given`: the options of the running command. Commands for another person get no wallet.
     """
     from aftermath.cli.main import SOLANA
 
@@ -211,10 +205,9 @@ def _end(name: str, after: str) -> int:
 
 
 def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Cluster and wallet, where the command that follows takes them and finds them neither in a
-    variable nor stored.
+    """Yield the cluster and wallet options that the command `follows` would otherwise miss.
 
-    `template`: the command line, whose options stay as they are.
+    Skip options that `template` has, and values in an environment variable or the profile.
     """
     from aftermath.chain.endpoints import CLUSTERS, shown
     from aftermath.cli.main import SOLANA
@@ -230,7 +223,7 @@ def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[st
         if str(value) in (os.environ.get(str(option.envvar)), stored.get(stored_as(option))):
             continue
         if flag in _ADDRESSES and value not in CLUSTERS and shown(value) != value.rstrip("/"):
-            # it may hold a key, which nobody prints
+            # the address may contain an API key, so print a placeholder
             yield f"{flag} {flag[2:].replace('-', '_').upper()}_ADDRESS"
         else:
             yield f"{flag} {shlex.quote(str(value))}"

@@ -111,7 +111,7 @@ def _words(training: Mapping[str, Any]) -> str:
 
 
 def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
-    """Write the numbers if the file's name asks for them; return whether it does."""
+    """Write a table if the file's ending is of one. Return whether it is."""
     from aftermath.events.plot import TABLES, write_table
 
     if path.suffix not in TABLES:

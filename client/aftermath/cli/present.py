@@ -83,10 +83,10 @@ _STORED: ContextVar[Mapping[str, str] | None] = ContextVar(
 
 @dataclass(frozen=True)
 class Result:
-    """What a command found or did: `data` for scripts, `text` for people (None: already shown), and
-    the exit code. A `str` is shown as it is, without markup and without characters that move a
-    cursor; what is styled is rich's Text. `case` tells endings apart that other commands usually
-    follow (`next_steps`). `made` has values for these commands that no option has.
+    """The outcome of a command: `data` for scripts, `text` for people, and the exit code.
+
+    A `text` of None was already printed. A `str` is printed without markup and control characters.
+    `case` selects the next command (`next_steps`), and `made` has values for it.
     """
 
     data: object
@@ -101,7 +101,7 @@ class CommandError(AftermathError):
 
 
 class Ended(Exception):
-    """A command ends before its own end, with a result and, if it could not be done, why not."""
+    """Raised to end a command early with a result, and with an error if it failed."""
 
     def __init__(self, result: Result, error: AftermathError | None = None) -> None:
         super().__init__(result, error)
@@ -151,8 +151,9 @@ def _draw(console: Console, drawn: RenderableType) -> None:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """What the block prints reaches stdout. Raises CommandError if it cannot, BrokenPipeError if
-    nobody reads on.
+    """Flush stdout after the block.
+
+    Raises CommandError if stdout cannot be written, BrokenPipeError if its reader has ended.
     """
     if sys.stdout is None:
         raise CommandError(
@@ -171,12 +172,12 @@ def writing() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """What is still to be written would fail again when the interpreter ends."""
+    """Redirect stdout to devnull, or its flush would fail again when the interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _drop_unwritten_output() -> None:
-    """Drop what stdout still holds, if that is what there is no room for."""
+    """Discard stdout's buffer if flushing it fails."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -184,9 +185,7 @@ def _drop_unwritten_output() -> None:
 
 
 def note(sentence: str, *, always: bool = False) -> None:
-    """Say something in passing: on stderr, so that stdout stays one document. If quiet, only
-    warnings are said.
-    """
+    """Print a sentence on stderr, so that stdout stays one document. -q leaves only warnings."""
     if is_quiet() and not always and not sentence.startswith("warning: "):
         return
     from rich.console import Console
@@ -211,14 +210,14 @@ def line_console(**options: Any) -> Console:
 
 
 def plain_text(text: str) -> Text:
-    """Lines as they are: brackets are no markup, and nothing of them moves a terminal's cursor."""
+    """Return text without markup and without control characters."""
     from rich.text import Text
 
     return Text(printable(text, keep="\n\t"))
 
 
 def aside(drawn: RenderableType) -> None:
-    """Show a table in passing: on stderr and not if quiet, as `note` does with a sentence."""
+    """Print a table on stderr, unless quiet."""
     if is_quiet():
         return
     from rich.console import Console
@@ -230,7 +229,7 @@ def aside(drawn: RenderableType) -> None:
 
 
 def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -> dict[str, object]:
-    """The pairs with one of them, in its place, as people read it."""
+    """Return the pairs with the entry `name` replaced by `shown: value`, in the same place."""
     return {
         shown if key == name else key: value if key == name else given
         for key, given in pairs.items()
@@ -238,7 +237,7 @@ def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -
 
 
 def facts(pairs: Mapping[str, object]) -> Table:
-    """A two-column table of names and values."""
+    """Return a two-column table of names and values."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -316,7 +315,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
 
 
 def tell_given(options: Mapping[str, object]) -> None:
-    """Remember the options of this command, for the commands that fixes and notes suggest."""
+    """Store this command's options, which suggested commands repeat."""
     _GIVEN.set(options)
 
 
@@ -331,7 +330,7 @@ def completed_text(text: str) -> str:
 
 
 def tell_stored(taken: Mapping[str, str]) -> None:
-    """Remember what this command has from the user's profile, for errors to say so."""
+    """Store which options came from the profile, so that errors can name it."""
     _STORED.set(taken)
 
 

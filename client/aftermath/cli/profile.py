@@ -20,7 +20,7 @@ KEY_VARIABLE = "RAW_WALLET_PRIVATE_KEY"  # as `chain.wallet` calls it, which hel
 
 
 class Name(StrEnum):
-    """What can be stored; options say which of these they take (`options.shared`)."""
+    """The values that the profile can store, by the names that `options.shared` uses."""
 
     RPC = "rpc"
     WS_RPC = "ws-rpc"
@@ -34,7 +34,7 @@ VARIABLES = {
     Name.WALLET: "WALLET_PRIVATE_KEY_PATH",
     Name.RUN: "RUN_ID",
 }
-"""The environment variables that come before."""
+"""The environment variables that override stored values."""
 
 
 class ProfileError(AftermathError):
@@ -44,7 +44,7 @@ class ProfileError(AftermathError):
 
 
 def profile_path() -> Path | None:
-    """Where the profile is, or would be; None if there is to be none."""
+    """Return the profile's path, which may not exist. None if AFTERMATH_PROFILE is empty."""
     named = os.environ.get(PROFILE_VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
@@ -54,7 +54,7 @@ def profile_path() -> Path | None:
 
 
 def read_profile() -> dict[str, str]:
-    """What is stored. Raises ProfileError for a file that is no profile."""
+    """Read the stored values. Raises ProfileError if the file is not a valid profile."""
     path = profile_path()
     if path is None or not path.exists():
         return {}
@@ -84,8 +84,7 @@ def read_profile() -> dict[str, str]:
 
 
 def write_profile(held: Mapping[str, str]) -> Path:
-    """Store this and nothing else, readable by this user only; the old file stands until the new
-    one is whole.
+    """Replace the profile atomically with these values, readable only by this user.
 
     Raises ProfileError.
     """
@@ -126,7 +125,7 @@ def told(held: Mapping[str, str]) -> str:
 
 
 def shown_value(name: str, value: str) -> str:
-    """A value as it is shown."""
+    """Return a value for display: addresses without API keys."""
     if name not in (Name.RPC, Name.WS_RPC):
         return value
     from aftermath.chain.endpoints import shown

@@ -38,7 +38,7 @@ async def rpc(subject: Subject) -> Finding | None:
     for endpoint in subject.chain.pool.endpoints:
         async with RpcPool([endpoint], patience=subject.chain.pool.patience) as alone:
             try:
-                await alone.genesis()  # which opens the connection
+                await alone.genesis()  # opens the connection, so that only the second call is timed
                 started = time.monotonic()
                 await alone.genesis()
             except Unavailable as error:
@@ -130,8 +130,9 @@ async def clock(subject: Subject) -> Finding | None:
 
 
 async def read_run(subject: Subject) -> None:
-    """Read the run's accounts, and what the chain keeps of the wallet. Raises CoordinatorError if
-    there is no run.
+    """Read the run's accounts, and the wallet's authorization and membership.
+
+    Raises CoordinatorError if there is no run.
     """
     from solders.pubkey import Pubkey
 
@@ -191,9 +192,7 @@ def state(subject: Subject) -> Finding | None:
 
 
 def _halted(view: View) -> Refused:
-    """Return the refusal of a run that stands still: whom it waits for, and what a member can do
-    meanwhile.
-    """
+    """Return the refusal of a halted run: what it waits for, and what a member can do."""
     from aftermath.coordinator.errors import Refused
     from aftermath.events.progress import state_words
     from aftermath.events.status import owner_owes
@@ -210,7 +209,7 @@ def _halted(view: View) -> Refused:
     waits = f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}"
     if model.configured:
         return Refused("RunHalted", waits, "Start train now: it joins once that is done")
-    # train ends now, because it would not know what to train
+    # train would end at once, because the run is not configured
     return Refused(
         "RunHalted",
         waits,
@@ -246,9 +245,7 @@ def seats(subject: Subject) -> Finding | None:
 
 
 async def owner(subject: Subject) -> Finding | None:
-    """Check that the run is the one that this user joined before, or that its owner is the one
-    named.
-    """
+    """Check the run's owner: that of this user's earlier join, or the one named by --owner."""
     if subject.chain is None or subject.view is None:
         return None
     from solders.pubkey import Pubkey
@@ -269,7 +266,7 @@ async def owner(subject: Subject) -> Finding | None:
 
 
 def verification(subject: Subject) -> Finding | None:
-    """Check that nobody in the run can take bonds by votes that no client can verify."""
+    """Check that no members are elected to convict others, which no client can verify."""
     if subject.view is None:
         return None
     from aftermath.chain.admission import check_verdicts

@@ -135,7 +135,7 @@ async def tick(
                 found = await follower.now()
                 if (
                     found.deadline is None
-                ):  # a member that joins ticks by itself, so nobody needs this command then
+                ):  # only a new member can move the run on, and members tick by themselves
                     note(f"no tick can change run {run_id} now: {line(found)}")
                     break
                 if not told:  # once, not in each round
@@ -160,7 +160,7 @@ async def tick(
 
 
 def not_due(found: RunStatus) -> str:
-    """Return why a tick has changed nothing while a deadline runs, as a sentence."""
+    """Return a sentence that says when the run's next deadline is due."""
     from aftermath.events.progress import span
     from aftermath.events.status import line
 

@@ -23,7 +23,7 @@ from aftermath.ui.web.follower import RunFollower
 
 _REDRAW = 0.5  # seconds between two looks at the time that passes
 Facts = tuple[str, Mapping[str, str]]
-"""A tab of the screen, and rows of it that say by what way the run is looked at."""
+"""Name and rows of the screen's tab that shows the connection to the run."""
 
 
 async def shown(coordinator: CoordinatorClient, run_id: str) -> Result:
@@ -63,7 +63,7 @@ async def _follow(follower: RunFollower, show: Callable[[RunStatus], None]) -> N
 
 @contextlib.contextmanager
 def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[RunStatus], None]]:
-    """What shows a run: a screen, or lines of what has changed."""
+    """Yield a function that shows a run's status on a screen, or as a line per change."""
     console = line_console(soft_wrap=True, highlight=False)
 
     def say(found: RunStatus, said: str) -> None:
@@ -94,9 +94,7 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
 
 
 def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], None]:
-    """Tells where a run stands, and that in a line, if it is otherwise than before, whatever time
-    has passed.
-    """
+    """Return a function that calls `tell` with a status and its line, if the line has changed."""
     last = ""
 
     def show(found: RunStatus) -> None:

@@ -1,4 +1,4 @@
-"""What scripts outside the package share with the commands: results, errors and exit codes."""
+"""Helpers for scripts outside the package: results, errors and exit codes like the commands'."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from aftermath.cli.present import Result, reporting, show
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """The arguments of a script or a module, which is called so: its docstring is the help, and
-    `--json` gives a result as JSON where there is one.
-    """
+    """An argument parser for a script: its docstring is the help, and `--json` prints JSON."""
 
     def __init__(self, call: str, doc: str | None, *, result: bool = True) -> None:
         form = argparse.RawDescriptionHelpFormatter
@@ -27,9 +25,7 @@ class ScriptParser(argparse.ArgumentParser):
             )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; a value that an option does not take is told with the option's name before what it
-        has to be.
-        """
+        """Parse the arguments. An error about a value begins with the option's name."""
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
@@ -53,7 +49,7 @@ def as_command(name: str, argv: Sequence[str] | None) -> int:
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """The type of an option that takes a whole number within limits."""
+    """Return an argparse type for a whole number within limits."""
 
     def read(text: str) -> int:
         number = (
@@ -70,7 +66,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def one_of(allowed: Collection[int]) -> Callable[[str], int]:
-    """The type of an option that takes one of some numbers."""
+    """Return an argparse type for one of some numbers."""
 
     def read(text: str) -> int:
         found = next((number for number in allowed if text == str(number)), None)
@@ -84,8 +80,9 @@ def one_of(allowed: Collection[int]) -> Callable[[str], int]:
 def run(
     parser: ScriptParser, body: Callable[[argparse.Namespace], Result], argv: Sequence[str] | None
 ) -> int:
-    """Do what the arguments (those of the process if None) ask for, show it, and return the exit
-    status.
+    """Run `body` with the parsed arguments, print its result, and return the exit status.
+
+    `argv`: the arguments, or None for those of the process.
     """
     given = sys.argv[1:] if argv is None else argv
     try:

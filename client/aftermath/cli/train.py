@@ -40,11 +40,11 @@ from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
 
 ENVIRONMENT_ONLY = {"hub_token": "HF_TOKEN"}
-"""Secrets are no arguments, which every user of the machine can read."""
+"""Secrets come from variables, because every user of the machine can read arguments."""
 
 
 def _sequences(given: object) -> int:
-    """auto, or a whole number from 1 on"""
+    """auto, or a whole number of at least 1"""
     text = str(given)
     if text == "auto":
         return AUTO
@@ -177,7 +177,7 @@ def train(
 def take_part(
     settings: TrainSettings, run_member: Callable[[TrainSettings], None], *, as_json: bool
 ) -> NoReturn:
-    """Train, say how that ended, and end the process."""
+    """Train, print an error if there is one, and end the process with its exit code."""
     code = 0
     hear_ignored_interrupts()
     try:

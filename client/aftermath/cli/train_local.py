@@ -128,9 +128,7 @@ def train_local(
 
 
 def _ending_after_the_step(stop: Callable[[], None]) -> AbstractContextManager[None]:
-    """The first Ctrl-C ends the training after the step under way, with its state saved; a second
-    ends it at once.
-    """
+    """Call `stop` at the first Ctrl-C, which ends after this step. A second one ends at once."""
 
     def told() -> None:
         stop()

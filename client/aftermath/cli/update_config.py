@@ -1,9 +1,7 @@
 """`update-config`: set what a run trains and by which rules.
 
-Decided: everything is checked before anything is sent: the file by `config.document`, in the
-program's own words, and the model's shape by building the run's schema from the checkpoint's
-`config.json`. The parts travel in as few transactions as fit. Who sends a whole file again is told
-which of its keys are new, and pays nothing if none is.
+Everything is checked before anything is sent: the file by `config.document`, the model by building
+the run's schema. The parts go into as few transactions as fit. If no key changes, nothing is sent.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShownOptions:
-    """What the run says about itself to people."""
+    """Options of the run's metadata."""
 
     name: Annotated[str | None, SHOWN_NAME] = None
     description: Annotated[str | None, DESCRIPTION] = None
@@ -102,7 +100,7 @@ async def update_config(
     change = Change(given, config, shape, restart_from_step, switch_to_hub, client_version)
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
-        if run.main_authority != bytes(chain.wallet.pubkey):  # who cannot pause it either
+        if run.main_authority != bytes(chain.wallet.pubkey):
             raise as_told("NotMainAuthority", run_id)
         kept = change.kept_checkpoint(model)
         everybody = await open_to_all(chain, Pubkey.from_bytes(run.join_authority), run_id)
@@ -142,8 +140,9 @@ def _check_open(change: Change, run_id: str, model: Model) -> None:
 async def _send(
     chain: SignedCluster, change: Change, run: Run, model: Model, *, as_json: bool
 ) -> dict[str, Any]:
-    """Say what changes, and send it if anything does: both as JSON has it. Raises what refuses the
-    change.
+    """Show the changes and send them, if any. Return both as JSON types.
+
+    Raises CannotChange or Refused if the run does not accept the change.
     """
     from aftermath.chain.dry_run import Rehearsed
     from aftermath.owner.difference import differences, usual
@@ -161,9 +160,7 @@ async def _send(
 
 
 def _warn(kept: Checkpoint | None, warnings: list[str]) -> None:
-    """What the owner may not have meant, on stderr; `kept`: a checkpoint that counts instead of the
-    file's.
-    """
+    """Print warnings on stderr. `kept`: the checkpoint that the run keeps instead of the file's."""
     if kept:
         note(
             f"the run keeps its checkpoint {kept.repo}, which members have named; --switch-to-hub begins from that of "
@@ -174,10 +171,9 @@ def _warn(kept: Checkpoint | None, warnings: list[str]) -> None:
 
 
 def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
-    """The file with the data that members agree on, the model's shape, and what is wrong with the
-    data here.
+    """Return the config with its data hash, the model's shape, and a warning about the data.
 
-    Raises ConfigError and what is wrong with the checkpoint.
+    Raises ConfigError, and errors of the checkpoint.
     """
     from aftermath.config.document import load_config
     from aftermath.owner.agreed_data import with_agreed_data
@@ -194,8 +190,10 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
 def announce(
     run_id: str, found: list[Difference], usual: frozenset[str] | None, *, as_json: bool
 ) -> None:
-    """Say what will change: for people, on stderr; with --json it is in the result. `usual`: what
-    is of a first config as by default, and only counted; None where the run had one.
+    """Print the changes on stderr; with --json they are in the result.
+
+    `usual`: keys of a first config with default values, which are only counted. None if the run
+    already has a config.
     """
     if not found:
         note(f"run {run_id} is so already: nothing is sent")
@@ -213,7 +211,7 @@ def announce(
 
 
 def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:
-    """The result as people read it; changes and warnings have been said."""
+    """Return the result as a table, without the changes and warnings printed before."""
     shown = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
     if shape:
         shown["bytes_per_round"] = shape.bytes_in_words
@@ -221,7 +219,7 @@ def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:
 
 
 def _data(run: Run, model: Model, shape: Shape | None) -> dict[str, Any]:
-    """What the run is now."""
+    """Return the run's present settings as JSON types."""
     return {
         "run_id": run.run_id,
         "name": model.metadata.name,

@@ -1,4 +1,4 @@
-"""Word a mistake in the command line like every other error.
+"""Turn the parser's errors into errors with a fix.
 
 The parser's own sentences name Python's types and differ between its versions.
 """
@@ -25,14 +25,14 @@ _SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 
 
 def unknown_command(script: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a command that does not exist in a console script."""
+    """Return the error for a command that does not exist, with a similar name as a hint."""
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     return UsageError(f"there is no command {name!r}", f"{hint}{script} --help lists the commands")
 
 
 def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, Any]) -> UsageError:
-    """The parser's error as ours; `kinds` are the types of the command's options."""
+    """Return the parser's error as a UsageError. `kinds`: types of the command's options."""
     more = f"{script} {command} --help" if command else f"{script} --help"
     parameter = getattr(error, "param", None)
     option = getattr(error, "option_name", None)
@@ -88,9 +88,7 @@ def misplaced(error: Any, script: str, command: str, options: Iterable[Any]) -> 
 
 
 def nearest(option: str, known: Iterable[str]) -> str:
-    """The option that was meant by one that there is not, empty where none is like it: the dashes
-    do not count.
-    """
+    """Return the known option closest to an unknown one, ignoring dashes; "" if none is similar."""
     names = {name.lstrip("-"): name for name in known}
     given = option.lstrip("-")
     close = difflib.get_close_matches(given, names, n=1, cutoff=_ALIKE)
@@ -101,11 +99,11 @@ def nearest(option: str, known: Iterable[str]) -> str:
 
 
 def wanted(parameter: Any, kind: Any) -> str:
-    """What a value of this option has to be."""
+    """Describe the valid values of an option."""
     if words := choices(kind):
         return "one of " + ", ".join(words)
     if reads := getattr(parameter.type_descriptor.parameter_info, "parser", None):
-        return str(reads.__doc__)  # what reads an option says there what it takes
+        return str(reads.__doc__)  # a parser's docstring describes its valid values
     number = kind_of(kind)
     if number in (int, float):
         least, most = bounds(parameter)
@@ -119,12 +117,12 @@ def wanted(parameter: Any, kind: Any) -> str:
 
 
 def stored_as(parameter: Any) -> str:
-    """What an option is called in the user's profile; empty if it takes nothing from there."""
+    """Return the option's name in the profile, or "" if it is not stored there."""
     return str(getattr(getattr(parameter.type_descriptor, "parameter_info", None), "stored", ""))
 
 
 def _called(parameter: Any, context: Any) -> str:
-    """The option as it was given: by its flag, its variable, the profile or its place."""
+    """Return the name by which the user gave a value: flag, variable, profile key or argument."""
     if parameter.param_type_name == "argument":
         return str(parameter.name)
     source = context.get_parameter_source(parameter.name) if context is not None else None
@@ -144,7 +142,7 @@ def _how_given(parameter: Any, called: str) -> str:
 
 
 def choices(kind: Any) -> list[str]:
-    """The words an option takes, if its type lists them."""
+    """Return the values of an enum or Literal option, else an empty list."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [str(member.value) for member in kind]
     if get_origin(kind) is Literal:
@@ -153,12 +151,12 @@ def choices(kind: Any) -> list[str]:
 
 
 def kind_of(kind: Any) -> Any:
-    """The plain type of an option, without annotations and `None`."""
+    """Return an option's plain type, without annotations and `None`."""
     inner = [kind_of(each) for each in get_args(kind) if isinstance(each, type) or get_args(each)]
     return next((each for each in inner if each not in (type(None), None)), None) if inner else kind
 
 
 def bounds(parameter: Any) -> tuple[int | float | None, int | float | None]:
-    """The least and the most that a number may be."""
+    """Return the minimum and the maximum of a number option; None if it has none."""
     holder = parameter if hasattr(parameter, "min") else parameter.type
     return getattr(holder, "min", None), getattr(holder, "max", None)

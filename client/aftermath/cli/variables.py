@@ -1,6 +1,4 @@
-"""The environment of commands that are started from here: what a user's own runs need must not
-steer them.
-"""
+"""The environment of child commands, without the user's own options and keys."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from aftermath.cli.profile import PROFILE_VARIABLE
 
 
 def environment() -> dict[str, str]:
-    """The variables of this process but for those that options are read from, and those that hold
-    keys; no profile, and quiet.
-    """
+    """Return this process's environment without option variables, keys and profile, and quiet."""
     options = {
         str(option.envvar) for name in INDEX for option in load(name).params if option.envvar
     }

@@ -293,7 +293,7 @@ async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
         ]
         if not found:
             raise Refused(
-                # as the program calls it, which is not asked without an account to name
+                # the program's own error name; without an account there is nothing to send
                 "NotEnrolled",
                 f"{wallet} has no membership of run {run_id}",
                 "Name the run that it joined, and its wallet: --run-id, -w FILE; runs: aftermath-solana list-runs",

@@ -1,5 +1,4 @@
-"""A run's config file: its tables, what is wrong in one as sentences, and how members read it back
-from the chain.
+"""A run's config file: its tables, its error messages, and how members read it from the chain.
 
-Knows no network, no torch and no clock.
+Uses no network, no torch and no clock.
 """

@@ -1,9 +1,7 @@
-"""A run's config file: the seed's `config.toml` and everything upstream's accepts, checked before
-anything is sent.
+"""A run's config file, checked before anything is sent. It accepts every upstream `config.toml`.
 
-Decided: defaults stand with the keys of the file, here and in the tables that it names, and nowhere
-else for a run. What the program would refuse is refused here with the program's own sentence, so
-that a run's owner reads the same words before a fee is paid as after.
+A run's defaults are defined only here and in the tables that it names. What the program would
+refuse is refused here with the program's own sentence, before the owner pays a fee.
 """
 
 from __future__ import annotations
@@ -181,7 +179,7 @@ class Llm(Table):
         return Spec(**{name: getattr(self, name) for name in Spec.model_fields})
 
     def to_chain(self) -> dict[str, Any]:
-        """The program's `ModelParams`. The spec that it names is written before (`write_spec`)."""
+        """Return the program's `ModelParams`. Write the spec that it names first (`write_spec`)."""
         spec = self.spec.encode()
         return self._typed() | {"spec": {"len": len(spec), "hash": spec_hash(spec)}}
 
@@ -217,9 +215,7 @@ class RunConfig(Table):
         return self.model.LLM
 
     def to_chain(self) -> dict[str, Any]:
-        """The `config` and `model` parts of the program's `UpdateParams`, every field present,
-        reals as their bits.
-        """
+        """Return the parts `config` and `model` of the program's `UpdateParams`, reals as bits."""
         return {"config": self._rules(), "model": self.llm.to_chain()}
 
     def _rules(self) -> dict[str, Any]:
@@ -241,13 +237,13 @@ class RunConfig(Table):
 
     @property
     def file(self) -> Path:
-        """Where it was read, as it was named; no file if it never was in one."""
+        """The path that the config was loaded from, as it was given."""
         return Path(self._source)
 
     def refused(
         self, mistakes: list[config_errors.Mistake], fix: str = CORRECT
     ) -> config_errors.Mistaken:
-        """The error that shows these mistakes with the lines of the file."""
+        """Return the error that shows these mistakes with the lines of the file."""
         return _refused(self._source, self._text, mistakes, fix)
 
 

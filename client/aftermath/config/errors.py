@@ -1,6 +1,4 @@
-"""What is wrong in a config file, as sentences that name file, line, key, what was given and what
-is allowed.
-"""
+"""Error messages for a config file. Each names file, line, key, the given value and the limits."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ CODES = {
     "wrong-choice": "a table that needs exactly one of its variants, or one that is not here",
     "out-of-range": "a number that its key does not hold",
 }
-"""What is wrong with a file as such, by a name for programs that stays when the sentence changes.
-What the program would refuse has the name of its error.
-"""
+"""Stable codes of mistakes that the parser finds. Rules have the codes of the program's errors."""
 _BY_KIND = {
     "extra_forbidden": "unknown-key",
     "missing": "missing-key",
@@ -76,7 +72,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class LocatedMistake:
-    """A mistake as it is told of a file: `line` is from 1."""
+    """A mistake with its line in the file, from 1."""
 
     line: int
     key: str
@@ -85,9 +81,7 @@ class LocatedMistake:
 
 
 class Mistaken(ConfigError):
-    """A config file with mistakes, which `found` has one by one by its lines; each is a line of the
-    message.
-    """
+    """A config file with mistakes. `found` and the message list them by line."""
 
     def __init__(self, source: str, found: Sequence[LocatedMistake], fix: str) -> None:
         self.found = tuple(sorted(found, key=lambda one: one.line))
@@ -97,7 +91,7 @@ class Mistaken(ConfigError):
 
 
 def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
-    """The error for a file whose `text` the parser cannot read, which says why and where."""
+    """Return the error for a `text` that is not valid TOML. `why`: the parser's message."""
     found = re.search(r"at line (\d+)", why)
     line = int(found[1]) if found else 1
     sentence = f"this is not valid TOML: {why}"
@@ -117,7 +111,7 @@ def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
 
 
 def line_numbers(text: str) -> dict[Path, int]:
-    """The line (from 1) of every table header and every key that begins a line, by dotted path."""
+    """Return the line (from 1) of every table header and key, by path."""
     lines: dict[Path, int] = {}
     table: Path = ()
     for number, line in enumerate(text.splitlines(), 1):
@@ -130,7 +124,7 @@ def line_numbers(text: str) -> dict[Path, int]:
 
 
 def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
-    """The line of a key, or of the nearest table or key that contains it; 1 when nothing does."""
+    """Return the line of a key, or of the nearest table or key that contains it, or 1."""
     names = tuple(str(part) for part in path)
     for length in range(len(names), 0, -1):
         if names[:length] in lines:
@@ -143,9 +137,7 @@ def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
 
 
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
-    """One for each mistake that pydantic found; unknown keys first, since a typo is often the cause
-    (of what else is wrong in the same line).
-    """
+    """Return pydantic's errors as mistakes, unknown keys first: a typo often causes the others."""
     mistakes = sorted(
         error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
     )
@@ -194,7 +186,7 @@ def _known(path: Sequence[str | int]) -> tuple[str, float | None]:
     """Return the unit and the least value of a key of a run's config; empty and None where it has
     none.
     """
-    # which is made from the tables, and these from this module
+    # imported here, because config.keys imports the tables, and those import this module
     from aftermath.config.keys import keys
 
     name = ".".join(map(str, path))
@@ -209,7 +201,7 @@ def _form(path: Sequence[str | int]) -> str:
 
 
 def _as_written(given: object) -> str:
-    """A value as a config file has it; of a list or a table only that it is one."""
+    """Return a value in TOML syntax, or "a list" or "a table"."""
     if isinstance(given, bool):
         return str(given).lower()
     if isinstance(given, date | time):
@@ -231,7 +223,7 @@ def _nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def _keys(root: type[BaseModel], table: Sequence[str | int]) -> list[str]:
-    """The keys that are allowed in the table at this path."""
+    """Return the keys that are allowed in the table at this path."""
     model = root
     for name in table:
         annotation = model.model_fields[str(name)].annotation

@@ -1,7 +1,7 @@
-"""The JSON Schema of a run's config file, by which editors complete and check one.
+"""The JSON Schema of a run's config file, with which editors complete and check it.
 
-Decided: draft 7, which the editors' checkers of TOML know. What the program refuses beyond the
-limits of single keys is not in it: `config validate` says that.
+It is draft 7, which TOML editors support. It has only the limits of single keys; `config validate`
+also checks the rules between keys.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aftermath.config.document import RunConfig
 
 
 def json_schema() -> dict[str, Any]:
-    """The document, which names no address: a file refers to it by where it was put."""
+    """Return the JSON Schema. It has no $id, because config files refer to it by path."""
     held = RunConfig.model_json_schema()
     return (
         {"$schema": "http://json-schema.org/draft-07/schema#"}

@@ -1,7 +1,6 @@
-"""Every key of a run's config file: where it is, what it holds and what it does, as its class says.
+"""Describe every key of a run's config file, from the classes that read it.
 
-Decided: what is told of a key, by a page, by `config explain` or as the comment of a file, comes
-from here; nothing is said of one a second time.
+The docs page, `config explain` and the comments in generated files all use these descriptions.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LEAST_PART = 3  # letters of a word that is looked for inside keys
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One key. `example` is as a file has it; empty for a table, whose own keys have some."""
+    """One key. `example` is a TOML line, empty for a table."""
 
     path: tuple[str, ...]
     kind: str
@@ -38,7 +37,7 @@ class ConfigKey:
     least: float | None
     """The least value that the program takes, if there is one."""
     default: str
-    """Empty: it must be given, or may be left out (`required` says which)."""
+    """The default in TOML syntax, or empty if there is none."""
     required: bool
     text: str
     example: str
@@ -58,13 +57,15 @@ def keys() -> tuple[ConfigKey, ...]:
 
 
 def held_by(table: ConfigKey) -> list[ConfigKey]:
-    """The keys of a table, or the variants of one that is a choice."""
+    """Return the keys of a table, or the variants of a choice."""
     return [key for key in keys() if key.path[:-1] == table.path]
 
 
 def find(name: str) -> list[ConfigKey]:
-    """The keys that are meant: that of this name, else all whose names end with it, else those that
-    it names as the run's accounts do (`run.config.total_steps`, `model.optimizer.value_bits`).
+    """Return the keys that `name` matches.
+
+    Try the full name, then names that end with it, then paths as `json-dump-run` prints them
+    (`run.config.total_steps`, `model.optimizer.value_bits`).
     """
     wanted = tuple(part for part in name.strip("[] ").split(".") if part)
     if not wanted:
@@ -78,13 +79,13 @@ def find(name: str) -> list[ConfigKey]:
 
 
 def _leaves_out(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Whether `wanted` is `path` but for tables between its parts, and `run` before them."""
+    """Return whether `wanted`, without a leading `run`, is a subsequence of `path`."""
     parts = iter(path)
     return all(part in parts for part in (wanted[1:] if wanted[0] == "run" else wanted))
 
 
 def nearest(name: str) -> list[str]:
-    """Names of keys that are written in a similar way, the nearest first."""
+    """Return the names of keys with a similar spelling, the closest first."""
     names = {key.name.lower(): key.name for key in keys()}
     close = difflib.get_close_matches(name.lower(), names, n=_NEAREST)
     last = {key.path[-1].lower(): key.name for key in reversed(keys())}
@@ -138,7 +139,7 @@ def _key(path: tuple[str, ...], field: FieldInfo) -> ConfigKey:
 
 
 def _plain(annotation: Any, marks: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
-    """A type without `None` and annotations, and what these were."""
+    """Return a type without `None` and annotations, and its annotations."""
     found = list(marks)
     while True:
         origin = get_origin(annotation)
@@ -165,7 +166,7 @@ def _words(kind: Any) -> str:
 
 
 def _limits(means: Means, marks: list[Any]) -> str:
-    """The limits in words: the narrowest of the program's and the type's."""
+    """Return in words the narrower of the program's and the type's limits."""
 
     def of(name: str) -> list[Any]:
         return [value for mark in marks if (value := getattr(mark, name, None)) is not None]
@@ -200,9 +201,7 @@ def _default(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as a TOML file has it: a text, a number, true or false, a list of these, or a table
-    in one line.
-    """
+    """Return a value in TOML syntax: text, number, boolean, list or inline table."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):

@@ -1,8 +1,7 @@
-"""The unit and the program's limits of each key of a config file.
+"""The unit and the limits of each key of a config file, for editors and docs pages.
 
-Decided: a limit stands here, and not in the type, where the program has a sentence of its own for
-what lies beyond it; `config.rules` refuses that. Editors and pages get it from here; a test puts
-each limit before `config.rules`.
+These limits are not part of the type: `config.rules` enforces them with the program's own
+sentences. A test compares both.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from aftermath.rules.limits import LOCATION_BYTES, MAX_TIME, REPO_BYTES
 
 @dataclass(frozen=True)
 class Means:
-    """A unit, empty where a number counts nothing in particular, and limits; None where the type's
-    own are all.
-    """
+    """A key's unit (may be empty) and its limits beyond those of the type (None: no such limit)."""
 
     unit: str = ""
     least: float | None = None
@@ -36,7 +33,7 @@ class Means:
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The limits as JSON Schema has them."""
+        """Add the limits to the JSON Schema."""
         document = dict(handler(core))
         known = {
             "minimum": self.least,
@@ -44,7 +41,7 @@ class Means:
             "exclusiveMinimum": self.above,
             "exclusiveMaximum": self.below,
             "maxLength": self.bytes,  # no text has more characters than bytes
-            "unit": self.unit or None,  # which `Table` takes into the description
+            "unit": self.unit or None,  # `Table` moves it into the description
         }
         return document | {name: value for name, value in known.items() if value is not None}
 
@@ -52,6 +49,6 @@ class Means:
 Seconds = Annotated[U64, Means("seconds", most=MAX_TIME)]
 SomeSeconds = Annotated[U64, Means("seconds", least=1, most=MAX_TIME)]
 Location = Annotated[str, Means(bytes=LOCATION_BYTES)]
-"""A place of data: a path, an address or a bucket."""
+"""A data location: a path, an address or a bucket."""
 Repository = Annotated[str, Means(bytes=REPO_BYTES)]
-"""A repository's name, or a path: of a checkpoint."""
+"""The repository name or the path of a checkpoint."""

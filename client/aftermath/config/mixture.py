@@ -50,8 +50,9 @@ def open_mixture(url: str, request: DataRequest) -> Source:
 
 
 def read_mixture(url: str, access: RunAccess) -> Mixture:
-    """Fetch a mixture's document. Raises DataError for what is not one, and Unsuitable for one that
-    names local files.
+    """Fetch a mixture's document.
+
+    Raises DataError if it is not a valid mixture, and Unsuitable if it names local files.
     """
     raw = HttpClient(permits=access.permits).read_document(url, _MOST_DOCUMENT)
     try:

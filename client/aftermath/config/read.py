@@ -1,6 +1,4 @@
-"""A config file's parts as members read them from the chain: what was written there, with reals out
-of their bits.
-"""
+"""Convert a config to the values that members read from the chain, with reals as floats."""
 
 from __future__ import annotations
 
@@ -27,12 +25,12 @@ from aftermath.rules.state import (
 
 
 def rules_of(config: RunConfig) -> Config:
-    """The clock, the quorum and the batch of the run."""
+    """Return the run's rules: its timing, quorum and batch size."""
     return Config(**config.to_chain()["config"])
 
 
 def trained_by(spec: Spec) -> dict[str, Any]:
-    """Return the fields of `rules.model.Model` that a training spec says."""
+    """Return the fields of `rules.model.Model` that a training spec sets."""
     values = spec.values()
     return {
         "architecture": values["architecture"],
@@ -44,12 +42,12 @@ def trained_by(spec: Spec) -> dict[str, Any]:
 
 
 def checkpoint_of(chosen: CheckpointChoice) -> Checkpoint:
-    """Where the run's model is."""
+    """Return the location of the run's model."""
     return Checkpoint(**_read(chosen.to_chain(), Checkpoint, CheckpointKind))
 
 
 def location_of(chosen: DataLocationChoice) -> DataLocation:
-    """Where the run's tokens are."""
+    """Return the location of the run's tokens."""
     return _location(chosen.to_chain(), chosen.source)
 
 
@@ -65,12 +63,12 @@ def _location(values: Mapping[str, Any], source: DataSource) -> DataLocation:
 
 
 def schedule_of(chosen: Choice | Variant) -> LrSchedule:
-    """The numbers of a learning-rate schedule."""
+    """Return a learning-rate schedule as members use it."""
     return LrSchedule(**_read(chosen.to_chain(), LrSchedule, ScheduleKind))
 
 
 def optimizer_of(chosen: Choice | Variant) -> Optimizer:
-    """The numbers of an optimizer."""
+    """Return an optimizer's settings as members use them."""
     values = _read(chosen.to_chain(), Optimizer, OptimizerKind)
     named = {
         "quantize_1bit": bool(values["quantize_1bit"]),
@@ -81,7 +79,7 @@ def optimizer_of(chosen: Choice | Variant) -> Optimizer:
 
 
 def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
-    """The fields of a view: a name with `_bits` that is none of them holds the bits of a real."""
+    """Return the fields of `view`. A value `X_bits` that is not a field is X as its bits."""
     fields = {field.name for field in dataclasses.fields(view)}
     reals = {
         name.removesuffix("_bits"): real(bits)

@@ -1,7 +1,6 @@
-"""The file next to a run's config that says what its model and tokens are made from.
+"""The recipe file NAME.files.toml next to a config NAME.toml: how to make its model and tokens.
 
-For NAME.toml it is NAME.files.toml. `aftermath-solana run-files` makes what it describes, and
-`making` is that command.
+`aftermath-solana run-files` makes them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from aftermath.base.errors import ConfigError
 
 
 def recipe_file(path: Path) -> Path:
-    """Where that file is, for the config at `path`, if there is one."""
+    """Return the path of the recipe file for the config at `path`. It may not exist."""
     return path.with_suffix(".files.toml")
 
 
@@ -36,9 +35,7 @@ def making(path: Path) -> str:
 
 
 def made_first(path: Path, *tables: str) -> str:
-    """What to do about something that is missing and that one of these tables describes; empty if
-    none does.
-    """
+    """Return the fix for a missing file that one of these recipe tables describes, else ""."""
     if recipe_of(path).keys().isdisjoint(tables):
         return ""
     return f"Make it first, as {recipe_file(path)} says: {making(path)}"

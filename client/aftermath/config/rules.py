@@ -1,8 +1,8 @@
-"""The rules about a config and a model, checked before a transaction is paid for.
+"""The rules about a config and a model, checked before the owner pays for a transaction.
 
-The program checks the rules of the config, the checkpoint and the schema too: their sentences are
-in its IDL, and the tests put each case before the compiled program. The rules of the training spec
-and their sentences are here only.
+The program also checks the rules of the config, the checkpoint and the schema. Their sentences are
+in its IDL, and tests compare each rule with the compiled program. Only this module has the rules of
+the training spec.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, Sched
 _Broken = Iterator[tuple[str, Path, Any]]
 
 TIMES = ("epoch_time", "max_round_train_time", "warmup_time", "cooldown_time", "round_witness_time")
-# Doubles of at least +0 are ordered as their bits are, and negative ones and NaN lie above
-# infinity.
+# Non-negative doubles compare like their bits. The bits of negative doubles and NaN are above
+# those of infinity.
 _ONE = 0x3FF0_0000_0000_0000
 _INFINITY = 0x7FF0_0000_0000_0000
 _LARGEST_OUTER_RATE = int.from_bytes(struct.pack("<d", MAX_OUTER_RATE), "little")
@@ -47,7 +47,7 @@ _BELOW_ONE = ("compression_decay", "beta1", "beta2")
 
 @cache
 def program_errors() -> dict[str, str]:
-    """The sentence of every error of the coordinator program, by its name."""
+    """Return the sentence of every error of the coordinator program, by name."""
     return {
         error["name"]: error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"]
     }
@@ -106,7 +106,7 @@ def _mistakes(found: Iterable[tuple[str, Path, Any]], config: Mapping[str, Any])
 
 
 def _with_others(sentence: str, path: Path, config: Mapping[str, Any]) -> str:
-    """The sentence, and what the other keys are that it names."""
+    """Return the sentence with the values of the other keys that it names."""
     named = dict.fromkeys(re.findall(r"\w+", sentence))
     others = [f"{key} is {config[key]}" for key in named if key in config and key != path[-1]]
     return f"{sentence} Here {' and '.join(others)}." if others else sentence
@@ -296,7 +296,7 @@ def _sparseloco(optimizer: Mapping[str, Any], table: Path) -> _Broken:
 
 
 def real(bits: int) -> float:
-    """The double that these bits are."""
+    """Return the IEEE double with these bits."""
     value: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
     return value
 

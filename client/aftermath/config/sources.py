@@ -78,14 +78,14 @@ def _location(
 
 
 class DataSource(Variant, ABC):
-    """A kind of place where a run's tokens are: its keys in a config file, and how to read it."""
+    """A kind of data location: its keys in a config file, and how to read it."""
 
     has_labels: ClassVar[bool] = False
     """Whether sequences come with labels, for finetuning."""
     is_remote: ClassVar[bool] = False
     """Whether reading it contacts other machines."""
     is_mixture: ClassVar[bool] = False
-    """Whether a document elsewhere names its sources, whose hash members then want on chain."""
+    """Whether a remote document names its sources. Members then require its hash on chain."""
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.OTHER, "")
@@ -99,9 +99,7 @@ class DataSource(Variant, ABC):
         """
 
     def open_for_member(self, request: DataRequest) -> Source:
-        """Return `open`. A member gets another fix for missing files than an owner, who makes
-        them.
-        """
+        """Call `open`. If files are missing, raise an error whose fix is for members."""
         from aftermath.data.source import NoData
 
         try:
@@ -112,18 +110,18 @@ class DataSource(Variant, ABC):
             raise NoData(error.message, advice_to_member("data", self.local_path())) from None
 
     def check(self) -> None:
-        """Raise DataError for an impossible place, as far as that is known without going there."""
+        """Raise DataError for a location that is invalid without contacting it."""
 
     def local_path(self) -> str:
         """Return the file or directory that it reads, as the run names it. Empty: none."""
         return ""
 
     def addresses(self) -> Sequence[str]:
-        """Return what it contacts, as people are told of it: without secrets."""
+        """Return the addresses that it contacts, without secrets, for messages."""
         return ()
 
     def members_of(self, access: RunAccess) -> Sequence[DataSource]:
-        """Return the sources that it is made of. Raises what `open` raises."""
+        """Return the sources of a mixture, or itself. Raises like `open`."""
         return (self,)
 
     def label(self, access: RunAccess) -> str:

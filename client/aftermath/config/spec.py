@@ -90,7 +90,7 @@ class Spec(Table):
 
 
 def spec_hash(data: bytes) -> bytes:
-    """Return the hash under which the program accepts a spec."""
+    """Return the SHA-256 by which the program identifies a spec."""
     return hashlib.sha256(data).digest()
 
 

@@ -1,8 +1,8 @@
-"""The shapes every table of a config file has: plain tables, variants, and a choice of one variant.
+"""Base classes of the tables in a config file: plain tables, variants, and choices of one variant.
 
-Decided: types are strict (a number in quotes is a mistake, not a number) and unknown keys are
-errors. Variants are written as upstream writes its enums: `[model.LLM.checkpoint.Hub]`, `checkpoint
-= { Hub = { … } }`, or the bare name where a variant has no settings.
+Types are strict and unknown keys are errors. Variants have upstream's enum syntax:
+`[model.LLM.checkpoint.Hub]`, `checkpoint = { Hub = { … } }`, or only the name of a variant without
+settings.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class Table(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """What a file may have here, as JSON Schema has it: TOML has no null, so a key is there or
-        it is not.
-        """
+        """Return the JSON Schema without null, because TOML has no null."""
         document = handler(core)
         held = handler.resolve_ref_schema(document)
         properties = {name: _as_written(one) for name, one in held.get("properties", {}).items()}
@@ -61,16 +59,16 @@ class Table(BaseModel):
 
 
 class Variant(Table, ABC):
-    """One alternative of a `Choice`, which knows the program's form of itself."""
+    """One alternative of a `Choice`."""
 
     @classmethod
     def is_bare(cls) -> bool:
-        """Whether its name alone says all that must be said of it."""
+        """Return whether the variant has no required keys, so that its name alone is enough."""
         return not any(field.is_required() for field in cls.model_fields.values())
 
     @abstractmethod
     def to_chain(self) -> dict[str, Any]:
-        """The arguments that the program's `update` takes for this variant."""
+        """Return this variant's arguments of the program's `update` instruction."""
 
 
 class Choice(Table):
@@ -79,7 +77,7 @@ class Choice(Table):
     """
 
     NOT_HERE: ClassVar[Mapping[str, str]] = {}
-    """Variants that upstream has and this program has not, and what to do about each."""
+    """Upstream variants that are not supported, and what to use instead."""
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +108,7 @@ class Choice(Table):
 
     @classmethod
     def variants(cls) -> dict[str, type[Variant]]:
-        """What may be chosen, by name."""
+        """Return the variants by name."""
         kinds = {name: get_args(field.annotation) for name, field in cls.model_fields.items()}
         return {
             name: one
@@ -131,7 +129,7 @@ class Choice(Table):
         return next(variant for variant in variants if isinstance(variant, Variant))
 
     def to_chain(self) -> dict[str, Any]:
-        """The arguments of the chosen variant."""
+        """Return the arguments of the chosen variant."""
         return self.chosen.to_chain()
 
 
@@ -183,7 +181,7 @@ class BareVariant(Variant, ABC):
 
 
 def _as_written(given: dict[str, Any]) -> dict[str, Any]:
-    """A key's JSON Schema without null, and with its unit in what it says."""
+    """Return a key's JSON Schema without null, and with its unit in the description."""
     kinds = [one for one in given.get("anyOf", ()) if one != {"type": "null"}]
     rest = {
         name: value
@@ -199,5 +197,5 @@ def _as_written(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def bits(value: float) -> int:
-    """An IEEE double as the u64 in which it travels."""
+    """Return the bits of an IEEE double as a u64."""
     return int.from_bytes(struct.pack("<d", value), "little")

@@ -21,7 +21,7 @@ MOST_RATE = 1000.0
 
 
 def _no_more_than_most(rate: float) -> float:
-    """`rules` rejects NaN and infinity."""
+    """Return `rate` if it is at most MOST_RATE. `config.rules` rejects NaN and infinity."""
     if MOST_RATE < rate < math.inf:
         raise PydanticKnownError("less_than_equal", {"le": MOST_RATE})
     return rate
@@ -52,7 +52,7 @@ _WEIGHT_DECAY = "Share of a weight that a step takes off it, for each unit of th
 
 
 def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
-    """The program's form of a schedule: unused numbers are zero, and rates travel as their bits."""
+    """Return a schedule in flat form: unused numbers are zero, and rates are their bits."""
     values: dict[str, Any] = given.model_dump() | renamed
     rates = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")
     steps = (
@@ -198,9 +198,7 @@ class AdamWSettings(Variant):
 
 
 class DistroSettings(Variant):
-    """DisTrO: of what was not sent yet, the largest DCT coefficients per chunk are shared, after
-    every step.
-    """
+    """DisTrO: after every step, share the top-k DCT coefficients per chunk, with error feedback."""
 
     clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
     weight_decay: NotNegative | None = Field(
@@ -223,9 +221,7 @@ class DistroSettings(Variant):
 
 
 class SparseLoCoSettings(Variant):
-    """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are
-    shared.
-    """
+    """SparseLoCo: take several inner steps, then share the top-k changes per chunk."""
 
     inner_steps: Annotated[U16, Means("steps", least=1, most=MAX_INNER_STEPS)] = Field(
         default=sparseloco.INNER_STEPS,
@@ -298,4 +294,4 @@ UNSAID: Mapping[OptimizerName, Variant] = {
     "sparseloco": SPARSELOCO,
     "adamw": ADAMW,
 }
-"""What the optimizers are where no config file says it."""
+"""Default settings of each optimizer, for commands without a config file."""

@@ -1,8 +1,7 @@
-"""A run's config as the text of a file, every key with its comment.
+"""Write a run's config as TOML with a one-line comment for every key.
 
-Decided: a comment is one line of what the key's class says, so that a file, the page of keys and
-`config explain` cannot disagree. Every key of what was chosen is written, those with their defaults
-too: who reads the file sees all that can be changed.
+Comments are the keys' descriptions, as in the docs and `config explain`. Keys with default values
+are written too, so that the file shows everything that can be changed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ COLUMNS = 120
 
 
 def text_of(config: RunConfig, about: Sequence[str]) -> str:
-    """The file; `about` are the lines of the comment that it begins with."""
+    """Return the file's text. `about`: lines of the comment at its top."""
     lines = [f"# {line}".rstrip() for line in about]
     for name in type(config).model_fields:
         lines += _table(config, (), name)
@@ -26,9 +25,7 @@ def text_of(config: RunConfig, about: Sequence[str]) -> str:
 
 
 def tables_of(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
-    """A file of plain tables without comments of their own, as the one next to a config that says
-    what it is made from.
-    """
+    """Return the text of a file of plain tables without comments, such as a recipe file."""
     lines = [f"# {line}" for line in about]
     for name, values in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {written(value)}" for key, value in values.items())]
@@ -36,7 +33,7 @@ def tables_of(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
 
 
 def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
-    """A table below its header, and then those that it holds."""
+    """Yield the lines of a table and of its inner tables."""
     held = getattr(holder, name)
     path = (*above, name)
     comment = _comment(path)
@@ -60,9 +57,7 @@ def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
 
 
 def _is_table(value: object) -> bool:
-    """Whether it has a header of its own: not a choice of what has no keys, which is written as a
-    word.
-    """
+    """Return whether a value needs a header. A variant without keys is written as its name."""
     return isinstance(value, Table) and not (
         isinstance(value, Choice) and not type(value.chosen).model_fields
     )

@@ -30,9 +30,9 @@ from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 
-_HUB_SECONDS = 10.0  # for one check of a place on the Hub, while the cooldown waits
-_AWAY_EPOCHS = 8  # in which a place is not checked again after the Hub has not answered for it
-_ATTESTED_KEPT = 2  # directories that stay next to the newest ones, for the owner to name one
+_HUB_SECONDS = 10.0  # timeout of one check of a Hub repository; the cooldown waits for it
+_AWAY_EPOCHS = 8  # epochs to skip the check of a repository after the Hub did not answer
+_ATTESTED_KEPT = 2  # attested directories to keep besides --keep-steps, so the owner can name one
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is abandoned, including its wait for the thread."""
 
@@ -61,8 +61,9 @@ class Archive:
     companions: Mapping[str, bytes]
     """The tokenizer's files, which go with every checkpoint."""
     read_hub: Callable[[Checkpoint], None]
-    """Reads the config of a place on the Hub. Raises CheckpointError if it is not the run's model,
-    HubAway if the Hub does not answer.
+    """Reads the config of a Hub checkpoint.
+
+    Raises CheckpointError if it is not the run's model, HubAway if the Hub does not answer.
     """
 
 
@@ -92,16 +93,14 @@ class Keeper:
         self._uploading: asyncio.Task[None] | None = None
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
-        self._read: Checkpoint | None = None  # the last place on the Hub that passed the check
-        # a place that was not answered for, and in which epoch
+        self._read: Checkpoint | None = None  # the last Hub checkpoint that passed the check
+        # a Hub checkpoint that got no answer, and the epoch of that check
         self._away: tuple[Checkpoint, int] | None = None
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
         self._failed_step = -1  # the step whose failure was last warned of
         self._attested: list[Path] = []  # directories of models that members attested, newest last
         self.saved_step: int | None = None
-        """The steps trained in the newest epoch's model, once it is in the directory, or on the Hub
-        without one.
-        """
+        """Steps of the newest epoch's model, once it is saved (without a directory: uploaded)."""
         if archive.hub is not None and archive.directory is None:
             sweep()
 
@@ -192,9 +191,9 @@ class Keeper:
         config = self._role.schema.state.config
         companions = self._archive.companions
 
-        # Write on the replica's thread, so that nothing changes the parameters meanwhile. A
-        # directory of that step with another model is from before a rewind: move it aside, unless
-        # the chain, read again, names it.
+        # Write on the replica's thread, so that nothing changes the parameters meanwhile. If a
+        # directory of this step holds another model, it dates from before a rewind. Move it aside
+        # unless the chain names it.
         def write() -> Saved:
             return save(
                 directory,
@@ -235,8 +234,8 @@ class Keeper:
 
         def remove() -> None:
             stem = stem_of_run(directory, run.run_id, run.identity)
-            # The place recorded for a step may be false. Then this copy of the step may be the only
-            # one.
+            # Keep our copy of every recorded step: the recorded location may be wrong, and ours the
+            # only copy.
             recorded = {
                 step_directory(directory, stem, steps_before(one.step))
                 for one in model.recorded
@@ -247,8 +246,9 @@ class Keeper:
         await self._workers.compute(remove)
 
     def _note_attested(self, directory: Path, run: Run, model: Model) -> None:
-        """Remember the newest attested directories that the chain does not name yet: a false place
-        may prevent it.
+        """Remember the newest attested directories that the chain does not name yet.
+
+        A wrong checkpoint on chain can delay their naming.
         """
         attested = self._ports.feed.run.attested_step
         if attested <= model.checkpoint_step:
@@ -273,7 +273,7 @@ class Keeper:
             self._uploading = asyncio.ensure_future(self._upload_all(hub))
 
     async def _upload_all(self, hub: Hub) -> None:
-        """Upload what waits until nothing does."""
+        """Upload queued checkpoints until the queue is empty."""
         while (kept := self._next) is not None:
             self._sending = kept
             self._next = None
@@ -287,8 +287,8 @@ class Keeper:
                 self._sending = None
                 kept.release()
 
-    # An upload can outlast any cooldown, so it runs during the next epochs, one at a time. Of those
-    # that wait only the newest counts.
+    # An upload can outlast a cooldown, so uploads run during the next epochs, one at a time. Only
+    # the newest queued checkpoint is uploaded.
     async def _upload(self, hub: Hub, kept: _Kept) -> None:
         step = kept.run.trained_steps
         try:
@@ -325,9 +325,7 @@ class Keeper:
     # --- the chain --------------------------------------------------------------------------------
 
     async def _name_directory(self, kept: _Kept) -> None:
-        """Name a directory that stays on chain, unless the run's checkpoint is one that others can
-        reach.
-        """
+        """Record a local directory on chain, unless the run has a readable Hub checkpoint."""
         # A member that uploads names its directory only if the upload fails or outlasts an epoch. A
         # directory replaces a place on the Hub only if that place does not hold the run's model:
         # any tier-0 member may have named it.
@@ -344,8 +342,9 @@ class Keeper:
             self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
 
     async def _wrong_with(self, checkpoint: Checkpoint, epoch: int) -> str | None:
-        """Return why a place on the Hub does not hold the run's model. None if it does or the Hub
-        does not answer.
+        """Return why a Hub checkpoint is not the run's model.
+
+        None if it is the run's model, or if the Hub does not answer.
         """
         if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
             return None
@@ -391,12 +390,11 @@ class Keeper:
         before: Checkpoint | None = None,
         wrong: str | None = None,
     ) -> None:
-        """Point the chain to a checkpoint. Warn if the chain ends up naming another or an older
-        one.
+        """Record a checkpoint on chain. Warn if the chain then names another or an older one.
 
-        `wrong`: why the place that the chain named `before` does not hold the run's model. An
-        upload that the chain does not name is a warning, since the run then depends on something
-        that fewer members can reach.
+        `before`: the checkpoint on chain. `wrong`: why it is not the run's model. An unrecorded
+        upload is a warning, because the run then depends on a checkpoint that fewer members can
+        read.
         """
         refusal = await self._offer(place, kept)
         if refusal is None:
@@ -419,7 +417,7 @@ class Keeper:
         )
 
     async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
-        """Name a checkpoint as soon as all levels are attested. Return why that failed, or None."""
+        """Record a checkpoint once all levels are attested. Return why that failed, or None."""
         run = kept.run
         hashes = [kept.hashes[level] for level in range(kept.run.levels)]
         now = await self._ports.feed.until(
@@ -457,9 +455,7 @@ def _all_attested(run: Run) -> bool:
 
 
 def _past(ended: Run, now: Run) -> str | None:
-    """Return why the chain no longer takes a checkpoint of the model that `ended`, or None while it
-    may.
-    """
+    """Return why the chain no longer accepts a checkpoint of the epoch that `ended`, or None."""
     if now.epoch > ended.epoch + 1 or (now.epoch > ended.epoch and now.state is RunState.COOLDOWN):
         return "a later epoch has ended meanwhile"
     if now.epoch > ended.epoch and not _all_attested(now):

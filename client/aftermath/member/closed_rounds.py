@@ -43,8 +43,9 @@ class ClosedRounds:
             self.changed.fire()
 
     def missing(self, height: int) -> frozenset[int]:
-        """Return the witnesses of a round's results not known to be closed, until a quorum is
-        closed.
+        """Return the witnesses of a round that are not known to be closed.
+
+        Empty once a quorum is closed.
         """
         # Whether a seat witnesses the round is decided now, not when the message arrived: a member
         # that leaves makes room for another.
@@ -63,10 +64,9 @@ class ClosedRounds:
         return self.is_judged(height) and not self.missing(height)
 
     def by_number(self, height: int) -> bool:
-        """Return whether a quorum's number of members of the next round are closed on the newest
-        round.
+        """Return whether as many members of the next round closed the newest round as a quorum has.
 
-        The witnesses are not elected then yet.
+        Its witnesses are not elected yet, so members are counted instead.
         """
         run = self._feed.run
         place = self._place(height)

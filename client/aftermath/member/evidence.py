@@ -54,9 +54,9 @@ def _place(said: Commitment) -> tuple[object, ...]:
 
 
 def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]:
-    """Return the seats of which witnesses recorded different results.
+    """Return the seats for which witnesses recorded different results.
 
-    Each peer may have heard only one of them, so this member asks its peers for both.
+    A peer may have heard only one of the results, so this member asks its peers for both.
     """
     seen: dict[int, set[Fingerprint]] = {}
     for attestation in attestations:
@@ -80,9 +80,7 @@ class Evidence:
         return tuple(self._kept.values())
 
     def add(self, first: Commitment, raw: bytes, other_raw: bytes) -> None:
-        """Keep two announcements of one place, unless a pair of it is kept or they prove
-        nothing.
-        """
+        """Keep two announcements of one seat and round, if they prove equivocation and are new."""
         place = (first.epoch, first.height, first.seat)
         pair = Pair(raw, other_raw)
         if place in self._kept or not proves(pair):
@@ -104,8 +102,9 @@ class Evidence:
 
 
 async def show_equivocation(ports: Ports, seat: int, said: Commitment, pair: Pair) -> None:
-    """Have the signer of both ejected, when it is our turn (a seeded order) and nobody did it
-    before. `seat` is ours.
+    """Submit the proof when it is this member's turn, unless the signer is already ejected.
+
+    A seeded order gives the turns. `seat` is this member's seat.
     """
     order = [one for one in tick_order(ports.feed.run, ports.feed.members) if one != said.seat]
     if seat not in order:

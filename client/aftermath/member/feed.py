@@ -1,8 +1,7 @@
 """The newest view of the run, shared by all tasks of a member.
 
-One task pours the coordinator's views in; any number of tasks wait for a state they care about.
-Views only move forward in `seq`; a waiter sees the newest one, never a queue, so nobody can lag
-behind.
+One task stores the coordinator's views, and any number of tasks wait for a state. Views only move
+forward in `seq`. A waiter sees the newest view instead of a queue, so it cannot lag behind.
 """
 
 from __future__ import annotations

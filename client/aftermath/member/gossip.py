@@ -1,4 +1,4 @@
-"""Hearing the members of the run: who may connect, and which part gets an announcement.
+"""Receive members' announcements: which peers may connect, and which part handles a message.
 
 An invalid message costs that message or that peer, never this member.
 """
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class GossipListener:
-    """Lets one member hear the others."""
+    """Receives and dispatches the announcements of other members."""
 
     def __init__(self, ports: Ports, role: Role, readiness: Readiness, results: Results) -> None:
         self._ports = ports
@@ -101,7 +101,7 @@ class GossipListener:
             self._results.hear_of_opening(said, heard.data)
 
     def _bar(self, peer: bytes, why: str) -> None:
-        """Bar a peer for a while. Report it once."""
+        """Ban a peer for a while. Report it once."""
         if self._complaints.new("reading an announcement of", peer):
             self._ports.events.emit(event_types.PeerRefused(peer=short(peer), why=why))
         self._ports.transport.bar(peer, why)

@@ -72,7 +72,7 @@ class Member:
         self._role = role
         self._workers = workers
         self._wishes = local_options
-        self._first = ports.feed.model  # what data and model of this member were made for
+        self._first = ports.feed.model  # the model account from which data and model were built
         self._origin = origin
         self._parallel = parallel
         self._keeper = Keeper(ports, role, workers, archive)
@@ -105,11 +105,11 @@ class Member:
             ports, role, workers, self._keeper, origin, confirms=local_options.confirms_loss
         )
         self._replica: Replica | None = None
-        self._start_step = 0  # number of steps in the replica when it came
+        self._start_step = 0  # trained steps in the replica when this member obtained it
         self._rounds: Rounds | None = None
         self._stops: Callable[[bool], bool] | None = None
         self._ended: Run | None = None  # the newest epoch that this member completed, as it ended
-        self._said_stateless = False  # the chain knows that this member holds no replica
+        self._said_stateless = False  # whether it joined as stateless since its last replica
         self.seat: int | None = None
 
     async def live(self) -> None:
@@ -130,7 +130,7 @@ class Member:
             self._share.withdraw()
 
     async def _take_part(self) -> None:
-        """Take part until the run is finished. Before an error ends that, save what is at stake."""
+        """Take part until the run is finished. If an error ends it, first save unsaved training."""
         try:
             await first_of(
                 self._epochs(),
@@ -162,8 +162,9 @@ class Member:
         return self._last.stake(self.seat, self._replica)
 
     def stops(self, again: Callable[[bool], bool] = lambda saved: False) -> None:
-        """Record that the user stops this member and `live` will be cancelled: it saves what is at
-        stake. `again`: see `LastMember.save`.
+        """Make `live` save unsaved training when it is cancelled: the user stops this member.
+
+        `again`: see `LastMember.save`.
         """
         self._stops = again
 
@@ -246,7 +247,7 @@ class Member:
                 await self._ports.feed.after(run.seq)
 
     async def _finish(self, run: Run) -> None:
-        """Say that the run is finished, and stay until its model is saved. Raises ModelLost."""
+        """Report that the run is finished, and wait until its model is saved. Raises ModelLost."""
         self._status_events.finished(run, await self._last.newest_model())
         await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
         replica = (
@@ -263,7 +264,7 @@ class Member:
         self._status_events.never_saved(run, model)
 
     def _raise_loss(self, view: View, replica: Replica | None) -> None:
-        """Raise ModelLost if the model is lost with this member, or was before it came back."""
+        """Raise ModelLost if the model is lost with this member, or was lost before its restart."""
         if (stake := self._last.stake(self.seat, replica, view.model)) is not None:
             raise stake.lost()
         wallet = self._ports.coordinator.wallet
@@ -326,8 +327,9 @@ class Member:
             await self._cool_down(ended, replica)
 
     async def _offer_durable(self, view: View, replica: Replica, *, kept: bool) -> None:
-        """Offer a model that began as the durable checkpoint to members that cannot read the place
-        on chain.
+        """Serve the epoch's model to members that cannot read the checkpoint's location.
+
+        Only for an epoch that starts from the durable checkpoint.
         """
         known = [contents.expected(view.run, view.model, level) for level in self._role.levels]
         if (
@@ -355,7 +357,7 @@ class Member:
         await self._cool_down(ended, self._replica)
 
     async def _cool_down(self, ended: Run, replica: Replica) -> None:
-        """Sign up for the next epoch, then attest and save the model of this one."""
+        """Join the next epoch, then attest and save the model of this one."""
         assert self.seat is not None
         self._enrolment.completed()
         self._ended = ended
@@ -395,13 +397,13 @@ class Member:
         if me is not None and me.pending and not in_epoch and not (between and self._outdated(me)):
             return
         if in_epoch and between:
-            return  # the members are newer than the run: a new epoch's view is about to arrive
+            return  # the run's state is outdated: the view of a new epoch is about to arrive
         if not await self._enrolment.turn(run) or (await self._newest()).seq != run.seq:
             return  # the decision was about a past state
         if in_epoch:
             self._forget_replica()  # an epoch runs without us, and the others wait until we say so
-        # A member in the queue only corrects its declaration: "stateless" would cost it an epoch
-        # that began meanwhile.
+        # A queued member only corrects its declaration. Declaring it stateless again would cost
+        # it an epoch that has begun meanwhile.
         await self._join(run, corrects=me is not None and me.pending and not in_epoch)
 
     async def _make_room(self) -> None:
@@ -410,7 +412,7 @@ class Member:
             await self._enrolment.leave()
 
     async def _newest(self) -> Run:
-        """Return the current run, however long that takes."""
+        """Read the run from the chain. Retry until a node answers."""
         while True:
             try:
                 return (await self._ports.coordinator.view(fresh=True)).run
@@ -426,9 +428,7 @@ class Member:
         return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
 
     async def _join(self, run: Run, *, corrects: bool = False) -> None:
-        """Join on chain, as stateless without a replica. Raises refusals that waiting cannot
-        cure.
-        """
+        """Join on chain; a member without a replica joins as stateless. Raises final refusals."""
         now = self._ports.feed.view
         if not now.run.halted:  # a halted run may change again
             require_unchanged(self._first, now.model)

@@ -68,9 +68,7 @@ class Enrolment:
         self._ports.events.emit(event_types.Warning(message=message, until="trained"))
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
-        """Ask for the next epoch. Return whether that is on chain. Raises refusals that waiting
-        cannot cure.
-        """
+        """Join the next epoch. Return whether the join is on chain. Raises final refusals."""
         while not await self.turn(self._ports.feed.run):
             if self._ports.feed.run.state.halted:
                 return False
@@ -129,6 +127,6 @@ class Enrolment:
 
 
 def _heed(sent: asyncio.Future[None]) -> None:
-    """Retrieve the outcome of an abandoned join. `leave` finds out whether it landed."""
+    """Retrieve the exception of an abandoned join, so that asyncio does not log it."""
     if not sent.cancelled():
         sent.exception()

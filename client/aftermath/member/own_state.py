@@ -27,7 +27,7 @@ class StateRoot(NamedTuple):
 
 
 class OwnState:
-    """One member's private state. The replica may change."""
+    """Roots and blocks of one member's optimizer state, across replicas."""
 
     def __init__(self, ports: Ports, worker: Worker) -> None:
         self._share = StateShare(ports.transport)
@@ -44,7 +44,7 @@ class OwnState:
     # A share that was given up leaves the state unchanged, so the last published root stays valid.
 
     def begin(self, told: StateRoot | None) -> None:
-        """Continue with another state: none, or the one with the root `told`."""
+        """Continue from the state with the root `told`, or from no state."""
         self.told = told
         self.withdraw()
 
@@ -79,9 +79,7 @@ class OwnState:
             self._warned = True
 
     def opened(self, epoch: int, height: int) -> None:
-        """Allow requests for the state of a round whose key was revealed: the result can be read
-        from it.
-        """
+        """Serve the state of a revealed round. Before the reveal it would leak the result."""
         self._opened = epoch, height
         self._show()
 
@@ -90,7 +88,7 @@ class OwnState:
             self._share.show(self._sealed.pop(place))
 
     def withdraw(self) -> None:
-        """Answer requests for no state, and free all copies."""
+        """Stop serving states, and free all copies."""
         self._tree = None
         self._sealed.clear()
         self._opened = (-1, -1)

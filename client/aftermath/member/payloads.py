@@ -1,8 +1,8 @@
 """The payloads of announced results: fetched from any holder, checked, decoded after the reveal.
 
 Sizes come from the schema before the first byte. The hash is checked before decoding, which checks
-the rest. An invalid payload costs its sender the round and nobody else anything: all holders of its
-level find the same fault in the same bytes.
+the rest. An invalid payload costs only its sender the round: all holders of the level find the same
+fault in the same bytes.
 """
 
 from __future__ import annotations
@@ -94,23 +94,19 @@ class Payloads:
         self._decode = decode
         self._arrived = arrived
         self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
-        """Levels by height that all judging witnesses fetch (`rules.availability`), and those
-        witnesses' known keys.
-        """
+        """Levels that all witnesses fetch (`rules.availability`), and their keys, by height."""
         self._handed_on: dict[int, frozenset[int]] = {}
-        """Levels by height that this member fetches as one of these witnesses and does not hold."""
+        """Levels that this member, as a witness, fetches only for others, by height."""
 
     def will_be_had(
         self, height: int, levels: frozenset[int], witnesses: Collection[bytes]
     ) -> None:
-        """Record that the witnesses with these keys, and earlier ones, fetch these levels of a
-        round.
-        """
+        """Record which levels of a round all its witnesses fetch, and add these witnesses' keys."""
         _, before = self._had_by_all.get(height, (levels, frozenset()))
         self._had_by_all[height] = levels, before | frozenset(witnesses)
 
     def hand_on(self, height: int) -> bool:
-        """Fetch these levels too, as such a witness. Return whether that is new."""
+        """Start to fetch a round's levels for others. Return whether there are new ones."""
         if height in self._handed_on:
             return False
         levels, _ = self._had_by_all.get(height, (frozenset(), frozenset()))
@@ -118,7 +114,7 @@ class Payloads:
         return bool(self._handed_on[height])
 
     def hand_on_no_more(self, height: int) -> None:
-        """Stop fetching for others: this witness has attested, so nobody asks it for the rest."""
+        """Stop fetching a round's levels for others, because this witness has attested."""
         self._handed_on[height] = frozenset()
 
     def forget(self, height: int) -> None:
@@ -131,7 +127,7 @@ class Payloads:
         return [level for level in candidate.said.levels if level >= self._role.tier]
 
     def for_others(self, candidate: Candidate) -> list[int]:
-        """Return the levels of a result that it does not hold and must fetch as a witness."""
+        """Return the levels of a result that this member, as a witness, fetches for others."""
         return sorted(
             self._handed_on.get(candidate.said.height, frozenset()) & candidate.said.levels.keys()
         )
@@ -246,9 +242,7 @@ class Payloads:
         return True
 
     def _holders(self, said: Commitment, level: int, plan: RoundPlan) -> list[bytes]:
-        """Return who may have this level's payload: its trainer, then reachable members that hold
-        or serve it.
-        """
+        """Return the peers that may have a payload: its trainer, then reachable holders."""
         others = {plan.seats[seat].p2p for seat in plan.shares if plan.seats[seat].tier <= level}
         levels, witnesses = self._had_by_all.get(said.height, (frozenset(), frozenset()))
         others |= witnesses if level in levels else frozenset()

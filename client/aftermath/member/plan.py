@@ -14,7 +14,7 @@ from aftermath.rules.seal import Key, ResultPlace
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The shares of one round. A member with an empty share owes nothing."""
+    """The shares of one round. A member with an empty share delivers no result."""
 
     run_id: str
     epoch: int
@@ -60,7 +60,7 @@ class RoundPlan:
         )
 
     def comes_from(self, said: Key) -> bool:
-        """Return whether a key is of this round and of the member it names."""
+        """Return whether a key belongs to this round and was sent by the member that it names."""
         member = self.seats[said.seat]
         return said.place == self.place(said.seat) and (said.sender, said.signer) == (
             member.p2p,

@@ -1,8 +1,8 @@
 """The private optimizer state on disk, for a restart.
 
-Each epoch replaces the one file. It is bound to the run, tier, epoch and weight hashes, and is used
-for exactly these: after a missed epoch or a cold start, the state belongs to other weights and is
-not used. Any failure is a warning, and the member begins without a state.
+Each epoch replaces the file. It names its run, tier, epoch and weight hashes, and is restored only
+if all of them match: after a missed epoch or a cold start it belongs to other weights. Any failure
+is a warning, and the member begins without a state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOLD = "told"
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """What a state belongs to."""
+    """The run, member, epoch and weights that a saved state belongs to."""
 
     run_id: str
     wallet: str

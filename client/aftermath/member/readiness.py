@@ -32,9 +32,9 @@ class Readiness:
 
     def hear(self, said: Ready) -> None:
         """Record an announcement whose signature was checked."""
-        # Readiness counts under its signing key and wallet, never under the named seat: several
-        # seats on chain may claim one key. The last named wallet of a key counts, so nobody fills
-        # others' memory with made-up wallets.
+        # Store readiness by signing key and wallet, not by the named seat: several seats on chain
+        # may claim one key. Keep only a key's last wallet, so that invented wallets cannot fill
+        # our memory.
         self._ready.setdefault(said.epoch, {})[said.sender] = said.signer
         self.changed.fire()
 
@@ -42,9 +42,7 @@ class Readiness:
         return frozenset(self._ready.get(epoch, {}).items())
 
     def forget_before(self, epoch: int) -> None:
-        """Forget earlier epochs. The running one stays: a warm-up may be tried again under its
-        number.
-        """
+        """Forget earlier epochs, but not this one: a retried warm-up has the same epoch number."""
         for old in [one for one in self._ready if one < epoch]:
             del self._ready[old]
 
@@ -104,9 +102,9 @@ def _all_ready(
     impatient: bool,
     most_suffice: bool,
 ) -> bool:
-    """Return whether to wait no longer. `most_suffice`: two thirds are enough."""
-    # One member that never reports ready must not cost every epoch a whole warm-up. With a durable
-    # checkpoint nobody sees how far others are, so they have all of the time.
+    """Return whether to stop waiting. `most_suffice`: whether two thirds are enough."""
+    # One member that never reports ready must not cost every epoch a whole warm-up. When members
+    # load a durable checkpoint, nobody sees their progress, so they get the whole warm-up.
     waiting = list(bitmap.seats(run.current.roster & members.mask(MemberState.HEALTHY)))
     whose = {seat: (members.seats[seat].p2p, members.seats[seat].signer) for seat in waiting}
     ready = readiness.of(run.epoch)

@@ -39,9 +39,7 @@ _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prov
 _UNASSIGNED = "not what it was assigned"
 CLOSED_ON = "it was announced after this witness was closed"
 MOST_PER_SEAT = 8
-"""Most announcements per seat in an answer: two results and accepted ones, their keys, and a
-closing.
-"""
+"""Maximum announcements per seat in an answer: its results, their keys, and a closing."""
 _LONGEST_QUESTION = 1024  # bytes; a height and 256 seats take fewer
 
 
@@ -87,9 +85,7 @@ class Results:
         self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:
-        """Judge announcements of a round from now on. Forget those that no replica needs any
-        more.
-        """
+        """Accept announcements of a round from now on. Forget rounds that no replica needs."""
         newest = plan.header.height
         self._plans[newest] = plan
         for announcements in self._early.pop(newest, {}).values():
@@ -213,10 +209,9 @@ class Results:
             self.hear_key(said, raw)
 
     def hear_key(self, said: Key, raw: bytes) -> None:
-        """Record a key whose signature was checked, if it fits its sender's result, or may fit a
-        later one.
+        """Record a key whose signature was checked. Keep a key that arrives before its result.
 
-        Anybody may pass a key on. One early key per member is kept.
+        Any peer may relay a key. One early key is kept per member.
         """
         plan = self._plans.get(said.height)
         if plan is None or not plan.comes_from(said):
@@ -235,9 +230,7 @@ class Results:
         self._closed.add(height)
 
     def _follow(self, seat: int) -> None:
-        """Check that a member's private states continue from each other. They may arrive in any
-        order.
-        """
+        """Check that each private state of a member continues from the one before, in any order."""
         for candidate in (c for found in self._found.values() for c in found.get(seat, ())):
             if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
                 candidate.broken = True
@@ -246,10 +239,10 @@ class Results:
                 )
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
-        """Report a member with an unassigned announcement once a round. Bar a peer that continues.
+        """Report a member's first unassigned announcement of a round. Ban a peer that continues.
 
-        The seat is that of the sender's key and wallet, not the named one: anybody can write
-        another member's key into the chain, but not sign with it. None if these are not a member's.
+        The reported seat is the one with the sender's key and wallet, not the named one: anybody
+        can register another member's key on chain, but cannot sign with it.
         """
         whose = (said.sender, said.signer)
         seat = next(
@@ -275,10 +268,9 @@ class Results:
             )
 
     def may_sign(self, place: ResultPlace, digest: bytes) -> bool:
-        """Return whether this member has signed no other result of that place, and record that it
-        signs this one.
+        """Record that this member signs a result. Return False if it signed another one there.
 
-        Waits for the disk. Raises OSError as `SignedResults.record` does.
+        Blocks until the record is on disk. Raises OSError like `SignedResults.record`.
         """
         return self._signed.record(place, digest)
 
@@ -300,9 +292,7 @@ class Results:
         self.changed.fire()
 
     def have_for_others(self, height: int) -> None:
-        """Fetch, as a witness, the levels that all witnesses of a round fetch, including levels not
-        held.
-        """
+        """Fetch the levels that every witness of a round must serve, even levels not held."""
         plan = self._plans.get(height)
         if plan is not None and self.payloads.hand_on(height):
             for candidate in _all(self._found.get(height, {})):
@@ -388,9 +378,7 @@ class Results:
     # --- what others may ask ----------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
-        """Answer a request with the signed announcements of these seats: results, keys,
-        closed_rounds.
-        """
+        """Answer a request with the seats' signed announcements: results, keys and closings."""
         del peer
         if len(body) > _LONGEST_QUESTION:
             raise RequestRefused("a height and seats take fewer bytes")
@@ -407,7 +395,7 @@ class Results:
 
 
 def _worthless(found: list[Candidate]) -> bool:
-    """Return whether no witness attests any of a member's results of a round."""
+    """Return whether these results of one member cannot be attested."""
     return len(found) > 1 or bool(found[0].bad) or found[0].broken or found[0].late
 
 

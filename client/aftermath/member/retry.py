@@ -48,7 +48,7 @@ async def persist(
 
 
 class Duty:
-    """A member's duty while it is `wanted`. Refusals in `done_if` mean done, or not its turn."""
+    """A transaction that a member owes while `wanted`. Refusals in `done_if` end the duty."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Duty:
         return not self.refused and self._ports.clock.monotonic() >= self._not_before
 
     async def fulfil(self, call: Callable[[], Awaitable[None]]) -> bool:
-        """Call `persist`. Any other refusal is one warning that names the duty; return False."""
+        """Retry `call` like `persist`. Warn once about another refusal, and return False."""
         try:
             return await persist(
                 self._ports.clock, call, wanted=self._wanted, done_if=self._done_if

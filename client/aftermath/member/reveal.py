@@ -61,7 +61,7 @@ class Reveals:
         self._results.closed_rounds.hear(said, raw)
 
     async def leave(self) -> None:
-        """Before this member goes, reveal the keys of results that nobody can copy any more."""
+        """Reveal the keys of results that nobody can copy any more, before this member leaves."""
         # A member that has announced a result of the round can announce no other, so it cannot copy
         # ours.
         for place in self._results.unopened():
@@ -79,9 +79,7 @@ class Reveals:
         )
 
     def _all_announced(self, height: int) -> bool:
-        """Return whether all members have announced a result of a round, so that another one is
-        provably a second.
-        """
+        """Return whether every member has announced a result, so that a second is provable."""
         plan = self._results.plan(height)
         return plan is not None and plan.owing <= self._results.announced(height)
 

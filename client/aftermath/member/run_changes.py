@@ -1,4 +1,4 @@
-"""What the owner of a paused run may change while a member stays connected, and what not.
+"""Check that a run's owner has not changed what a connected member reads only once.
 
 A member reads the schedule and the rules again at each epoch. It opens the data and builds the
 model once, when it starts.

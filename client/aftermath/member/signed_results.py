@@ -1,7 +1,7 @@
 """The results that this member has signed, on disk across restarts.
 
-Two signed results of one place cost a member its bond, and a lying node can show a restarted member
-a round again.
+Two different signed results of one round cost a member its bond. A lying node could show an old
+round to a restarted member and make it sign a second result.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from aftermath.base.locks import alone_in
 from aftermath.rules.seal import ResultPlace
 
 _KEPT = 10_000
-"""Number of signed results kept, apart from those of each run's newest epoch: a proof names that
-epoch.
+"""Number of signed results to keep. Those of each run's newest epoch are always kept, because a
+proof of equivocation needs the running epoch.
 """
 
 _Line = tuple[str, int, int, int, int, str]

@@ -1,7 +1,7 @@
 """This machine's speed, measured before it joins: its share of a round is in proportion.
 
-A machine that has not finished in time joins with the smallest share, since a share done in time
-says more than any measurement.
+A machine whose measurement times out joins with the smallest share. Its finished shares then show
+its speed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aftermath.rules.state import MemberState
 PATIENCE = 10.0
 """Seconds after which a member joins without knowing its speed."""
 MAKING = 50.0
-"""Seconds that making a model may take first. They grow with the model, not with the machine."""
+"""Timeout in seconds for building the model before the measurement."""
 _SLOWEST = 1
 
 

@@ -1,7 +1,7 @@
 """Detects that this member's process was suspended or starved.
 
-It reads the clock twice a second. A reading that is seconds late shows that the member heard and
-did nothing meanwhile. Callers read too, because overdue timers fire in any order.
+It reads the clock twice a second. If a reading is seconds late, the process did not run meanwhile.
+Callers read the clock too, because overdue timers fire in any order.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ class StallDetector:
         return self._woke
 
     def held_up_since(self, moment: float) -> bool:
-        """Return whether it resumed after that moment (on the clock), so the time since shows
-        nothing.
-        """
+        """Return whether the process stalled after `moment`: silence since then proves nothing."""
         return self.woke() >= moment
 
     async def watch(self) -> None:

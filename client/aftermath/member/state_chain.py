@@ -12,21 +12,19 @@ from collections.abc import Iterable
 from aftermath.rules.announcements import Commitment
 
 _PLACES = 8
-"""Rounds remembered per member: those that others still mention, and some before."""
+"""Number of rounds remembered per member. Later commitments can name only recent ones."""
 
 Place = tuple[int, int]
 
 
 class Lineage:
-    """The last roots of the results that members had to deliver."""
+    """The last state roots that each member committed to."""
 
     def __init__(self) -> None:
         self._told: dict[bytes, dict[Place, set[bytes]]] = {}
 
     def begin(self, epoch: int) -> None:
-        """Forget what this epoch's rounds cannot continue from: another attempt at it, and all
-        before the last.
-        """
+        """Keep only the roots of the epoch before `epoch`, from which its results can continue."""
         for signer, told in list(self._told.items()):
             kept = {place: afters for place, afters in told.items() if place[0] == epoch - 1}
             if kept:
@@ -43,8 +41,8 @@ class Lineage:
 
     def broken(self, said: Commitment) -> str | None:
         """Return what is wrong with a commitment's previous state, as far as known."""
-        # A restarted member, or one that missed something, has no state, and may begin without one.
-        # It cannot restart within an epoch, so it does so in its first result of one at the latest.
+        # A restarted member may begin without a state, but only in its first result of an epoch: it
+        # cannot rejoin within one.
         told = self._told.get(said.signer, {})
         place = (said.epoch, said.height)
         since = said.private.since

@@ -33,9 +33,7 @@ class StatusEvents:
         self._spec_error = ""
 
     def state(self, run: Run) -> None:
-        """Report a new state. A member that waits for the next epoch does not hear of every
-        round.
-        """
+        """Report a new state. ROUND_WITNESS counts as ROUND_TRAIN, to save events."""
         state = RunState.ROUND_TRAIN if run.state is RunState.ROUND_WITNESS else run.state
         if state is self._state:
             return
@@ -112,10 +110,10 @@ class StatusEvents:
         self._events.emit(event_types.Warning(message=message, until="checkpoint"))
 
     def waiting(self, run: Run) -> bool:
-        """Report once per epoch that it runs without this member, which has a seat.
+        """Report once per epoch that a seated member waits for the next epoch.
 
-        Return whether the member should leave. It should if the epoch is the last one and makes
-        steps. A stalled epoch may break off, and the run then needs this member in the next one.
+        Return whether the member should leave: the epoch is the last one and makes steps. A stalled
+        epoch may be abandoned, and then the run needs this member in the next one.
         """
         late = run.state is RunState.WARMUP or run.state.active
         if late and self._waits_for != run.epoch + 1:

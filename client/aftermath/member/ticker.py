@@ -18,14 +18,14 @@ from aftermath.rules.state import RunState
 from aftermath.rules.tick_turns import tick_delay, tick_order
 
 _LOOK_AGAIN = 1.0  # seconds between checks of a deadline that passed without effect
-_ALLOWANCES = 3  # per state of the run; without a limit a slow node would hold it up forever
+_ALLOWANCES = 3  # extensions per state; without a limit, a slow node could stall the run forever
 # Seconds; the shortest is more than `persist` ever pauses.
 _LEAST_GRACE = 6.0
 _MOST_GRACE = 60.0
 
 
 class Ticker:
-    """Keeps the run's clock running from one member."""
+    """Ticks the run for one member."""
 
     def __init__(
         self, coordinator: Coordinator, feed: RunFeed, clock: Clock, stall_detector: StallDetector
@@ -64,11 +64,11 @@ class Ticker:
         return tick_delay(order.index(seat) if seat in order else len(order))
 
     def _allow_for_absence(self, run: Run, deadline: int) -> None:
-        """Give all members this state's time again after an outage or a stall.
+        """Delay ticks by the state's duration after an outage or a stall.
 
-        The cause may have held them all up: attestations are retried before anybody ticks, so an
-        outage does not discard a round or leave an epoch's model unattested. The time starts when
-        the chain answers again.
+        The cause may have affected all members. The delay lets them retry attestations before
+        anybody ticks, so an outage does not discard a round or an epoch's model. It starts when the
+        chain answers again.
         """
         returned = max(self._attention.woke(), self._coordinator.back())
         if self._state != (state := (run.state, run.state_started_at)):

@@ -1,9 +1,8 @@
 """An epoch whose last member was stopped: what it saves, and how it resumes.
 
-The chain names a checkpoint only of an attested model. So the member keeps its seat. Restarted, it
-waits for the deadline that ends the epoch and attests the saved model. It trains no round of that
-epoch again: a second result would count as equivocation. A finished run also needs its last member
-until the model is in a checkpoint.
+The chain records checkpoints of attested models only. So a stopped last member keeps its seat.
+After a restart it waits for the epoch's deadline and attests the saved model. It trains no round of
+that epoch again, because a second result counts as equivocation.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file
 _CONFIRMED = "To leave and lose these steps, press Ctrl-C twice; SIGTERM loses them at once"
 _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
-_LONGEST_HOLD = 60.0  # seconds between two tries of a finished run: each may be an upload
+_LONGEST_HOLD = 60.0  # longest pause between tries to save a finished run; a try may upload
 
 
 class UnsavedWork(msgspec.Struct, frozen=True):
@@ -125,12 +124,10 @@ class LastMember:
         *,
         step: int,
     ) -> None:
-        """Save the model. `step`: number of steps in the replica, unless it is in `rounds`.
+        """Save the model. `step`: trained steps in the replica, used if `rounds` is None.
 
-        If the results of the last step cannot be had, the state before it is saved.
-
-        `again` is called after each try with whether the model is saved. If it returns True after a
-        failure, the model stays in memory and is tried again, until this call is cancelled.
+        If the last step's results cannot be fetched, save the state before that step. After each
+        try, call `again(saved)`. If it returns True after a failure, retry until cancelled.
         """
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
@@ -172,13 +169,13 @@ class LastMember:
         return True
 
     async def _newest_view(self) -> View:
-        """Return the coordinator's newest view, or the feed's if that cannot be had or read."""
+        """Return the coordinator's current view, or the feed's if reading it fails."""
         with contextlib.suppress(AftermathError):
             return await self._ports.coordinator.view(fresh=True)
         return self._ports.feed.view
 
     async def _caught_up(self, rounds: Rounds, run: Run) -> bool:
-        """Apply every round that counts. Return False, after a warning, if one cannot be had.
+        """Apply all decided rounds. Warn and return False if a round's results cannot be fetched.
 
         The replica then has the state before that round.
         """
@@ -219,13 +216,10 @@ class LastMember:
                 f"{place}, and the run continues without it\nTo keep that training, start a new run from this copy"
             )
 
-    # --- a finished run
-    #  -----------------------------------------------------------------------------------------
+    # --- a finished run ---------------------------------------------------------------------------
 
     async def hold(self, ended: Run, replica: Replica) -> None:
-        """Hold the model that a finished run ended with until it is saved, here or as the chain's
-        checkpoint.
-        """
+        """Keep a finished run's model in memory until it is saved here or recorded on chain."""
         pauses = Backoff(_FIRST_RETRY, _LONGEST_HOLD)
         warned = False
         while True:

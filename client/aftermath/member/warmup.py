@@ -1,9 +1,9 @@
 """Warm-up: a member obtains the model that the epoch starts from.
 
 It comes from its own replica, from peers or from the durable checkpoint, as the chain says. Every
-level is checked against its hash on chain before use. If no place of the checkpoint can be read,
-members that have it send it. A level without a hash is always the durable checkpoint's
-(`rules.contents`): peers could give each member another one, and replicas would diverge.
+level is checked against its hash on chain before use. If no recorded location can be read, members
+that have the checkpoint send it. A level without a hash is read from the checkpoint only
+(`rules.contents`): peers could send different levels, and replicas would diverge.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEAST_TRIED = 15.0
 
 
 class NoModel(Desync):
-    """Nobody can give this member the model now: the others should begin without it."""
+    """This member cannot obtain the model now. It leaves, so that the others can begin."""
 
 
 class WarmUp:
@@ -166,10 +166,9 @@ class WarmUp:
     # --- from peers -------------------------------------------------------------------------------
 
     async def _offers(self, among: int) -> Mapping[int, list[Offer]]:
-        """Return the offers of those of the seats `among` that are present, by level.
+        """Return by level what the present seats of `among` offer.
 
-        Those of the run's step come first. Others are right only if the level has not changed
-        since.
+        Offers of the run's step come first. An older offer is right only if its level is unchanged.
         """
         members = self._ports.feed.members
         step = self._run.step
@@ -190,7 +189,7 @@ class WarmUp:
         reasons = list[str]()
         if attested := {level: known[level] for level in self._lacking & known.keys()}:
             reasons = await self._fetch(attested, self._run.finishers)
-        # A checkpoint of this member's own makes these failures harmless, if it can be loaded.
+        # These failures are harmless if this member can load a checkpoint of its own.
         own = self._own_copy(steps_before(self._ports.feed.model.checkpoint_step))
         if not own:
             self._warn(reasons)
@@ -237,11 +236,10 @@ class WarmUp:
     # --- from the durable checkpoint --------------------------------------------------------------
 
     async def _from_durable(self) -> str:
-        """Load the lacking levels from the first place that has the durable checkpoint, else from
-        members that have it. Return the source in words.
+        """Load missing levels from a recorded checkpoint, or from members that have it.
 
-        Raises ModelUnavailable if the chain vouches for something else, and CheckpointError and
-        others if there is no valid place.
+        Return the source in words. Raises ModelUnavailable if the hashes differ from the chain's,
+        and CheckpointError and others if no location can be read.
         """
         levels = set(self._lacking)
         try:
@@ -276,11 +274,10 @@ class WarmUp:
         return not self._lacking
 
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
-        """Return the tier's weights from a place recorded for the durable checkpoint's step.
+        """Return the tier's weights from a location recorded for the durable checkpoint's step.
 
-        Try this member's own copy first, then every recorded place: a member may have recorded a
-        false one. If a level has no hash to check a place by, use the current place only, which is
-        the same for all members.
+        Try this member's own copy, then every recorded location, because some may be wrong. If a
+        level has no hash on chain, use only the current location: it is the same for all members.
         """
         model = self._ports.feed.model
         reasons = list[Exception]()
@@ -349,7 +346,7 @@ def warmup_over(started: Run, now: Run) -> bool:
 
 
 def why_no_model(error: Exception, model: Model) -> str:
-    """Return an error with the fix for a member: fixes for owners tell how to make a model."""
+    """Return the error with a fix for members. The original fix is for owners."""
     checkpoint = model.checkpoint
     if isinstance(error, HubAway) and steps_before(model.checkpoint_step):
         fix = "A member named this place, so this member also asks others that have the checkpoint"

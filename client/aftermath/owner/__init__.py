@@ -1,6 +1,5 @@
-"""What the owner of a run puts on chain, worked out and checked before anything is sent.
+"""Build and check what the owner of a run puts on chain, before anything is sent.
 
-Owns the run's schema and data as its config file says, a change of a run and what that changes, and
-what the owner may not have meant. Commands and the server, which send it, ask here; nothing here
-sends or prints.
+Covers the run's schema and data, changes of a run, and warnings. Commands and the server send the
+results; nothing here sends or prints.
 """

@@ -24,7 +24,7 @@ _WITHOUT = "and without data_hash in the file nobody finds out that a member has
 
 
 def source_of(config: RunConfig, vocab_size: int) -> Source:
-    """The data that a config file names, as this machine reads it. Raises DataError, Unsuitable."""
+    """Open the data that a config names on this machine. Raises DataError, Unsuitable."""
     llm = config.llm
     labels = llm.data_type == "Finetuning"
     try:
@@ -78,9 +78,7 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
 
 
 def warning_about_tokenizer(config: RunConfig) -> str:
-    """Return why the model would be trained on tokens of another tokenizer, empty if it would not
-    or nobody knows.
-    """
+    """Return a warning if local tokens and local model have different tokenizers, else ""."""
     data = config.llm.data_location.Local
     model = config.llm.checkpoint.Local
     if data is None or model is None:

@@ -1,4 +1,4 @@
-"""A change of a run's configuration as the instructions that make it."""
+"""Build the instructions that change a run's configuration."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class CannotChange(AftermathError):
-    """The run is not to be changed like this, or not now."""
+    """The run cannot be changed like this, or not now."""
 
 
 class NotHalted(CannotChange):
-    """The run is running, and only a halted one may be changed."""
+    """The run is not halted, so it cannot be changed."""
 
     code = "not-halted"
 
 
 @dataclass(frozen=True)
 class Change:
-    """What the owner asked for. Parts that are None, empty or false stay as they are on chain.
+    """A change that the owner requested. Parts that are None, empty or false keep their values.
 
     `shape` belongs to `config`: both or neither are given.
     """
@@ -52,11 +52,10 @@ class Change:
     def instructions(
         self, ix: CoordinatorInstructions, run: Run, model: Model
     ) -> list[Instruction]:
-        """One instruction per part, so that they can be spread over transactions; the order is the
-        program's checks'.
+        """Return one instruction per part, in the order that the program's checks require.
 
-        Raises CannotChange for a run that cannot be changed now, or would forget what it has
-        trained.
+        They can go into several transactions. Raises CannotChange if the run cannot be changed now,
+        or would lose trained steps.
         """
         self._refuse_unless_halted(run)
         if self.config and self.shape and not self.switch_to_hub:
@@ -91,11 +90,10 @@ class Change:
         return steps
 
     def kept_checkpoint(self, model: Model) -> Checkpoint | None:
-        """The checkpoint that members have named since and the run keeps, if the file says another
-        one.
+        """Return the recorded checkpoint that the run keeps instead of the file's, or None.
 
-        A file says where a run begins. What it has trained is in the checkpoints that its members
-        name.
+        The file names the checkpoint that a run starts from. Trained steps are in the checkpoints
+        that members recorded later.
         """
         if self.config is None or self.switch_to_hub or not steps_before(model.checkpoint_step):
             return None
@@ -114,8 +112,9 @@ class Change:
             )
 
     def texts(self, model: Model) -> dict[str, Any] | None:
-        """The texts and figures shown to people: those given, else the new model's own, else the
-        present ones.
+        """Return the run's metadata after the change, or None if the change does not touch it.
+
+        Given values come first, then the new model's, then those on chain.
         """
         if not self.metadata and self.shape is None:
             return None
@@ -129,9 +128,7 @@ class Change:
         return {"name": held.name, "description": held.description} | figures | dict(self.metadata)
 
     def progress(self, run: Run) -> dict[str, int]:
-        """The progress at the start of the asked step: the data the steps before it used are not
-        used again.
-        """
+        """Return the progress at the start of `restart_from_step`, after earlier steps' data."""
         assert self.restart_from_step is not None
         rules = Config(**self.config.to_chain()["config"]) if self.config else run.config
         if 0 < rules.total_steps < self.restart_from_step:
@@ -154,9 +151,7 @@ class Change:
 
 
 def _refuse_to_forget(shape: Shape, run: Run, model: Model) -> None:
-    """Raises CannotChange if the file takes away the model that members hold, and no checkpoint is
-    as new.
-    """
+    """Raise CannotChange if the file changes the model's schema and no checkpoint has all steps."""
     kept = steps_before(model.checkpoint_step)
     reached = run.trained_steps
     peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash

@@ -46,8 +46,9 @@ def differences(change: Change, run: Run, model: Model) -> list[Difference]:
 
 
 def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
-    """The keys that have their defaults after the change that gives a run its first config; None
-    for any other.
+    """Return the keys that a run's first config leaves at their defaults.
+
+    None if the change does not set a first config.
     """
     if change.config is None or model.configured:
         return None
@@ -58,7 +59,7 @@ def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
         dict(_flat({"run": plain(_run(one, run, model)), "model": plain(_model(one, model))}))
         for one in (change, plainest)
     )
-    as_usual["model.tiers"] = config.llm.matformer.tiers  # which the change has from its shape
+    as_usual["model.tiers"] = config.llm.matformer.tiers  # `_model` takes tiers from the shape
     return frozenset(
         key
         for key, value in as_wished.items()
@@ -80,7 +81,7 @@ def _defaulted(table: Table, names: set[str]) -> Table:
 
 
 def _run(change: Change, run: Run, model: Model) -> Run:
-    """The run as it would be."""
+    """Return the run after the change."""
     if change.config is not None:
         run = replace(run, config=rules_of(change.config))
     if change.restart_from_step is not None:
@@ -97,7 +98,8 @@ def _run(change: Change, run: Run, model: Model) -> Run:
 
 
 def _model(change: Change, model: Model) -> Model:
-    """The model as it would be."""
+    """Return the model after the change."""
+
     if change.config is not None:
         llm = change.config.llm
         model = replace(
@@ -124,7 +126,7 @@ def _model(change: Change, model: Model) -> Model:
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as one, by their keys joined with dots."""
+    """Yield (dotted key, value) of nested tables."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{path}{key}.")

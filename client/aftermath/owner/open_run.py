@@ -1,8 +1,7 @@
-"""What a run that everybody may join has to be; a run whose join authority names each member is
-free of it.
+"""Extra requirements for runs that everybody may join.
 
-Nobody knows the wallets that join an open run, so its rules leave them as little as possible to lie
-about. A run on a network of this machine has no strangers: the commands ask this of all others.
+Wallets that join an open run are not trusted, so its config must not let them forge results or
+replace the model. Commands do not check this on a local network, where nobody else can join.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
 MOST_SEATS = 64
-"""With more, the fingerprints of results are shorter than 40 bits, and two results can be made to
-look alike.
+"""Maximum members. With more, fingerprints are shorter than 40 bits, so results can be forged to
+collide.
 """
 
 
 class OpenRunRefused(AftermathError):
-    """Raised if a run, or a change of it, is not for everybody to join."""
+    """A run, or a change of it, does not meet the requirements of an open run."""
 
     code = "open-run"
 
@@ -29,10 +28,9 @@ class OpenRunRefused(AftermathError):
 def check_open_run(
     run_id: str, *, overlap: int, init_min_clients: int, checkpoint: Checkpoint | None
 ) -> None:
-    """Raise OpenRunRefused if a run with this config is not for everybody.
+    """Raise OpenRunRefused if a run with this config may not be open to everybody.
 
-    `checkpoint` is where the run begins, or None if the chain knows the hashes of what its members
-    load.
+    `checkpoint`: where the run starts, or None if the chain has the hashes of its model.
     """
     named = (
         "or admit named wallets only: aftermath-solana join-authorization-delete, then for each wallet "
@@ -62,11 +60,10 @@ def check_open_run(
 
 
 def check_opening(run_id: str | None, members: Members | None) -> None:
-    """Raise OpenRunRefused unless an epoch of named members has ended in the run that is to be
-    opened to everybody.
+    """Raise OpenRunRefused unless the run has completed an epoch of authorized members.
 
-    In an epoch in which nobody has shown anything, a majority of any wallets says what the model
-    is.
+    Before that there are no established members, so a majority of arbitrary wallets could decide
+    what the model is.
     """
     if run_id is None:
         raise OpenRunRefused(

@@ -1,7 +1,7 @@
-"""The run's schema, from the config file and the checkpoint it names, before anything is on chain.
+"""Build the run's schema from the config file and the checkpoint that it names.
 
-Decided: what the program takes and this client's members would not do, or not as the file says, is
-refused with the file's lines, all of it at once.
+Settings that the program accepts but this client's members do not support are refused here. One
+error lists all of them with their lines.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CODES = {
     "checkpoint-is-a-slice": "a checkpoint of another tier than 0",
     "architecture-differs": "another architecture than the checkpoint's",
 }
-"""What is refused here, by a name for programs that stays when the sentence changes."""
+"""Stable codes of the mistakes found here, and what they mean."""
 _LLM = ("model", "LLM")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's own config and the run's settings say of its size and its parts."""
+    """A run's schema and the sizes that follow from it."""
 
     schema: Schema
 
@@ -72,16 +72,15 @@ class Shape:
         ]
 
     def to_chain(self) -> dict[str, object]:
-        """The `schema` part of the program's `UpdateParams`."""
+        """Return the part `schema` of the program's `UpdateParams`."""
         return {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}
 
 
 def shape_of(config: RunConfig, document: Mapping[str, Any] | None = None) -> Shape:
-    """The schema of the run this file describes, with this config.json where its checkpoint is
-    still to be made.
+    """Return the schema of the run that `config` describes.
 
-    Raises Mistaken for what members would not do as the file says, and `model`'s errors when the
-    checkpoint cannot be read or its model cannot be cut into the tiers.
+    `document`: the config.json of a checkpoint that does not exist yet. Raises Mistaken for
+    unsupported settings, and `model`'s errors if the checkpoint cannot be read or cut into tiers.
     """
     if mistakes := [*not_there(config)]:
         raise config.refused(mistakes)
@@ -92,15 +91,16 @@ def shape_of(config: RunConfig, document: Mapping[str, Any] | None = None) -> Sh
 
 
 def shape_with(config: RunConfig, document: Mapping[str, Any]) -> Shape:
-    """The schema with this config.json. Raises `model`'s errors."""
+    """Return the schema for this config.json without further checks. Raises `model`'s errors."""
     return Shape(
         agreed_schema(document, config.llm.matformer.tiers, optimizer_of(config.llm.optimizer))
     )
 
 
 def document_of(config: RunConfig) -> Mapping[str, Any]:
-    """The checkpoint's config.json. Raises Mistaken where a path of the file is wrong, else what
-    reading raises.
+    """Read the checkpoint's config.json.
+
+    Raises Mistaken if a local path in the config is wrong, else like `load_hf_config`.
     """
     try:
         return load_hf_config(checkpoint_of(config.llm.checkpoint))
@@ -138,7 +138,7 @@ def not_there(config: RunConfig) -> Iterator[Mistake]:
 
 
 def not_done(config: RunConfig) -> Iterator[Mistake]:
-    """What no member of this client does."""
+    """Yield settings that this client's members do not support."""
     if percent := config.config.verification_percent:
         yield Mistake(
             ("config", "verification_percent"),
@@ -177,7 +177,7 @@ def not_done(config: RunConfig) -> Iterator[Mistake]:
 
 
 def not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Where the file and the checkpoint's config.json, `document`, do not go together."""
+    """Yield settings that contradict the checkpoint's config.json (`document`)."""
     stored, _ = stored_tier(document)
     if stored:
         place = config.llm.checkpoint.to_chain()

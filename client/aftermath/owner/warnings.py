@@ -1,7 +1,6 @@
-"""What the program and this client take, and a run's owner may not have meant.
+"""Warn about valid settings that a run's owner probably did not intend.
 
-Decided: each is a sentence that says what to change, and warns only; empty where there is no
-trouble.
+Each function returns a sentence that says what to change, or "" if there is nothing to warn of.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ WARNINGS = {
     "short-rounds": "a round is hardly longer than its transactions take",
     "data-here": "a member on this machine could not train on the data",
 }
-"""What is warned of, by a name for programs that stays when the sentence changes."""
-# a step's part of a result above the model's size over this, a bit a parameter, is worth a warning
+"""Stable codes of the warnings, and what they mean."""
+# warn if a result has more bytes per step than the model's bytes over this: one bit per parameter
 LARGE_RESULT = 32
 HIGH_RATE = 0.1
 """The shipped configs have 0.0004 to 0.02."""
@@ -35,7 +34,7 @@ SMALL_RESULT = 1 << 20
 
 
 def warnings_of(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
-    """All that there are; that `with_data` was found before (`owner.agreed_data`)."""
+    """Return all warnings. `with_data`: the warning of `owner.agreed_data`, or ""."""
     found = [sentence for _, sentence in coded(model.lr_schedule, run.config, shape)]
     return [with_data, *found] if with_data else found
 
@@ -57,14 +56,14 @@ def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tupl
 
 
 def warning_about_rate(schedule: LrSchedule) -> str:
-    """Return why the learning rate is hardly meant."""
+    """Return a warning if the learning rate is unusually high, else ""."""
     if schedule.base_lr <= HIGH_RATE:
         return ""
     return f"base_lr = {schedule.base_lr:g}: most trainings diverge above {HIGH_RATE}; 0.0004 to 0.02 is usual"
 
 
 def warning_about_rounds(rules: Config) -> str:
-    """Return why rounds are hardly meant to be so short."""
+    """Return a warning if rounds are shorter than their transactions, else ""."""
     if rules.max_round_train_time >= SHORT_ROUND:
         return ""
     return (
@@ -74,9 +73,7 @@ def warning_about_rounds(rules: Config) -> str:
 
 
 def warning_about_size(shape: Shape) -> str:
-    """Why results would be a burden: they are not small compared with the model, by the steps that
-    one stands for.
-    """
+    """Return a warning if results are large compared with the model, else ""."""
     size = shape.bytes_per_round[0]
     model = ELEMENT_BYTES * shape.num_parameters
     steps = shape.schema.optimizer.inner_steps
@@ -90,7 +87,7 @@ def warning_about_size(shape: Shape) -> str:
 
 
 def warning_about_shares(shape: Shape, rules: Config) -> str:
-    """Why members would take fewer steps in a round than was meant."""
+    """Return a warning if shares have fewer sequences than `inner_steps`, else ""."""
     settings = shape.schema.optimizer
     share = rules.global_batch_size_start // rules.init_min_clients
     if share >= settings.inner_steps:
@@ -104,14 +101,15 @@ def warning_about_shares(shape: Shape, rules: Config) -> str:
 
 
 def warning_about_overlap(shape: Shape, rules: Config) -> str:
-    """Why results would come too late for this optimizer."""
+    """Return a warning if overlap delays results too long for this optimizer, else ""."""
     late = shape.schema.optimizer.late
     return f"overlap = {rules.overlap}: {late}; use overlap = 0" if late and rules.overlap else ""
 
 
 def warning_about_schedule(schedule: LrSchedule, total_steps: int) -> str:
-    """Why the rates do not fit the run's steps; a twentieth more or less is no trouble, nor is one
-    step more.
+    """Return a warning if the schedule does not fit the run's steps, else "".
+
+    A difference of a twentieth, or of one step, is ignored.
     """
     last = last_change(schedule)
     if last - max(last // 20, 1) > total_steps:
