@@ -172,10 +172,10 @@ GCS = 'bucket = "models"\n'
     [
         (
             "Gcs",
-            r"no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with .*write Local with",
+            r"checkpoints in Google Cloud Storage are not supported; copy it to the Hub and write Hub with .*write Local with",
         ),
-        ("P2PGcs", r"the run's own state, which no owner writes; write Hub, Local or Dummy"),
-        ("P2P", r"the run's own state, which no owner writes; write Hub, Local or Dummy"),
+        ("P2PGcs", r"the run decides itself .* Write Hub, Local or Dummy"),
+        ("P2P", r"the run decides itself .* Write Hub, Local or Dummy"),
     ],
 )
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from aftermath.rules.limits import MAX_LEVELS, MAX_SEQ_LEN, MAX_WARMUP_TOKENS
 from aftermath.rules.run import MAX_WITNESSES
 
 MAX_CONFIG_BYTES = 1 << 20
-_OURS = "config/demo/config.toml of the project is one that works"
+_OURS = "config/demo/config.toml of the project is a working example"
 CORRECT = f"Correct the file there; {_OURS}"
 _NAME_ONE = f"Name a run's config file that you may read; {_OURS}"
 
@@ -36,13 +36,15 @@ class RunRules(Table):
 
     warmup_time: Seconds = Field(
         examples=[60],
-        description="Longest time that members have to get the model before an epoch trains. It must cover the "
-        "download; a warm-up ends early when everybody is ready. Below `epoch_time`, if that is set.",
+        description="Maximum time for members to obtain the model before an epoch trains. It must "
+        "cover the download. A warm-up ends early when all members are ready. Below `epoch_time`, "
+        "if set.",
     )
     cooldown_time: SomeSeconds = Field(
         examples=[30],
-        description="Longest time for hashing, attesting and keeping the model after an epoch. It ends early when all "
-        "levels are attested and a checkpoint is named; without a member that keeps checkpoints it takes all of it.",
+        description="Maximum time for hashing, attesting and saving the model after an epoch. The "
+        "cooldown ends early when all levels are attested and a checkpoint is recorded. If no "
+        "member saves checkpoints, it takes the whole time.",
     )
     min_round_time: Seconds = Field(
         default=1,
@@ -51,35 +53,38 @@ class RunRules(Table):
     )
     max_round_train_time: SomeSeconds = Field(
         examples=[60],
-        description="Longest time that a round trains: what the slowest member's share needs. A slower member "
-        "loses the round, and is warned before it joins. Below `epoch_time`, if that is set.",
+        description="Maximum training time of a round: what the slowest member's share needs. A "
+        "slower member misses the round, and is warned before it joins. Below `epoch_time`, if "
+        "set.",
     )
     round_witness_time: SomeSeconds = Field(
         examples=[5],
-        description="Longest time that late witnesses have after a quorum has attested, or `max_round_train_time`.",
+        description="Maximum time for late witnesses after a quorum has attested, or after "
+        "`max_round_train_time`.",
     )
     epoch_time: Seconds = Field(
         default=0,
         examples=[3600],
-        description="An epoch ends after so long. 0: it does not end by time; this or `rounds_per_epoch` must be set.",
+        description="Maximum length of an epoch. 0 sets no limit and requires `rounds_per_epoch`.",
     )
     rounds_per_epoch: Annotated[U32, Means("rounds")] = Field(
         default=0,
         examples=[20],
-        description="Rounds per epoch. 0: rounds do not end an epoch; this or `epoch_time` must be "
-        "set. Newcomers join, and checkpoints are kept, between epochs. With 1, a member that joins members that have "
-        "shown their levels never gets a vote on the model.",
+        description="Rounds per epoch. 0 sets no limit and requires `epoch_time`. Members join and "
+        "checkpoints are saved between epochs. With 1, a member that joins a run with established "
+        "members never gets a vote on the model.",
     )
     total_steps: Annotated[U32, Means("steps", least=1)] = Field(
         examples=[1000],
-        description="Steps after which the run is finished. A step is a round of which a result was applied.",
+        description="Steps of the run. A step is a round with at least one applied result.",
     )
     init_min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
         examples=[3],
         description="Members that must be present before an epoch begins. At least `min_clients`.",
     )
     min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
-        examples=[2], description="With fewer members an epoch ends, and the run waits for others."
+        examples=[2],
+        description="Minimum members of an epoch. With fewer, it ends and the run waits.",
     )
     witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
         default=0,
@@ -91,38 +96,41 @@ class RunRules(Table):
     )
     overlap: Annotated[U8, Means("rounds", most=1)] = Field(
         default=1,
-        description="Rounds for which results travel while the next ones train. 0: a round ends when its results are "
-        "there; for rounds whose training is long against the network, and for inner steps.",
+        description="Rounds during which results are exchanged while the next round trains. 0: a "
+        "round ends when its results have arrived, for SparseLoCo and for rounds that train much "
+        "longer than results travel.",
     )
     global_batch_size_start: Annotated[U16, Means("sequences", least=1)] = Field(
         examples=[32],
-        description="Sequences of a round, of all members together, at the beginning of the run. With SparseLoCo a "
-        "round wants `inner_steps` times what a step needs.",
+        description="Sequences per round of all members together, at the start of the run. With "
+        "SparseLoCo, use `inner_steps` times the batch of one step.",
     )
     global_batch_size_end: Annotated[U16, Means("sequences", least=1)] = Field(
         examples=[32],
-        description="Sequences of a round once `global_batch_size_warmup_tokens` are trained. At least "
-        "`global_batch_size_start`; the same, and the batch does not grow.",
+        description="Sequences per round after `global_batch_size_warmup_tokens`. At least "
+        "`global_batch_size_start`; if equal, the batch does not grow.",
     )
     global_batch_size_warmup_tokens: Annotated[U64, Means("tokens", most=MAX_WARMUP_TOKENS)] = (
         Field(
             default=0,
-            description="Tokens over which the batch grows from its first size to its last. "
-            "0: it has its last from the start.",
+            description="Tokens over which the batch grows from its first to its last size. "
+            "0: the batch has its last size from the start.",
         )
     )
     verification_percent: Annotated[U8, Means("percent of the members", most=100)] = Field(
         default=0,
-        description="Members of a round that check others instead of training. No client does so yet: only 0 is taken.",
+        description="Members of a round that check others instead of training. Only 0 is accepted, "
+        "because no client can check results yet.",
     )
     join_bond: Annotated[U64, Means("lamports")] = Field(
         default=0,
-        description="What a wallet locks as long as it is a member, and loses if it is ejected. Members say up to how "
-        "much they agree (`train --max-bond`).",
+        description="Bond that a wallet locks while it is a member, and loses if it is ejected. "
+        "Each member sets its own limit (`train --max-bond`).",
     )
     waiting_for_members_extra_time: Annotated[U8, Means("seconds", least=1)] = Field(
         default=10,
-        description="How long the run waits for more members once `init_min_clients` are there. 0 is not allowed.",
+        description="Time to wait for more members after `init_min_clients` have joined. "
+        "Must not be 0.",
     )
 
 
@@ -147,12 +155,13 @@ class Llm(Table):
     )
     data_type: DataTypeName = Field(
         examples=["Pretraining"],
-        description="Whether every token is learnt (Pretraining), or labels (Finetuning). Labels come with a "
-        "`Preprocessed` data location only.",
+        description="Pretraining learns every token, Finetuning only labels. Only the data "
+        "location `Preprocessed` has labels.",
     )
     max_seq_len: Annotated[U32, Means("tokens", least=1, most=MAX_SEQ_LEN)] = Field(
         examples=[512],
-        description="Length of a sequence of the data. From 2 on, and no longer than the model is made for.",
+        description="Length of a training sequence. At least 2, and at most the model's "
+        "max_position_embeddings.",
     )
     cold_start_warmup_steps: Annotated[U32, Means("steps")] = Field(
         default=0,
@@ -162,8 +171,8 @@ class Llm(Table):
     data_location: DataLocationChoice = Field(description="Where the tokens are.")
     data_hash: DataHash = Field(
         default="",
-        description="Hash of the data's files, by which members with others are refused. Empty: `update-config` fills "
-        "it in where this machine has the data; `data inspect` shows it.",
+        description="Hash of the data files. Members with other files are refused. If it is empty, "
+        "`update-config` computes it from the data on this machine. `data inspect` shows it.",
     )
     lr_schedule: LearningRate = Field(description="The learning rate of every step.")
     optimizer: OptimizerChoice = Field(
@@ -260,7 +269,7 @@ def load_as(path: Path, kind: type[C]) -> C:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ConfigError(
-                f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is", _NAME_ONE
+                f"{path} is too large for a run config (limit {MAX_CONFIG_BYTES} bytes)", _NAME_ONE
             )
         # editors on Windows begin a file with a byte-order mark
         text = path.read_bytes().decode("utf-8-sig")

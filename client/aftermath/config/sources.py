@@ -175,7 +175,7 @@ class LocalData(BareVariant, DataSource):
 
     path: Location = Field(
         examples=["runs/mine/tokens"],
-        description="The file or directory; a relative one from where a member is started.",
+        description="The file or directory. A relative path starts at the working directory.",
     )
     token_size_in_bytes: TokenSize = Field(default="TwoBytes", description=_TOKEN_SIZE)
     shuffle: Shuffle = Field(default=_NO_SHUFFLE, description=_ORDER)
@@ -254,7 +254,7 @@ class NumberedUrlFiles(HttpFilesTable):
 
     url_template: Location = Field(
         examples=["https://example.org/tokens-{}.bin"],
-        description="The URL of each, with {} where its number is.",
+        description="The URL of the files, with {} for the file number.",
     )
     start_index: U32 = Field(default=0, description="Number of the first file.")
     n_left_pad_zeros: Annotated[U8, Means("digits")] = Field(

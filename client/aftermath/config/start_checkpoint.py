@@ -13,8 +13,8 @@ from aftermath.rules.limits import REVISION_BYTES
 from aftermath.rules.state import CheckpointKind
 
 _OWN_STATE = (
-    "that members have the model from each other is the run's own state, which no owner writes; write Hub, Local or "
-    "Dummy: the checkpoint to start from and to fall back on"
+    "the run decides itself when members load the model from peers. Write Hub, Local or Dummy: the "
+    "checkpoint to start from and to fall back on"
 )
 
 
@@ -37,7 +37,7 @@ class LocalCheckpoint(BareVariant):
 
     path: Repository = Field(
         examples=["runs/mine/model"],
-        description="The directory; a relative one from where a member is started.",
+        description="The directory. A relative path starts at the member's working directory.",
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -52,8 +52,8 @@ class DummyCheckpoint(Variant):
     repo_id: Repository = Field(
         default="",
         examples=["runs/mine/model"],
-        description="A directory, or a repository as OWNER/NAME, whose config.json says the model's shape. It must be "
-        "given.",
+        description="A directory or a repository OWNER/NAME, whose config.json has the model's "
+        "shape. Required.",
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -64,8 +64,8 @@ class CheckpointChoice(Choice):
     """The durable checkpoint a run starts from."""
 
     NOT_HERE: ClassVar[Mapping[str, str]] = {
-        "Gcs": "the program names no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with its "
-        "repo_id, or to every member and write Local with its path",
+        "Gcs": "checkpoints in Google Cloud Storage are not supported; copy it to the Hub and "
+        "write Hub with its repo_id, or to every member and write Local with its path",
         "P2P": _OWN_STATE,
         "P2PGcs": _OWN_STATE,
     }

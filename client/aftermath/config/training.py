@@ -39,16 +39,16 @@ _BASE = "Learning rate after the warm-up; with SparseLoCo that of the inner opti
 _INIT = "Learning rate that the warm-up begins with."
 _WARMUP = "Steps over which the learning rate rises to `base_lr`."
 _CLIP = "Gradients are scaled down to this norm. 0 leaves them as they are."
-_KEPT = "What is kept, from round to round, of what was not sent."
+_KEPT = "Factor by which error feedback (values not sent yet) is multiplied in every round."
 _CHUNK = (
     "Rows and columns of the blocks that matrices are cut into. Larger blocks send fewer bytes."
 )
-_TOPK = "Numbers of a block that are sent. At most the square of `compression_chunk`."
+_TOPK = "Number of values sent per block. At most the square of `compression_chunk`."
 _TOPK_EMBEDDINGS = (
-    "The same for the token embedding and the output head, where it differs. "
-    "Not given: as many as `compression_topk`."
+    "Number of values sent per block of the token embedding and the output head. "
+    "By default `compression_topk`."
 )
-_WEIGHT_DECAY = "Share of a weight that a step takes off it, for each unit of the learning rate."
+_WEIGHT_DECAY = "Decoupled weight decay: a step subtracts learning rate x weight_decay x weight."
 
 
 def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
@@ -120,16 +120,16 @@ class WarmupStableDecayRate(Variant):
         description="Learning rate where the cosine ends, and the line begins.",
     )
     linear_decay_final_lr: FurtherRate = Field(
-        default=0.0, description="Learning rate where the line ends, and from there on. 0 is best."
+        default=0.0, description="Learning rate at the end of the line, and after it. Prefer 0."
     )
     warmup_steps: Steps = Field(default=0, description=_WARMUP)
     stable_steps: Steps = Field(examples=[800], description="Steps at `base_lr` after the warm-up.")
     cosine_decay_steps: Steps = Field(
-        examples=[0], description="Steps of the cosine after these. 0: there is none."
+        examples=[0], description="Steps of the cosine decay after `stable_steps`. 0 skips it."
     )
     linear_decay_steps: Steps = Field(
         examples=[201],
-        description="Steps of the line after these. A fifth of the run is well spent.",
+        description="Steps of the linear decay. A fifth of the run is a good choice.",
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -182,11 +182,11 @@ class AdamWSettings(Variant):
 
     betas: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(
         examples=[[0.9, 0.95]],
-        description="What the means of gradients and of their squares keep, each below 1.",
+        description="AdamW's beta1 and beta2, each below 1.",
     )
     weight_decay: NotNegative = Field(examples=[0.1], description=_WEIGHT_DECAY)
     eps: NotNegative = Field(
-        examples=[1e-8], description="What keeps a step finite where gradients are 0."
+        examples=[1e-8], description="AdamW's epsilon, which avoids a division by zero."
     )
     clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
 
@@ -213,7 +213,7 @@ class DistroSettings(Variant):
     quantize_1bit: bool = Field(
         default=False,
         examples=[True],
-        description="Whether only signs are sent, in a bit each, instead of whole numbers.",
+        description="Whether to send only the sign of each value, in one bit.",
     )
 
     def to_chain(self) -> dict[str, Any]:
@@ -228,24 +228,26 @@ class SparseLoCoSettings(Variant):
         description="Steps of a member in a round. Its share is cut into one part per step.",
     )
     inner_optimizer: sparseloco.InnerOptimizerName = Field(
-        default=sparseloco.INNER_OPTIMIZER, description="What takes these steps: AdamW or Muon."
+        default=sparseloco.INNER_OPTIMIZER, description="Inner optimizer: AdamW or Muon."
     )
     outer_lr: Annotated[float, Means(above=0, most=MAX_OUTER_RATE)] = Field(
         default=sparseloco.OUTER_LR,
-        description="How much of the members' mean is applied, where no polar factor is.",
+        description="Outer learning rate: factor of the members' mean, unless `orthogonal_lr` "
+        "applies.",
     )
     divisor: sparseloco.DivisorName = Field(
         default=sparseloco.DIVISOR,
-        description="By what sums are divided: who kept a number, all results, or between them. Between them (root) "
-        "is the square root of the product of both.",
+        description="Divisor of the sum of results: results with the value (keepers), all "
+        "results, or their root. `root` is the square root of the product of both numbers.",
     )
     orthogonal_lr: Annotated[float, Means("learning rates", least=0, most=MAX_OUTER_RATE)] = Field(
         default=sparseloco.ORTHOGONAL_LR,
         examples=[15.0],
-        description="How far hidden matrices go along the polar factor of the mean (Muon's step). 0: along the mean.",
+        description="Outer learning rate of hidden matrices along the polar factor of the mean "
+        "(Muon). 0: they use outer_lr and the mean.",
     )
     value_bits: Annotated[U8, Means("bits", least=1, most=2)] = Field(
-        default=sparseloco.VALUE_BITS, description="Bits of a number that is sent."
+        default=sparseloco.VALUE_BITS, description="Bits per sent value."
     )
     compression_decay: Decay = Field(default=sparseloco.DECAY, description=_KEPT)
     compression_chunk: Chunk = Field(default=sparseloco.CHUNK, description=_CHUNK)
@@ -270,7 +272,7 @@ class OptimizerChoice(Choice):
     """The optimizer."""
 
     AdamW: AdamWSettings | None = Field(
-        default=None, description="Refused: members have nothing to exchange with it."
+        default=None, description="Not supported in a run: AdamW has no results to exchange."
     )
     Distro: DistroSettings | None = Field(
         default=None, description="One step per round, few bytes: for short rounds."
