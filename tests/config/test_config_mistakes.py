@@ -207,7 +207,7 @@ def test_a_key_of_an_inline_table_is_reported_at_its_line() -> None:
         (b"[config\n", r"not valid TOML: .*line 1"),
         (b"a = 1\na = 2\n", r"config.toml:2: a is given twice"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"#" * (2**20 + 1), "larger than"),
+        (b"#" * (2**20 + 1), "too large for a run config"),
         (b"a = " + b"[" * 100_000, "not valid TOML"),
         (b"", r"\[config\] is missing"),
     ],
