@@ -155,9 +155,14 @@ def test_it_ends_when_its_time_is_over(
     testnet = start(xprocess, config, tmp_path / "testnet", *words)
     family = psutil.Process(testnet.pid)
     until(lambda: len(family.children()) >= 3, "all are started", watched=testnet.check)
-    descendants = family.children(recursive=True)
     key = str(tmp_path / "testnet" / "keys" / "client-2.json")
-    client = next(one for one in family.children() if key in one.cmdline())
+
+    def second_client() -> psutil.Process | None:
+        # a child that was just forked still has its parent's command line
+        return next((one for one in family.children() if key in one.cmdline()), None)
+
+    client = until(second_client, "client-2 is started", watched=testnet.check)
+    descendants = family.children(recursive=True)
     assert client.environ()["HF_TOKEN"] == "hf_of_nobody"
     assert not any("hf_of_nobody" in word for one in descendants for word in one.cmdline())
     assert testnet.wait() == 0, testnet.last_words

@@ -223,7 +223,7 @@ def test_applied_parameters_equal_torch_on_the_cpu(device: torch.device, name: s
 
     expected = applied(CPU, False, results)
     counted = mock.Mock(side_effect=on_gpu.OnGpu)
-    kind = "exact" if name.startswith("sign") else "mean"
+    kind = "exact_signs" if name.startswith("sign") else "mean"
     with mock.patch(f"aftermath.optim.{kind}.OnGpu", counted):
         assert applied(device, True, results) == expected
     assert counted.call_count == (
