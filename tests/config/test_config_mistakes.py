@@ -172,7 +172,7 @@ GCS = 'bucket = "models"\n'
     [
         (
             "Gcs",
-            r"checkpoints in Google Cloud Storage are not supported; copy it to the Hub and write Hub with .*write Local with",
+            r"Google Cloud Storage are not supported; copy it to the Hub and write Hub with .*write Local with",
         ),
         ("P2PGcs", r"the run decides itself .* Write Hub, Local or Dummy"),
         ("P2P", r"the run decides itself .* Write Hub, Local or Dummy"),
