@@ -304,7 +304,7 @@ def test_a_key_is_explained() -> None:
         "default": "",
         "example": "global_batch_size_end = 32",
     }
-    assert said["what"].startswith("Sequences of a round")
+    assert said["what"].startswith("Sequences per round")
     page = invoke("config", "explain", "config.global_batch_size_end").out
     assert all(
         str(part) in page
