@@ -131,9 +131,7 @@ def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
 
 
 def test_no_more_verify_than_verdicts_are_stored(world: World) -> None:
-    """100 members of whom half should verify: 32 do, and their quorum of 22
-    finds room to convict.
-    """
+    """The config asks half of 100 members to verify. 32 do, and their quorum of 22 convicts."""
     run = Scenario(world).start(verification_percent=50, min_clients=100, init_min_clients=100)
     run.train(range(100))
     roles = committee.roles(run.run.current, 50)

@@ -245,18 +245,18 @@ async def kick(
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import sign_in
 
-    whom = public_key(wallet)
+    kicked = public_key(wallet)
     async with sign_in(options) as chain:
         try:
-            signature = await chain.coordinator.kick(run_id, whom, barred=bar)
+            signature = await chain.coordinator.kick(run_id, kicked, barred=bar)
         except Refused as error:
-            raise _not_kicked(error, run_id, wallet, str(whom)) from None
+            raise _not_kicked(error, run_id, wallet, str(kicked)) from None
         run, _, members = await chain.coordinator.snapshot(run_id, any_spec=True)
-        held = await membership_of(chain.pool, chain.coordinator.program_id, run, whom)
+        held = await membership_of(chain.pool, chain.coordinator.program_id, run, kicked)
     data = {
         "run_id": run_id,
-        "wallet": str(whom),
-        "seat": members.find(bytes(whom)),
+        "wallet": str(kicked),
+        "seat": members.find(bytes(kicked)),
         "barred": held is not None and held.barred,
         "signature": str(signature),
     }

@@ -82,7 +82,7 @@ def _parsed(document: Any) -> tuple[list[DataSource], list[float] | None, bytes 
     ValueError, KeyError.
     """
     if not isinstance(document, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     if strange := document.keys() - {"shuffle", "providers"}:
         raise ValueError(f"it has an unknown key {min(strange)!r}")
     given = document["providers"]

@@ -104,8 +104,8 @@ class InnerShard:
         if isinstance(command, RestoreMoments):
             kinds = self.plan.of(self._ranks.rank, frozenset(self._own))
             taken = {path: self._ranks.receive(*kind, 0) for path, kind in kinds.items()}
-        for replies in self.perform(command, taken):
-            self._ranks.send(replies, 0)
+        for reply in self.perform(command, taken):
+            self._ranks.send(reply, 0)
 
     def _stepped(self, name: str, command: StepParameters) -> Tensor:
         """Return a parameter after a step with the weight and gradient that were kept."""

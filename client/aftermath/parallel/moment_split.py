@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:
     """Return the shapes of the parameters that the inner optimizer steps, and whether it is Muon.
 
-    Return no shapes if there is no inner optimizer.
+    The shapes are empty without an inner optimizer.
     """
     settings = schema.optimizer
     config = schema.state.config

@@ -88,8 +88,8 @@ def follow(ranks: Ranks) -> NoReturn:
             case _:
                 assert shard is not None, "a command about a state that is not allocated"
                 given = [ranks.receive(*of, 0) for of in shard.plan.takes(command, ranks.rank)]
-                for replies in shard.perform(command, given):
-                    ranks.send(replies, 0)
+                for reply in shard.perform(command, given):
+                    ranks.send(reply, 0)
 
 
 def _end_with_the_first() -> None:
