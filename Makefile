@@ -54,9 +54,9 @@ TIMES := runs/test-times
 test: $(STAMP)  ## the fast tests
 	$(PYTEST) -n 3 -m "not slow and not nightly" --duration-table=$(TIMES)/fast.json
 
-# Three workers share the end-to-end queues (tests/conftest.py) and the rest. A fourth makes waits run out on two cores.
+# Two workers run the queues of tests that mostly wait (tests/conftest.py), and two the rest.
 slow: $(STAMP)  ## the slow tests: real processes, the real validator, property tests with 200 examples
-	$(PYTEST) -n 3 -m "slow or hypothesis" --hypothesis-profile slow --duration-table=$(TIMES)/slow.json
+	$(PYTEST) -n 4 -m "slow or hypothesis" --hypothesis-profile slow --duration-table=$(TIMES)/slow.json
 
 nightly: $(STAMP)  ## campaigns of minutes each, run before you finish a larger change
 	scripts/build-programs.sh --check

@@ -48,16 +48,33 @@ os.environ["AFTERMATH_PROFILE"] = ""
 DURATIONS = Path(__file__).with_name("durations.tsv")
 TIERS = {"slow", "nightly"}
 
-# End-to-end tests start several processes each and mostly wait for them. Each queue runs on one
-# worker, one test at a time. Tests that use a validator share it within a queue, so keep them in
-# the first two queues.
+# These tests start processes and mostly wait for them. Each queue runs on one worker, one test at a
+# time, while the other workers run what needs the processor. All tests that use a validator and the
+# network of tests/e2e are in the first queue, which starts each once.
 QUEUES = (
     tuple(
         f"tests/e2e/test_e2e_{name}.py"
-        for name in ("admission", "bad_input", "changes", "ranks", "recovery", "seed_config")
+        for name in (
+            "admission",
+            "bad_input",
+            "bad_place",
+            "changes",
+            "local_testnet",
+            "ranks",
+            "recovery",
+            "seed_config",
+            "training",
+        )
     ),
-    tuple(f"tests/e2e/test_e2e_{name}.py" for name in ("bad_place", "local_testnet", "training")),
-    ("tests/e2e/", "tests/hostile/"),
+    (
+        "tests/e2e/",
+        "tests/hostile/",
+        "tests/cli/test_cli_error_docs.py",
+        "tests/cli/test_cli_screen.py",
+        "tests/cli/test_cli_show_run.py",
+        "tests/cli/test_cli_stopped.py",
+        "tests/p2p/test_p2p_floods.py",
+    ),
 )
 
 # Folders whose files share what is costly to make: all their tests go to one worker.
