@@ -4,7 +4,7 @@ use super::{read_checkpoint, CheckpointSource, PermissionlessModel};
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, checkpoints, levels, members, sequence, source, Machine, Moment},
+    rules::{bitmap, checkpoints, levels, members, provisional, sequence, Machine, Moment},
     state::*,
 };
 use alloc::{string::String, vec::Vec};
@@ -27,7 +27,7 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     let turn = check_sender(run, &accounts.members, accounts.user.address())?;
     check_hashes(run, &params.hashes)?;
     // an epoch that may be undone has no checkpoint, but the one before it may still be named
-    require!(!source::is_provisional(run, &accounts.members), CoordinatorError::CheckpointMismatch);
+    require!(!provisional::is_provisional(run, &accounts.members), CoordinatorError::CheckpointMismatch);
     let owner = *accounts.user.address() == run.main_authority;
     // the owner may correct what a member named, and a member whose turn is before the other's
     let same = run.attested_step == model.checkpoint_step && (owner || turn < model.checkpoint_turn);

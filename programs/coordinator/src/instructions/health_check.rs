@@ -1,10 +1,10 @@
-//! Drops healthy members that the witnesses of the last closed round convict (`rules::convicted`).
+//! Drops healthy members that the witnesses of the last closed round convict (`rules::conviction`).
 
 use super::Permissionless;
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, committee, convicted, members, sequence},
+    rules::{bitmap, committee, conviction, members, sequence},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -14,11 +14,11 @@ pub fn health_check(ctx: &mut Context<Permissionless>, dropped: &Bitmap) -> Resu
     let run: &Run = &accounts.run;
     let training = matches!(run.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
     require!(training, CoordinatorError::WrongState);
-    let judged = run.judged(convicted::LAST).ok_or(CoordinatorError::StaleHeight)?;
+    let judged = run.judged(conviction::LAST).ok_or(CoordinatorError::StaleHeight)?;
     let sender = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
     let healthy = accounts.members.seats[sender].state == member_state::HEALTHY;
     require!(healthy, CoordinatorError::SeatMismatch);
-    let found = convicted::convicted(run, &accounts.members, &accounts.witnesses, judged);
+    let found = conviction::convicted(run, &accounts.members, &accounts.witnesses, judged);
     let guilty = bitmap::either(&found.absent, &found.incomplete);
     require!(bitmap::is_subset(dropped, &guilty) && !bitmap::is_empty(dropped), CoordinatorError::NotUnhealthy);
     require!(bitmap::is_subset(dropped, &accounts.members.healthy), CoordinatorError::NotUnhealthy);

@@ -4,7 +4,7 @@ use super::Permissionless;
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{agreement, bitmap, committee, holders, members, sequence},
+    rules::{agreement, bitmap, committee, level_holders, members, sequence},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -39,9 +39,9 @@ pub fn witness(
     let roster = run.judged(0).map_or([0; 32], |judged| run.rounds[judged].roster);
     require!(bitmap::is_subset(participation, &roster), CoordinatorError::BadParticipation);
     if count == 0 {
-        let before = holders::often_incomplete(&accounts.members);
-        holders::judge(run, &mut accounts.members, witnesses); // while what led in the round before is still there
-        if holders::often_incomplete(&accounts.members) != before {
+        let before = level_holders::often_incomplete(&accounts.members);
+        level_holders::judge(run, &mut accounts.members, witnesses); // while what led in the round before is still there
+        if level_holders::often_incomplete(&accounts.members) != before {
             sequence::bump(&mut run.members_seq)?; // who may be dropped for it is read there
         }
     }

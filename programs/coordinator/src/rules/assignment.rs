@@ -3,7 +3,7 @@
 use super::{bitmap, committee, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_MEMBERS},
-    state::{alone, Members, Round},
+    state::{established_only, Members, Round},
 };
 use alloc::boxed::Box;
 
@@ -20,7 +20,7 @@ pub struct Share {
 /// What the established members of a round would train of a batch that all its members share. Every sum is far below 64
 /// bits.
 #[inline(never)]
-pub fn part(members: &Members, roster: &Bitmap, batch: u16) -> u16 {
+pub fn established_share(members: &Members, roster: &Bitmap, batch: u16) -> u16 {
     let (mut all, mut own) = (0u64, 0u64);
     for index in 0..bitmap::WORDS {
         let (mut roster, mut judges) = (bitmap::word(roster, index), bitmap::word(&members.judges, index));
@@ -54,7 +54,7 @@ impl Plan {
     pub fn new(round: &Round, began: &Bitmap, members: &Members, percent: u8) -> Self {
         let (mut seats, mut weights) = (bitmap::bytes(), Box::new([0u16; MAX_MEMBERS]));
         let (mut total, mut rank) = (0u64, 0usize);
-        let trainers = if round.established == alone::TRAIN { members.judges } else { [0xff; 32] };
+        let trainers = if round.established == established_only::TRAIN { members.judges } else { [0xff; 32] };
         for index in 0..bitmap::WORDS {
             let (mut rest, mut seat) = (bitmap::word(began, index), 64 * index);
             let mut members_of_round = bitmap::word(&round.roster, index) & bitmap::word(&trainers, index);

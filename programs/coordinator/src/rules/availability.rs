@@ -6,7 +6,7 @@
 //! leaves: by what is fixed when the round begins. It matters here for levels that nobody has shown before, for which
 //! all members witness; of the others those who have shown them say who delivers them.
 
-use super::{bitmap, committee, holders, levels};
+use super::{bitmap, committee, level_holders, levels};
 use crate::{constants::*, state::*};
 
 /// The number of holders among the witnesses that is enough to say who delivers a level.
@@ -23,7 +23,7 @@ pub fn had_by_all(run: &Run, members: &Members, round: &Round) -> u8 {
     }
     let drawn = committee::drawn(run, round, most as usize);
     let (mut held, mut thin) = ([0; 32], 0);
-    for (level, of_tier) in holders::by_tier(members).iter().enumerate() {
+    for (level, of_tier) in level_holders::by_tier(members).iter().enumerate() {
         held = bitmap::either(&held, of_tier);
         let there = bitmap::both(&held, &drawn);
         let others = bitmap::intersects(&bitmap::without(&held, &drawn), &round.roster);

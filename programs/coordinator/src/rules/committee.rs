@@ -10,7 +10,7 @@
 use super::{bitmap, levels, seeds, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_VERDICTS},
-    state::{alone, run_state, Members, Round, Run},
+    state::{established_only, run_state, Members, Round, Run},
 };
 use alloc::vec::Vec;
 
@@ -21,7 +21,7 @@ pub const COOLDOWN: &[u8] = b"cooldown";
 pub const CHECKPOINT: &[u8] = b"checkpoint";
 
 /// The least number of members of which one alone decides nothing.
-pub const ENOUGH: u32 = 3;
+pub const MIN_ESTABLISHED: u32 = 3;
 
 /// The order of the ranks of those who `began` the epoch, for one purpose of a round.
 pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
@@ -67,13 +67,13 @@ fn seated(round: &Round, members: &Members) -> Bitmap {
 }
 
 /// Return whether only established members witness the rounds of an epoch.
-pub fn enough(run: &Run, members: &Members) -> bool {
-    run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= ENOUGH
+pub fn only_established_witness(run: &Run, members: &Members) -> bool {
+    run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= MIN_ESTABLISHED
 }
 
 /// Return the members of whom the witnesses of a round are elected.
 pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
-    if round.established != alone::NOTHING {
+    if round.established != established_only::NOTHING {
         members.judges
     } else {
         run.began

@@ -5,7 +5,7 @@
 //! epoch. A single one is believed, as it is where it holds the level alone. If all such have left, newcomers have a word,
 //! or what these trained would be lost with the others.
 
-use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, source, Machine, Moment};
+use super::{bitmap, checkpoints, committee, level_holders, provisional, quorum, sequence, weights, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -125,7 +125,7 @@ fn first_withheld(run: &Run, members: &Members, levels: usize) -> usize {
     let gone = bitmap::without(&members.judges, &members.healthy);
     let absent = bitmap::either(&absent, &gone);
     let mut least = levels;
-    if bitmap::is_empty(&absent) || !source::is_at_risk(members) {
+    if bitmap::is_empty(&absent) || !provisional::is_at_risk(members) {
         return least;
     }
     for index in bitmap::seats(&absent) {
@@ -149,7 +149,7 @@ fn first_withheld(run: &Run, members: &Members, levels: usize) -> usize {
 fn elect(run: &Run, members: &Members, wanted: &Wanted) -> Committees {
     let Wanted { asked, watched } = *wanted;
     let (by_rank, _) = bitmap::by_rank(&run.began);
-    let mut seated = holders::seated(members);
+    let mut seated = level_holders::seated(members);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
     let mut judged = first_judged(run, members, levels);
     let mut open_to_all = levels;
@@ -304,8 +304,8 @@ impl Machine<'_> {
     /// Levels that may have changed must be attested again, also those that nobody holds any more.
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
-        merit::settle(self.members);
-        source::conclude(self.run, self.members);
+        weights::settle(self.members);
+        provisional::confirm(self.run, self.members);
         let trained = super::levels::trained(self.run, self.members);
         for level in (0..MAX_LEVELS).filter(|level| trained >> level & 1 == 1) {
             self.run.level_hashes[level] = super::levels::UNATTESTED;

@@ -1,6 +1,8 @@
 //! Epochs: starting one, giving up a warm-up, paying and ending one, pausing.
 
-use super::{bitmap, committee, holders, levels, members, merit, seeds, sequence, source, Machine, Moment};
+use super::{
+    bitmap, committee, level_holders, levels, members, provisional, seeds, sequence, weights, Machine, Moment,
+};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -18,14 +20,14 @@ impl Machine<'_> {
                 seat.last_epoch = self.run.epoch;
             }
         }
-        source::demote(self.run, self.members, pending);
+        provisional::demote(self.run, self.members, pending);
         self.members.epoch = self.run.epoch;
-        merit::begin(self.members);
+        weights::begin(self.members);
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
-        holders::appoint(self.members, pending);
-        if source::is_at_risk(self.members) {
-            source::keep(run, self.members, &self.witnesses.backlog);
+        level_holders::appoint(self.members, pending);
+        if provisional::is_at_risk(self.members) {
+            provisional::remember(run, self.members, &self.witnesses.backlog);
         }
         if run.model_source == model_source::PEERS {
             let levels::Held { here, claimed, .. } = levels::held(run, self.model, self.members, pending);
@@ -34,7 +36,7 @@ impl Machine<'_> {
             // nobody could load what nobody holds, however often it is tried
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {
-                source::keep(run, self.members, &self.witnesses.backlog);
+                provisional::remember(run, self.members, &self.witnesses.backlog);
             }
             if held == 0 {
                 levels::use_durable(run, self.model);
@@ -67,10 +69,10 @@ impl Machine<'_> {
     /// unasked: a member that died would be counted on in every attempt, as the holder of a model that nobody has.
     #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
-        merit::forget(self.members);
+        weights::forget(self.members);
         members::rest(self.members);
         members::forget_unwanted(self.run, self.members);
-        source::restore(self.run, self.members, &mut self.witnesses.backlog);
+        provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
         let run = &mut *self.run;
         if run.cold_start == 1 && run.model_source == model_source::DURABLE && bitmap::is_empty(&run.finishers) {
             run.epoch_started_at = 0; // the next epoch is still the first one after the owner's `rewind`
@@ -84,8 +86,8 @@ impl Machine<'_> {
     #[inline(never)]
     pub fn end_epoch(&mut self, unknown: u8, moment: &Moment) -> Result<()> {
         let healthy = self.members.healthy;
-        merit::end(self.members);
-        let undone = source::restore(self.run, self.members, &mut self.witnesses.backlog);
+        weights::end(self.members);
+        let undone = provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
         self.pay(bitmap::count(&healthy));
         sequence::bump(&mut self.run.members_seq)?;
         if !undone {
@@ -118,7 +120,7 @@ impl Machine<'_> {
             }
         }
         run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
-        holders::end(self.members, healthy);
+        level_holders::end(self.members, healthy);
         levels::go_back(run, self.model, unknown);
         if run.step != run.start_step {
             run.levels_lost = unknown;
@@ -160,9 +162,9 @@ impl Machine<'_> {
 #[inline(never)]
 pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) -> Result<()> {
     if run.state == run_state::WARMUP {
-        merit::forget(members);
+        weights::forget(members);
         members::forget_unwanted(run, members);
-        source::restore(run, members, backlog);
+        provisional::restore(run, members, backlog);
     }
     members::forget_wishes(members);
     members::rest(members);

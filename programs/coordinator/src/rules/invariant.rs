@@ -4,7 +4,7 @@
 //! and not the run. It is part of every build, and so only what takes constant time is asked; what would take a look at
 //! all members or intervals is checked by the tests, whose model of the rules sees every account after every transaction.
 
-use super::{bitmap, holders, levels, merit};
+use super::{bitmap, level_holders, levels, weights};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -72,7 +72,7 @@ pub fn check_members(run: &Run, members: &Members) -> Result<()> {
     let begun =
         bitmap::is_subset(&members.healthy, &run.next_roster) && bitmap::is_subset(&run.next_roster, &run.began);
     // a round counts for its members if it makes a step
-    let judged = !run.active() || members.judged == run.step.saturating_sub(run.start_step).min(merit::MOST);
+    let judged = !run.active() || members.judged == run.step.saturating_sub(run.start_step).min(weights::MOST);
     // what an epoch may have to give back is kept while it runs, and not longer
     let kept = members.before.kept == 0 || run.active() || run.state == run_state::WARMUP;
     // an ejected member comes back only with another bond
@@ -98,7 +98,8 @@ fn check_words(run: &Run, members: &Members) -> Result<()> {
     let (warming, cooling) = (run.state == run_state::WARMUP, run.state == run_state::COOLDOWN);
     // a round moves a count by one; those below begin at 63, and all others at 64
     let counted = members.judged;
-    let (lowest, above) = (holders::BELOW.saturating_sub(counted), holders::EVENLY.saturating_add(counted) + 1);
+    let (lowest, above) =
+        (level_holders::BELOW_BALANCED.saturating_sub(counted), level_holders::BALANCED.saturating_add(counted) + 1);
     for index in 0..bitmap::WORDS {
         let word = |set: &Bitmap| bitmap::word(set, index);
         let (healthy, judges, established) =
@@ -108,8 +109,8 @@ fn check_words(run: &Run, members: &Members) -> Result<()> {
         // levels are judged by their established holders if and only if some began the rounds
         let alone = warming || run.levels_established != 0 || judges & healthy == 0;
         // what was counted is within reach, and members that speak for levels have shown them
-        let reached = warming || holders::between(members, (index, healthy), lowest, above);
-        let speaks = word(&members.proven) & healthy & if cooling { !word(holders::in_half(members)) } else { 0 };
+        let reached = warming || level_holders::between(members, (index, healthy), lowest, above);
+        let speaks = word(&members.proven) & healthy & if cooling { !word(level_holders::in_half(members)) } else { 0 };
         let early = warming && word(&members.proven) != 0;
         require!(fixed && alone && reached && speaks == 0 && !early, CoordinatorError::InvariantBroken);
     }

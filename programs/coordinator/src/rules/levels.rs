@@ -1,6 +1,6 @@
 //! What the run knows about the contents of its model's levels.
 
-use super::{bitmap, holders};
+use super::{bitmap, level_holders};
 use crate::{
     constants::{Bitmap, Hash, MAX_LEVELS},
     state::*,
@@ -17,7 +17,7 @@ pub fn all(levels: u8) -> u8 {
 /// Mask of the levels that members of `set` hold. A tier holds its own level and all higher ones.
 #[inline(never)]
 pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
-    held_by_tiers(run, &holders::by_tier(members), set)
+    held_by_tiers(run, &level_holders::by_tier(members), set)
 }
 
 /// The same, of members whose seats are sorted by tier. No seat of `set` is unused.
@@ -50,7 +50,7 @@ pub struct Held {
 #[inline(never)]
 pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> Held {
     let trusted = trusted(run, members);
-    let by_tier = &holders::by_tier(members);
+    let by_tier = &level_holders::by_tier(members);
     let here = held_by_tiers(run, by_tier, &bitmap::both(&trusted, pending));
     let missing = beyond_durable(run, model) & !here;
     if missing == 0 {

@@ -2,7 +2,7 @@
 //!
 //! At most one transition happens per instruction, so that its cost is bounded.
 
-use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, sequence, Moment};
+use super::{bitmap, level_holders, levels, members, moment::elapsed, quorum, seeds, sequence, Moment};
 use crate::{
     constants::{Bitmap, HOLDERS_WAIT},
     state::*,
@@ -136,7 +136,7 @@ impl Machine<'_> {
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
             return Ok(false);
         }
-        holders::begin(self.run, self.members);
+        level_holders::begin(self.run, self.members);
         sequence::bump(&mut self.run.members_seq)?; // the counts of levels begin again
         self.start_round(moment, (0, 0));
         Ok(true)

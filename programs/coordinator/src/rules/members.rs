@@ -1,6 +1,6 @@
 //! The seats of members: finding, choosing, counting.
 
-use super::{bitmap, committee, levels, membership, merit, moment::elapsed, source, Moment};
+use super::{bitmap, committee, levels, membership, moment::elapsed, provisional, weights, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
@@ -38,7 +38,7 @@ pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
         seat.state = state;
     }
     if run.state != run_state::COOLDOWN {
-        let shown = if state == member_state::EJECTED { [0; 32] } else { merit::half_delivered(members) };
+        let shown = if state == member_state::EJECTED { [0; 32] } else { weights::half_delivered(members) };
         members.proven = bitmap::without(&members.proven, &bitmap::without(set, &shown));
         if state == member_state::EJECTED {
             members.established = bitmap::without(&members.established, set);
@@ -79,10 +79,10 @@ pub fn forget_unwanted(run: &mut Run, members: &Members) {
 }
 
 /// Return the established members that newcomers wait for: all that no authority removed. None if some of them wait that
-/// end this (`source::ends_wait`).
+/// end this (`provisional::ends_wait`).
 #[inline(never)]
 pub fn expected(run: &Run, members: &Members, pending: &Bitmap) -> Bitmap {
-    if source::ends_wait(run, members, pending) {
+    if provisional::ends_wait(run, members, pending) {
         return [0; 32];
     }
     bitmap::without(&members.established, &unwanted(members))
@@ -191,7 +191,7 @@ pub fn eject(run: &mut Run, members: &mut Members, seat: u8) -> bool {
 }
 
 /// A member without a replica can neither give the model to joiners nor finish the running epoch. It did not leave of its
-/// own accord if the rounds have begun (`source::conclude`).
+/// own accord if the rounds have begun (`provisional::confirm`).
 fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
     bitmap::clear(&mut run.finishers, index);
     if members.seats[index as usize].state == member_state::HEALTHY {

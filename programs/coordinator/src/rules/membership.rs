@@ -5,7 +5,7 @@
 //! moment its owner is ejected, by a bit in `Members`, since the membership need not be at hand then; the mark is carried
 //! over with the rest, and no bond comes back before.
 
-use super::{bitmap, merit};
+use super::{bitmap, weights};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::{accounts::Account, address_eq, prelude::*};
 
@@ -85,7 +85,7 @@ pub fn settle(run: &Run, members: &mut Members, index: usize, membership: &mut M
     // of two attempts at an epoch it may have been in the first one alone
     let began = bitmap::has(&run.began, index as u8);
     if began && seat.weight > 0 && seat.last_epoch == members.epoch {
-        let delivered = merit::delivered(members, index as u8) as u16;
+        let delivered = weights::delivered(members, index as u8) as u16;
         let due = members.judged as u16;
         if membership.epoch != members.epoch {
             (membership.epoch, membership.epoch_delivered, membership.epoch_due) = (members.epoch, 0, 0);

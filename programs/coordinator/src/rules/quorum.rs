@@ -3,7 +3,7 @@
 use super::bitmap;
 use crate::{
     constants::{Bitmap, VOTE_PLANES as PLANES},
-    state::{alone, Attestation, Round},
+    state::{established_only, Attestation, Round},
 };
 
 /// ceil(2/3) of those elected, at least 1.
@@ -14,7 +14,7 @@ pub fn of(elected: u32) -> u32 {
 /// The quorum of a round's witnesses. Where only established members witness, it is at least two: one that is left alone
 /// would decide by itself who delivered and who is dropped.
 pub fn of_round(round: &Round, elected: u32) -> u32 {
-    let least = if round.established == alone::NOTHING { 1 } else { 2 };
+    let least = if round.established == established_only::NOTHING { 1 } else { 2 };
     of(elected).max(least)
 }
 

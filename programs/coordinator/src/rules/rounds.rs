@@ -1,7 +1,7 @@
 //! Rounds: starting one, closing one, and what follows.
 
 use super::{agreement, agreement::Votes, assignment, assignment::Plan, backlog, backlog::Gaps, batch, bitmap};
-use super::{committee, merit, merit::Counted, moment::elapsed, quorum, seeds, validate_config, Machine, Moment};
+use super::{committee, moment::elapsed, quorum, seeds, validate_config, weights, weights::Counted, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -30,25 +30,25 @@ impl Machine<'_> {
         let previous = run.head as usize;
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
         let mut seated = bitmap::both(&roster, &self.members.healthy);
-        let mut established = alone::NOTHING;
+        let mut established = established_only::NOTHING;
         let mut most = if backlog.has_room(0) { wanted } else { 0 };
         // Settled by those that began the epoch: otherwise one established member of three that leaves would give
         // newcomers the vote.
         let only_established = if height == 0 {
-            committee::enough(run, self.members)
+            committee::only_established_witness(run, self.members)
         } else {
-            run.rounds[previous].established != alone::NOTHING
+            run.rounds[previous].established != established_only::NOTHING
         };
         let mut nodes = run.config.witness_nodes;
         if only_established {
             // A quorum of established witnesses is two or more, so a config that asks for one elects two.
             nodes = if nodes == 1 { 2 } else { nodes };
             seated = bitmap::both(&seated, &self.members.judges);
-            established = alone::WITNESS;
+            established = established_only::WITNESS;
             let others = !bitmap::is_subset(&roster, &self.members.judges);
             if others && !backlog.has_room(BACKLOG / 2) && run.config.verification_percent == 0 {
-                established = alone::TRAIN;
-                most = assignment::part(self.members, &roster, most);
+                established = established_only::TRAIN;
+                most = assignment::established_share(self.members, &roster, most);
             }
         }
         let batch = most.max(again);
@@ -89,7 +89,7 @@ impl Machine<'_> {
             if !bitmap::is_empty(&delivered) {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
-                merit::count(self.members, &counted);
+                weights::count(self.members, &counted);
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();
@@ -99,7 +99,7 @@ impl Machine<'_> {
         }
         let overlap = self.run.config.overlap == 1; // its own results wait for the next round's witnesses
         let unsettled = u32::from(overlap && round.batch > 0);
-        let reason = self.exit_reason(&round, unsettled, moment);
+        let reason = self.why_epoch_ends(&round, unsettled, moment);
         self.run.exit_reason = reason;
         if reason == exit_reason::NO_ATTESTATION && overlap {
             self.witnesses.backlog.put(self.run, &backlog::whole(&round));
@@ -146,8 +146,10 @@ impl Machine<'_> {
         let most = match round.established {
             // Where newcomers witness, more than a third of the witnesses can keep all others from a quorum, and is the
             // majority while others are late. So a late witness counts as one that leaves nobody out.
-            alone::NOTHING if round.attestations == round.elected => bitmap::both(&agreed.by_majority, &judged.roster),
-            alone::NOTHING => {
+            established_only::NOTHING if round.attestations == round.elected => {
+                bitmap::both(&agreed.by_majority, &judged.roster)
+            }
+            established_only::NOTHING => {
                 let majority = quorum::majority(u32::from(round.elected));
                 bitmap::without(&judged.roster, &quorum::left_out(attestations.iter(), majority))
             }
@@ -159,7 +161,7 @@ impl Machine<'_> {
     }
 
     /// Why the epoch ends after this round, if it does.
-    fn exit_reason(&self, round: &Round, unsettled: u32, moment: &Moment) -> u8 {
+    fn why_epoch_ends(&self, round: &Round, unsettled: u32, moment: &Moment) -> u8 {
         let (run, config) = (&*self.run, &self.run.config);
         let rounds = round.height.saturating_add(1);
         // members that left have their bonds back once the epoch has ended, so it must end

@@ -70,7 +70,7 @@ pub struct Source {
     pub levels_attested: u8,
     pub model_source: u8,
     pub levels_lost: u8,
-    /// 1 = the run goes back to this unless the epoch stands (`source::conclude`).
+    /// 1 = the run goes back to this unless the epoch stands (`provisional::confirm`).
     pub kept: u8,
 }
 

@@ -40,7 +40,7 @@ pub mod exit_reason {
 }
 
 /// Values of `Round::established`: what the established members do alone.
-pub mod alone {
+pub mod established_only {
     /// Nothing.
     pub const NOTHING: u8 = 0;
     /// They witness.
@@ -82,7 +82,7 @@ pub struct Round {
     pub attested: [u8; 32],
     /// Closed round: 1 = what its witnesses attested was a step.
     pub made_step: u8,
-    /// See `alone`.
+    /// See `established_only`.
     pub established: u8,
 }
 

@@ -12,7 +12,7 @@
 //! round's trouble is nobody's guilt, it also takes that the member has failed to deliver whole levels in several rounds
 //! more than it delivered them.
 
-use super::{bitmap, committee, holders, quorum};
+use super::{bitmap, committee, level_holders, quorum};
 use crate::{constants::*, state::*};
 
 /// Rounds before the current one: the round that has closed last.
@@ -38,7 +38,7 @@ pub fn convicted(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
     let of_jury = quorum::of_round(judges, committee::jury(run, members, judges));
     let absent = bitmap::both(&missing, &quorum::left_out(remaining.clone(), of_jury));
     let mut result = Convicted { absent, incomplete: [0; 32] };
-    let suspected = bitmap::both(&holders::often_incomplete(members), roster);
+    let suspected = bitmap::both(&level_holders::often_incomplete(members), roster);
     if bitmap::is_empty(&suspected) || (remaining.clone().count() as u32) < quorum {
         return result;
     }
@@ -72,7 +72,7 @@ fn lacking<'a>(
                 judges += 1;
                 bitmap::set(&mut spoken, one.seat);
                 for (index, planes) in planes.iter_mut().enumerate() {
-                    holders::add(planes, !bitmap::word(&one.participation, index));
+                    level_holders::add(planes, !bitmap::word(&one.participation, index));
                 }
             }
         }

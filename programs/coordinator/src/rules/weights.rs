@@ -5,7 +5,7 @@
 //! wallet may have nearly all of the work by declaring that it is fast. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
 //! all who delivered costs as much as a few words, where 256 counters would cost more than closing a round may.
 
-use super::{bitmap, holders, quorum};
+use super::{bitmap, level_holders, quorum};
 use crate::{constants::*, state::*};
 
 /// A share of what was due is judged in eighths.
@@ -180,7 +180,7 @@ pub fn delivered(members: &Members, seat: u8) -> u32 {
 /// The seats that delivered in at least half of the epoch's rounds so far, and every level of their tier in half of those
 /// in which that was judged.
 pub fn half_delivered(members: &Members) -> Bitmap {
-    bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), holders::in_half(members))
+    bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), level_holders::in_half(members))
 }
 
 /// At the end of the rounds: whose word counts about what the epoch has made of the model are those who delivered in at
@@ -196,7 +196,7 @@ pub fn settle(members: &mut Members) {
     let half = half_delivered(members);
     let delivered = bitmap::both(&members.proven, &half);
     // A judge that is still there needs no quorum's word: one of the last two could refuse it to the other.
-    let judges = bitmap::both(&bitmap::both(&members.judges, &members.healthy), holders::in_half(members));
+    let judges = bitmap::both(&bitmap::both(&members.judges, &members.healthy), level_holders::in_half(members));
     members.proven = bitmap::either(&gone, &bitmap::either(&delivered, &judges));
     if bitmap::is_empty(&members.judges) {
         admit_idle(members, &bitmap::both(&members.healthy, &half));
@@ -209,7 +209,7 @@ pub fn settle(members: &mut Members) {
 fn admit_idle(members: &mut Members, stayed: &Bitmap) {
     let most = bitmap::count(&members.proven) / IDLE;
     let mut idle = [0; 32];
-    for of_tier in &holders::by_tier(members) {
+    for of_tier in &level_holders::by_tier(members) {
         let delivered = bitmap::intersects(of_tier, &members.proven);
         idle = bitmap::either(&idle, &bitmap::without(&bitmap::both(of_tier, stayed), &members.proven));
         if bitmap::count(&idle) > most {

@@ -5,25 +5,25 @@
 //! so that newcomers cannot vouch for each other. A round without judges counts neither for nor against a member.
 //! `agreement` says which results are applied, `convicted` who is dropped.
 
-use super::{agreement, availability, bitmap, levels, merit, quorum};
+use super::{agreement, availability, bitmap, levels, quorum, weights};
 use crate::{constants::*, state::*};
 
 /// The bit of the count of a member that has shown nothing yet.
-const EVEN: usize = SHOWN_BITS - 1;
-pub const EVENLY: u32 = 1 << EVEN;
+const BALANCED_BIT: usize = SHOWN_BITS - 1;
+pub const BALANCED: u32 = 1 << BALANCED_BIT;
 /// The first count of a newcomer to established members: it has to show more than it owes.
-pub const BELOW: u32 = EVENLY - 1;
+pub const BELOW_BALANCED: u32 = BALANCED - 1;
 /// A member is dropped after failing to deliver whole levels in this many rounds more than it delivered them.
 const OFTEN: u32 = 8;
 
 /// Return the seats that delivered every level in at least half of the rounds in which that was judged.
 pub fn in_half(members: &Members) -> &Bitmap {
-    &members.shown[EVEN]
+    &members.shown[BALANCED_BIT]
 }
 
 /// Return the seats that failed to deliver every level in `OFTEN` more of the judged rounds than they delivered them.
 pub fn often_incomplete(members: &Members) -> Bitmap {
-    bitmap::without(&[0xff; 32], &merit::at_least(&members.shown, EVENLY - OFTEN + 1))
+    bitmap::without(&[0xff; 32], &weights::at_least(&members.shown, BALANCED - OFTEN + 1))
 }
 
 /// Return whether the counts of a word of seats are at least `lowest`, and below `above`.
@@ -67,7 +67,7 @@ pub fn begin(run: &mut Run, members: &mut Members) {
     run.levels_established = if none { 0 } else { levels::held_by(run, members, &members.judges) };
     let below = if none { [0; 32] } else { bitmap::without(&members.healthy, &judges) };
     members.shown = [below; SHOWN_BITS]; // one below
-    members.shown[EVEN] = bitmap::without(&[0xff; 32], &below);
+    members.shown[BALANCED_BIT] = bitmap::without(&[0xff; 32], &below);
 }
 
 /// End an epoch that the `healthy` members finished. Its judges stay established if they showed their levels for as long as
@@ -92,7 +92,8 @@ fn replaced(members: &Members, judges: &Bitmap, failed: &Bitmap) -> Bitmap {
         let failed = bitmap::word(failed, index);
         shown[index] = bitmap::word(judges, index) & !failed;
         // 62 and 63 have all digits in between
-        spared[index] = members.shown[1..EVEN].iter().fold(failed, |spared, plane| spared & bitmap::word(plane, index));
+        spared[index] =
+            members.shown[1..BALANCED_BIT].iter().fold(failed, |spared, plane| spared & bitmap::word(plane, index));
     }
     let mut lost = *failed;
     if spared == [0; bitmap::WORDS] {
@@ -147,7 +148,7 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let elected = u32::from(closed.elected);
     let absent = elected.saturating_sub(count as u32);
     // Where newcomers are witnesses, what leads may be the word of a third of them while others are late.
-    let by_all_members = closed.established == alone::NOTHING;
+    let by_all_members = closed.established == established_only::NOTHING;
     let disagreeing = disagreeing.as_slice();
     let views = Views { attestations, disagreeing, by_all, by_all_members, absent, roster: &closed.roster };
     let whole = recorded(run, members, &views, columns);
@@ -367,7 +368,7 @@ mod tests {
             members.seats[seat].tier = *tier;
             bitmap::set(&mut members.judges, seat as u8);
             for (bit, plane) in members.shown.iter_mut().enumerate() {
-                if (EVENLY as i32 + shown) >> bit & 1 == 1 {
+                if (BALANCED as i32 + shown) >> bit & 1 == 1 {
                     bitmap::set(plane, seat as u8);
                 }
             }

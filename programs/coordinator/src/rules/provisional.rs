@@ -9,12 +9,12 @@ use crate::{constants::Bitmap, state::*};
 /// Return whether newcomers could decide what the epoch that begins makes of the model, although the run has enough
 /// established members to decide alone. Newcomers vote in the rounds if too few of these are in it.
 pub fn is_at_risk(members: &Members) -> bool {
-    bitmap::count(&members.established) >= committee::ENOUGH && !bitmap::is_empty(&members.judges)
+    bitmap::count(&members.established) >= committee::MIN_ESTABLISHED && !bitmap::is_empty(&members.judges)
 }
 
 /// Remember what the run knows of its model, before an epoch that may be undone changes it.
 #[inline(never)]
-pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
+pub fn remember(run: &Run, members: &mut Members, backlog: &Backlog) {
     members.before = Source {
         level_hashes: run.level_hashes,
         attested_data_index: run.attested_data_index,
@@ -48,7 +48,7 @@ fn remaining(members: &Members) -> Bitmap {
 /// delivered and still be there. If all of them left by `leave_run`, one must have delivered, and a member that stayed,
 /// which can then attest what they made. An epoch without a step does not stand if it began from an older model.
 #[inline(never)]
-pub fn conclude(run: &Run, members: &mut Members) {
+pub fn confirm(run: &Run, members: &mut Members) {
     let spoke = bitmap::both(&members.judges, &members.proven);
     let stands = if run.step == run.start_step {
         !is_provisional(run, members)
@@ -74,7 +74,7 @@ pub fn is_provisional(run: &Run, members: &Members) -> bool {
 /// must not void epoch after epoch: after an undone epoch it takes one that was not in it, or enough to decide alone.
 pub fn ends_wait(run: &Run, members: &Members, pending: &Bitmap) -> bool {
     let waiting = bitmap::both(&members.established, pending);
-    bitmap::count(&waiting) >= committee::ENOUGH || !bitmap::is_subset(&waiting, &undone(run, members))
+    bitmap::count(&waiting) >= committee::MIN_ESTABLISHED || !bitmap::is_subset(&waiting, &undone(run, members))
 }
 
 /// Return the established members of the last epoch if it made steps that were undone.
