@@ -135,7 +135,7 @@ pub mod coordinator {
 
     /// A verifier states whether a trainer's result matches its own recomputation.
     pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: Place, target: u8, mismatch: bool) -> Result<()> {
-        instructions::verify(ctx, (seat, &at), target, mismatch)
+        instructions::verify(ctx, seat, &at, target, mismatch)
     }
 
     /// Ejects a member that signed two different results of one share; an Ed25519 instruction before it checks both.

@@ -1,4 +1,4 @@
-//! Everything that decides. No file here knows an instruction; only `moment` and `seeds` touch syscalls.
+//! All decisions of the program. No module here depends on an instruction, and only `moment` and `seeds` use syscalls.
 
 pub mod agreement;
 pub mod assignment;

@@ -1,18 +1,18 @@
-//! Epochs that may be undone: the run then goes back to what it knew of its model before.
+//! Provisional epochs: if one does not stand, the run goes back to what it knew of its model before.
 //!
-//! Wallets that hold nothing must not replace the model while the members that built it are absent or voted out. So an epoch
-//! from an older model, or with few of a run's established members, stands only if these take part in it.
+//! Newcomers must not replace the model while the members that built it are absent or voted out. So an epoch that starts
+//! from an older model, or with few established members, stands only if established members take part in it.
 
 use super::{bitmap, checkpoints, committee, members};
 use crate::{constants::Bitmap, state::*};
 
-/// Return whether newcomers could decide what the epoch that begins makes of the model, although the run has enough
-/// established members to decide alone. Newcomers vote in the rounds if too few of these are in it.
+/// Return whether newcomers could decide about the model in the epoch that begins, although the run has enough established
+/// members to decide alone. Newcomers vote in the rounds if too few established members take part.
 pub fn is_at_risk(members: &Members) -> bool {
     bitmap::count(&members.established) >= committee::MIN_ESTABLISHED && !bitmap::is_empty(&members.judges)
 }
 
-/// Remember what the run knows of its model, before an epoch that may be undone changes it.
+/// Remember what the run knows of its model, before a provisional epoch changes it.
 #[inline(never)]
 pub fn remember(run: &Run, members: &mut Members, backlog: &Backlog) {
     members.before = Source {
@@ -27,67 +27,70 @@ pub fn remember(run: &Run, members: &mut Members, backlog: &Backlog) {
     };
 }
 
-/// Return the judges that did not leave by `leave_run`. The others may be the victims of newcomers, which had them dropped or
-/// outvoted them: a client that cannot get the results that were attested joins again without a replica. Leaving in the
-/// warm-up does not count either: clients that find no source of the model do so by themselves.
-fn remaining(members: &Members) -> Bitmap {
-    let mut remaining = members.judges;
+/// Return the judges that did not leave the rounds by their own decision.
+///
+/// Newcomers may have had a judge dropped, or outvoted it: a client that cannot fetch the attested results joins again without
+/// a replica. Leaving in the warm-up does not count, because clients that find no source of the model leave by themselves.
+fn not_withdrawn(members: &Members) -> Bitmap {
+    let mut judges = members.judges;
     for index in bitmap::seats(&members.judges) {
         let remains = matches!(
             members.seats[index].state,
             member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED | member_state::LEFT_EARLY
         );
         if !remains {
-            bitmap::clear(&mut remaining, index as u8);
+            bitmap::clear(&mut judges, index as u8);
         }
     }
-    remaining
+    judges
 }
 
-/// Settle, when the rounds are over, whether the epoch stands. With established members in it, one of them must have
-/// delivered and still be there. If all of them left by `leave_run`, one must have delivered, and a member that stayed,
-/// which can then attest what they made. An epoch without a step does not stand if it began from an older model.
+/// Decide, when the rounds are over, whether the epoch stands, and forget the remembered state if it does.
+///
+/// If established members began the epoch, one of them must have delivered and still be there. If all of them left by
+/// `leave_run`, one of them and a member that stayed must have delivered: that member can attest what they made. An epoch
+/// without a step does not stand if it began from an older model.
 #[inline(never)]
 pub fn confirm(run: &Run, members: &mut Members) {
-    let spoke = bitmap::both(&members.judges, &members.proven);
+    let delivering_judges = bitmap::both(&members.judges, &members.proven);
     let stands = if run.step == run.start_step {
         !is_provisional(run, members)
-    } else if bitmap::is_empty(&spoke) {
+    } else if bitmap::is_empty(&delivering_judges) {
         bitmap::is_empty(&members.judges)
     } else {
-        let attests = if bitmap::is_empty(&remaining(members)) { members.proven } else { spoke };
-        bitmap::intersects(&attests, &members.healthy)
+        let attesters = if bitmap::is_empty(&not_withdrawn(members)) { members.proven } else { delivering_judges };
+        bitmap::intersects(&attesters, &members.healthy)
     };
     if stands {
         members.before.kept = 0;
     }
 }
 
-/// Return whether what the run knows of its model comes from an epoch that may be undone.
+/// Return whether what the run knows of its model comes from a provisional epoch.
 pub fn is_provisional(run: &Run, members: &Members) -> bool {
     let before = &members.before;
-    let same = run.level_hashes == before.level_hashes && run.attested_step == before.attested_step;
-    before.kept == 1 && !same
+    let unchanged = run.level_hashes == before.level_hashes && run.attested_step == before.attested_step;
+    before.kept == 1 && !unchanged
 }
 
-/// Return whether an epoch of the members that wait need not wait for other established members. One that never delivers
-/// must not void epoch after epoch: after an undone epoch it takes one that was not in it, or enough to decide alone.
+/// Return whether the `pending` members need not wait for other established members: enough of them to decide alone wait, or
+/// one that was not in the last undone epoch. Otherwise a member that never delivers could void epoch after epoch.
 pub fn ends_wait(run: &Run, members: &Members, pending: &Bitmap) -> bool {
     let waiting = bitmap::both(&members.established, pending);
     bitmap::count(&waiting) >= committee::MIN_ESTABLISHED || !bitmap::is_subset(&waiting, &undone(run, members))
 }
 
-/// Return the established members of the last epoch if it made steps that were undone.
+/// Return the established members of the last epoch if its steps were undone, else none.
 fn undone(run: &Run, members: &Members) -> Bitmap {
-    // between epochs, `judged` and `judges` are those of the last one
+    // Between epochs, `judged` and `judges` are those of the last epoch.
     if run.epoch_started_at == 0 || members.judged == 0 || run.step != run.start_step {
         return [0; 32];
     }
     bitmap::both(&members.judges, &members.established)
 }
 
-/// An epoch begins although nobody `ends_wait`: established members that wait, all of an undone epoch, had a day for others
-/// to come. They begin as newcomers.
+/// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although nobody `ends_wait`. The other
+/// established members had a day to come.
 pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
     if !ends_wait(run, members, pending) {
         let demoted = bitmap::both(&undone(run, members), pending);
@@ -95,7 +98,7 @@ pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
     }
 }
 
-/// Undo the epoch if it does not stand: it is over, or was given up. Return whether it was undone.
+/// Undo the epoch if it is still provisional when it is over or abandoned. Return whether it was undone.
 #[inline(never)]
 pub fn restore(run: &mut Run, members: &mut Members, backlog: &mut Backlog) -> bool {
     if members.before.kept == 0 {
