@@ -70,8 +70,8 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     Ok(checkpoints::turn(run, index as u8))
 }
 
-/// Return whether a member may name a directory: a recorded checkpoint is one, or the current checkpoint is older than the last
-/// epoch. Without the second case, a false Hub name could end the use of directories.
+/// Return whether a member may name a directory: a recorded checkpoint is one, or the current checkpoint is older than
+/// the last epoch. Without the second case, a false Hub name could end the use of directories.
 fn may_be_directory(run: &Run, model: &Model) -> bool {
     let is_old = model.checkpoint_step.max(1) < run.start_step;
     let earlier = model.earlier.iter().any(|one| one.checkpoint.kind == checkpoint_kind::LOCAL);

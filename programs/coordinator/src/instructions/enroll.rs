@@ -16,7 +16,8 @@ pub struct Enroll {
     pub system_program: Program<System>,
 }
 
-/// Enroll the wallet if the bond is at most `most` lamports: the owner may have raised the bond since the wallet looked.
+/// Enroll the wallet if the bond is at most `most` lamports: the owner may have raised the bond since the wallet
+/// looked.
 pub fn enroll(ctx: &mut Context<Enroll>, most: u64) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let bond = accounts.run.config.join_bond;

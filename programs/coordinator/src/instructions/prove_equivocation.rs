@@ -1,4 +1,5 @@
-//! Eject a member that signed two different results of one share, even if it has left meanwhile. Any wallet may prove it.
+//! Eject a member that signed two different results of one share, even if it has left meanwhile. Any wallet may prove
+//! it.
 
 use crate::{
     constants::*,

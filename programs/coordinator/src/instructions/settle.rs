@@ -1,4 +1,5 @@
-//! Copy the record of a member's seat into its membership, and destroy its bond if it was ejected. Any wallet may do this.
+//! Copy the record of a member's seat into its membership, and destroy its bond if it was ejected. Any wallet may do
+//! this.
 
 use crate::{
     constants::*,

@@ -1,5 +1,5 @@
-//! A verifier states whether a trainer's result matches its own recomputation. Enough mismatches eject the trainer, even
-//! if it has left meanwhile.
+//! A verifier states whether a trainer's result matches its own recomputation. Enough mismatches eject the trainer,
+//! even if it has left meanwhile.
 
 use super::Permissionless;
 use crate::{
@@ -28,8 +28,9 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, target: u
     accounts.finish()
 }
 
-/// Return how many rounds before the current one the newest round lies whose results may be judged. Only in a cooldown without
-/// overlap is that the current round: with overlap, the last round is the drain round or one that nobody attests.
+/// Return how many rounds before the current one the newest round lies whose results may be judged. Only in a cooldown
+/// without overlap is that the current round: with overlap, the last round is the drain round or one that nobody
+/// attests.
 fn newest(run: &Run) -> usize {
     usize::from(run.state != run_state::COOLDOWN || run.config.overlap == 1)
 }

@@ -1,7 +1,8 @@
-//! A wallet ends its membership: it frees its seat, gets its bond and rent back, and its forfeited lamports are destroyed.
+//! A wallet ends its membership: it frees its seat, gets its bond and rent back, and its forfeited lamports are
+//! destroyed.
 //!
-//! While the run exists, the wallet must not be in the running epoch or wait for the next. After the run was closed, the
-//! wallet need not wait, even if another run has the same name.
+//! While the run exists, the wallet must not be in the running epoch or wait for the next. After the run was closed,
+//! the wallet need not wait, even if another run has the same name.
 
 use crate::{
     constants::*,

@@ -93,8 +93,8 @@ fn differences(leading: &Leading, attestation: &Attestation, columns: usize) -> 
     different
 }
 
-/// Return the bits in which the words `first`, `first` + 4, … of two fields differ. Unrolled, because a loop costs more than
-/// its work.
+/// Return the bits in which the words `first`, `first` + 4, … of two fields differ. Unrolled, because a loop costs more
+/// than its work.
 #[inline(always)]
 fn every_fourth(ours: &[u8; FINGERPRINT_BYTES], theirs: &[u8; FINGERPRINT_BYTES], first: usize) -> u64 {
     const SPAN: usize = FINGERPRINT_BYTES - 8 * (WORDS - 1);
@@ -140,8 +140,8 @@ fn count(votes: &Votes) -> Agreed {
     result
 }
 
-/// Perform one step of the majority vote for all seats at once: agreement raises the margin, and disagreement lowers it, or
-/// replaces the leading result if the margin is 0.
+/// Perform one step of the majority vote for all seats at once: agreement raises the margin, and disagreement lowers
+/// it, or replaces the leading result if the margin is 0.
 fn advance(leading: &mut Leading, attestation: &Attestation, columns: usize) {
     let different = differences(leading, attestation, columns);
     let mut replaced = [0u64; WORDS];
@@ -189,7 +189,8 @@ mod tests {
 
     /// Return the fingerprint of a seat, or None if the witness has no result of it.
     fn of_seat(attestation: &Attestation, seat: u8, columns: usize) -> Option<u64> {
-        let (column, bit) = (seat as usize / 64, seat % 64);
+        let column = seat as usize / 64;
+        let bit = seat % 64;
         let bits = (0..40 / columns).map(|plane| word(&attestation.fingerprints, plane * columns + column) >> bit & 1);
         let value = bits.enumerate().fold(0, |value, (plane, bit)| value | bit << plane);
         bitmap::has(&attestation.participation, seat).then_some(value)

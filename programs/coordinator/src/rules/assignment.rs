@@ -42,8 +42,8 @@ pub fn established_share(members: &Members, roster: &Bitmap, batch: u16) -> u16 
 
 /// The shares of all members of one round.
 ///
-/// Nothing here can overflow (256 weights of 16 bits, a batch of 16 bits), so nothing is checked: a checked 64-bit product
-/// needs 128-bit arithmetic, which sBPF lacks, and this is the most expensive part of closing a round.
+/// Nothing here can overflow (256 weights of 16 bits, a batch of 16 bits), so nothing is checked: a checked 64-bit
+/// product needs 128-bit arithmetic, which sBPF lacks, and this is the most expensive part of closing a round.
 pub struct Plan {
     order: Order,
     /// By rank.

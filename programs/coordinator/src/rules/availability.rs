@@ -1,8 +1,8 @@
 //! Decide which levels all witnesses of a round fetch, even those that do not hold them.
 //!
-//! If few holders of a level are drawn as witnesses, one person may own all of them. Then every witness records a result
-//! only if it has that level of it too. Clients apply this to all levels. The program needs it only for levels without
-//! established holders, because established holders judge the others.
+//! If few holders of a level are drawn as witnesses, one person may own all of them. Then every witness records a
+//! result only if it has that level of it too. Clients apply this to all levels. The program needs it only for levels
+//! without established holders, because established holders judge the others.
 
 use super::{bitmap, committee, level_holders, levels};
 use crate::{constants::*, state::*};
@@ -10,8 +10,8 @@ use crate::{constants::*, state::*};
 /// Number of holders among the witnesses that suffices to judge a level.
 const MANY: u32 = MAX_WITNESSES as u32 / 2;
 
-/// Return the mask of the levels without established holders that all witnesses fetch. The last level is never one of them,
-/// because all members hold it.
+/// Return the mask of the levels without established holders that all witnesses fetch. The last level is never one of
+/// them, because all members hold it.
 ///
 /// The drawn witnesses are those if nobody leaves, so they are fixed when the round begins.
 #[inline(never)]

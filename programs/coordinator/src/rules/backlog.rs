@@ -1,8 +1,8 @@
 //! The backlog of untrained sequences, collected when a round closes and trained first by the next rounds.
 //!
-//! No sequence is ever lost. Intervals are sorted and joined where they touch, so only gaps between results add intervals.
-//! Partial results count only while the backlog has room for their gaps and for the rounds in progress. Without that room,
-//! rounds take no fresh sequences either.
+//! No sequence is ever lost. Intervals are sorted and joined where they touch, so only gaps between results add
+//! intervals. Partial results count only while the backlog has room for their gaps and for the rounds in progress.
+//! Without that room, rounds take no fresh sequences either.
 
 use crate::{
     constants::{BACKLOG, REDO},
@@ -160,7 +160,8 @@ impl Default for Gaps {
     }
 }
 
-/// Return the intervals of a round in the order of its positions: first those that are trained again, then the fresh one.
+/// Return the intervals of a round in the order of its positions: first those that are trained again, then the fresh
+/// one.
 fn pieces(round: &Round) -> impl Iterator<Item = Interval> + '_ {
     let redo = round.redo_index.iter().zip(round.redo).filter(|(_, len)| *len > 0);
     let redo = redo.map(|(start, len)| Interval { start: *start, len: u32::from(len) });
@@ -248,7 +249,8 @@ mod tests {
                     continue;
                 }
                 let round = flying.remove(0);
-                let (kind, share) = (random(4), 1 + random(9) as usize);
+                let kind = random(4);
+                let share = 1 + random(9) as usize;
                 let mut trained = Vec::new();
                 while trained.len() < round.batch as usize {
                     let delivered = [true, false, random(2) == 0, random(3) > 0][kind as usize];

@@ -27,7 +27,8 @@ fn set_current(model: &mut Model, recorded: &Recorded) {
     model.checkpoint_step = recorded.step;
 }
 
-/// Make `new` the current checkpoint. The previous one becomes the first of the earlier ones, and the oldest is dropped.
+/// Make `new` the current checkpoint. The previous one becomes the first of the earlier ones, and the oldest is
+/// dropped.
 ///
 /// At most two records have the same step, so that members that name bad places for one step push no other step out.
 #[inline(never)]
@@ -47,8 +48,8 @@ pub fn forget(model: &mut Model) {
     model.earlier = [Recorded::zeroed(); EARLIER];
 }
 
-/// Return a holder's turn to name a checkpoint: its position in an order of the last round, while the run still stores it. An
-/// earlier turn may replace the checkpoint of a later one of the same step, so that nobody gains by being fast.
+/// Return a holder's turn to name a checkpoint: its position in an order of the last round, while the run still stores
+/// it. An earlier turn may replace the checkpoint of a later one of the same step, so that nobody gains by being fast.
 #[inline(never)]
 pub fn turn(run: &Run, seat: u8) -> u8 {
     let round = run.current();
@@ -61,8 +62,8 @@ pub fn turn(run: &Run, seat: u8) -> u8 {
     order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |position| position as u8)
 }
 
-/// Take the run back to the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones), which must be of
-/// `step`. The current one takes its place, so that the run can also go forward again.
+/// Take the run back to the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones), which must
+/// be of `step`. The current one takes its place, so that the run can also go forward again.
 #[inline(never)]
 pub fn rewind(run: &mut Run, model: &mut Model, backlog: &mut Backlog, place: u8, step: u32) -> Result<()> {
     let mut chosen = current(model);

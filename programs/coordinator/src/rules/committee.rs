@@ -24,8 +24,8 @@ pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
     Order::new(seeds::of_purpose(round.seed, purpose), bitmap::count(began) as usize)
 }
 
-/// Return the beginning of `order` that contains the first `count` members of the round. If a member has left since the epoch
-/// began, this is the whole order.
+/// Return the beginning of `order` that contains the first `count` members of the round. If a member has left since the
+/// epoch began, this is the whole order.
 pub fn first(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
     let len = bitmap::count(began) as usize;
     let drawn = if round.roster == *began { count } else { len };
@@ -51,8 +51,8 @@ pub fn drawn(run: &Run, round: &Round, count: usize) -> Bitmap {
     take(&order, &run.began, &round.roster, count)
 }
 
-/// Return how many witnesses a round should have (0 = all), given the config's `nodes`. A quorum of established witnesses
-/// is at least two, so a round that only they witness never has one alone.
+/// Return how many witnesses a round should have (0 = all), given the config's `nodes`. A quorum of established
+/// witnesses is at least two, so a round that only they witness never has one alone.
 pub fn wanted_witnesses(nodes: u8, only_established: bool) -> u8 {
     if only_established && nodes == 1 {
         2
@@ -63,21 +63,21 @@ pub fn wanted_witnesses(nodes: u8, only_established: bool) -> u8 {
 
 /// Return how many witnesses are elected among `clients` members if `nodes` are wanted (0 = all): at most 32.
 pub fn elected(nodes: u8, clients: u16) -> u8 {
-    let wanted = if nodes == 0 { clients } else { u16::from(nodes).min(clients) };
-    wanted.min(crate::constants::MAX_WITNESSES as u16) as u8
+    let available = if nodes == 0 { clients } else { u16::from(nodes).min(clients) };
+    available.min(crate::constants::MAX_WITNESSES as u16) as u8
 }
 
-/// Return the members of the running round that have attested or still can. If a member leaves before it attests, the next
-/// in the order of the witnesses takes its place; a vote that was cast stays.
+/// Return the members of the running round that have attested or still can. If a member leaves before it attests, the
+/// next in the order of the witnesses takes its place; a vote that was cast stays.
 fn seated(round: &Round, members: &Members) -> Bitmap {
     bitmap::both(&round.roster, &bitmap::either(&round.attested, &members.healthy))
 }
 
 /// Return whether only established members witness the rounds of the epoch.
 ///
-/// A seat costs little, and a third of the witnesses can stop a run or deny every result. So newcomers train for an epoch
-/// before they witness, if enough established members that hold all levels began the epoch. A warm-up has witnesses of both
-/// kinds, because it waits for newcomers too.
+/// A seat costs little, and a third of the witnesses can stop a run or deny every result. So newcomers train for an
+/// epoch before they witness, if enough established members that hold all levels began the epoch. A warm-up has
+/// witnesses of both kinds, because it waits for newcomers too.
 pub fn only_established_witness(run: &Run, members: &Members) -> bool {
     run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= MIN_ESTABLISHED
 }
@@ -91,8 +91,8 @@ pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
     }
 }
 
-/// Return the number of witnesses whose quorum may drop a member: as many as could be elected, even if the config elects
-/// fewer. If few are elected, chance may give all of them to one person.
+/// Return the number of witnesses whose quorum may drop a member: as many as could be elected, even if the config
+/// elects fewer. If few are elected, chance may give all of them to one person.
 #[inline(never)]
 pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
     let elected = u32::from(closed.elected);
@@ -103,9 +103,9 @@ pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
     elected.max(u32::from(self::elected(0, bitmap::count(&eligible) as u16)))
 }
 
-/// Lower the number of elected witnesses after a member has gone, if fewer can still attest: then all of these are witnesses.
-/// Only the member itself or a quorum can take it out of the epoch, so other members' silence never shrinks the quorum. Votes
-/// that were cast still count.
+/// Lower the number of elected witnesses after a member has gone, if fewer can still attest: then all of these are
+/// witnesses. Only the member itself or a quorum can take it out of the epoch, so other members' silence never shrinks
+/// the quorum. Votes that were cast still count.
 #[inline(never)]
 pub fn reelect(run: &mut Run, members: &Members) {
     if matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS) {
@@ -156,8 +156,8 @@ pub fn is_verifier(round: &Round, began: &Bitmap, seat: u8, verifiers: u32) -> b
     verifiers > 0 && bitmap::has(&take(&order, began, &round.roster, verifiers as usize), seat)
 }
 
-/// Return how many of `clients` members verify: the percentage, rounded down. At least one member trains, and there are at
-/// most as many verifiers as a round can store verdicts.
+/// Return how many of `clients` members verify: the percentage, rounded down. At least one member trains, and there are
+/// at most as many verifiers as a round can store verdicts.
 pub fn verifiers(clients: u16, percent: u8) -> u32 {
     let clients = u32::from(clients);
     (clients * u32::from(percent) / 100).min(clients.saturating_sub(1)).min(MAX_VERDICTS as u32)

@@ -19,9 +19,9 @@ pub struct Convicted {
 
 /// Return the members of the round at ring index `judged` that may be dropped.
 ///
-/// A result that no quorum holds is not enough: too few witnesses, or one liar in an exact quorum, prove nothing. A quorum
-/// must leave the member out. Votes of members that have gone do not count, because a drop lowers the number that the next
-/// quorum is computed from.
+/// A result that no quorum holds is not enough: too few witnesses, or one liar in an exact quorum, prove nothing. A
+/// quorum must leave the member out. Votes of members that have gone do not count, because a drop lowers the number
+/// that the next quorum is computed from.
 #[inline(never)]
 pub fn convicted(run: &Run, members: &Members, witnesses: &Witnesses, judged: usize) -> Convicted {
     let ring = run.ring(LAST);

@@ -66,8 +66,8 @@ impl OpenLevels {
         }
     }
 
-    /// Close the levels whose committees are full. A level has at least the holders of the one below, so the last open level
-    /// of each kind fills first.
+    /// Close the levels whose committees are full. A level has at least the holders of the one below, so the last open
+    /// level of each kind fills first.
     fn close(&mut self, counts: u64) {
         while counts & self.full != 0 {
             let mut end_for_all = self.end_for_all;
@@ -110,8 +110,8 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
-/// Return the first level held by a judge that delivered and was there when the cooldown began. Only judges attest this level
-/// and all higher ones.
+/// Return the first level held by a judge that delivered and was there when the cooldown began. Only judges attest this
+/// level and all higher ones.
 #[inline(never)]
 fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
     let last_height = run.current().height;
@@ -129,11 +129,11 @@ fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
     lowest
 }
 
-/// Return the first level that newcomers may not attest, because an established holder is missing: it was dropped, restarted,
-/// or was in the last epoch and not in this one. Such a level goes back to the durable checkpoint.
+/// Return the first level that newcomers may not attest, because an established holder is missing: it was dropped,
+/// restarted, or was in the last epoch and not in this one. Such a level goes back to the durable checkpoint.
 ///
-/// Otherwise newcomers could replace the levels of members that they had dropped or outvoted, or that return late from an
-/// outage.
+/// Otherwise newcomers could replace the levels of members that they had dropped or outvoted, or that return late from
+/// an outage.
 #[inline(never)]
 fn first_withheld(run: &Run, members: &Members, levels: usize) -> usize {
     let absent = bitmap::without(&members.established, &run.began);
@@ -242,8 +242,8 @@ fn elect(run: &Run, members: &Members, query: &Query) -> Committees {
     committees
 }
 
-/// Store a member's statement about the levels whose committees it is in. Attest each level on whose hash a quorum of its
-/// committee now agrees.
+/// Store a member's statement about the levels whose committees it is in. Attest each level on whose hash a quorum of
+/// its committee now agrees.
 #[inline(never)]
 pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, statement: &Statement) -> Result<()> {
     require!(bitmap::has(&members.proven, statement.seat), CoordinatorError::NotElected);
@@ -301,8 +301,8 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
     run.attested_data_index = checkpoints::first_untrained(run, backlog);
 }
 
-/// Return the hash of `level` on which all statements agree, if at least half of its committee made one. More than half is
-/// needed if a member has gone without a statement and a newcomer to the level made one.
+/// Return the hash of `level` on which all statements agree, if at least half of its committee made one. More than half
+/// is needed if a member has gone without a statement and a newcomer to the level made one.
 fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> Option<Hash> {
     let elected = usize::from(committees.counts[level]);
     let mut first_hash = None;
@@ -324,7 +324,8 @@ fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> O
 }
 
 impl Machine<'_> {
-    /// Start the cooldown. Levels that may have changed must be attested again, including those that nobody holds any more.
+    /// Start the cooldown. Levels that may have changed must be attested again, including those that nobody holds any
+    /// more.
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
         weights::settle(self.members);
@@ -342,8 +343,9 @@ impl Machine<'_> {
 
     /// Attest the levels that are undisputed when the time is up, and return the mask of the unknown levels.
     ///
-    /// So absent holders do not cost the run a level on which the others agree. If a holder disagrees, a quorum is still needed.
-    /// A level is unknown if the epoch changed it, nobody attested it, and at least half of its committee has gone.
+    /// So absent holders do not cost the run a level on which the others agree. If a holder disagrees, a quorum is
+    /// still needed. A level is unknown if the epoch changed it, nobody attested it, and at least half of its committee
+    /// has gone.
     #[inline(never)]
     pub fn conclude(&mut self, time_is_up: bool) -> u8 {
         let open = super::levels::all(self.run.levels) & !self.run.levels_attested;

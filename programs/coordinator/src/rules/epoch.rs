@@ -85,8 +85,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Pay the members, record who holds the model, and return all members to idle. `unknown` is the mask of the levels that go
-    /// back to the durable checkpoint (`conclude`).
+    /// Pay the members, record who holds the model, and return all members to idle. `unknown` is the mask of the levels
+    /// that go back to the durable checkpoint (`conclude`).
     #[inline(never)]
     pub fn end_epoch(&mut self, unknown: u8, moment: &Moment) -> Result<()> {
         let healthy = self.members.healthy;
@@ -111,8 +111,9 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Record that the `healthy` members, which finished the epoch, hold the model. An epoch without a step leaves the model as
-    /// it was: then the previous finishers keep their claim, except those that left the epoch, and newcomers get none.
+    /// Record that the `healthy` members, which finished the epoch, hold the model. An epoch without a step leaves the
+    /// model as it was: then the previous finishers keep their claim, except those that left the epoch, and newcomers
+    /// get none.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
         let mut holders = *healthy;
@@ -138,8 +139,8 @@ impl Machine<'_> {
         }
     }
 
-    /// Pay the epoch's points in equal parts to the members that stayed, take points from ejected members, and return all
-    /// members to idle. An epoch without a step, or one that was undone, pays nobody.
+    /// Pay the epoch's points in equal parts to the members that stayed, take points from ejected members, and return
+    /// all members to idle. An epoch without a step, or one that was undone, pays nobody.
     fn pay(&mut self, healthy: u32) {
         let worked = self.run.step > self.run.start_step;
         let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Equivocation: one key signed two different results for one share of a round.
 //!
-//! The Ed25519 program checks the signatures in the instruction before. This module checks that it verified two complete
-//! statements from its own data, and that they contradict each other.
+//! The Ed25519 program checks the signatures in the instruction before. This module checks that it verified two
+//! complete statements from its own data, and that they contradict each other.
 
 use crate::constants::STATEMENT_DOMAIN;
 use anchor_lang::prelude::*;
@@ -9,8 +9,8 @@ use anchor_lang::prelude::*;
 pub const ED25519: Address = anchor_lang::address!("Ed25519SigVerify111111111111111111111111111");
 pub const INSTRUCTIONS: Address = anchor_lang::address!("Sysvar1nstructions1111111111111111111111111");
 
-// Offsets in the statement that a member signs about a result. The place comes first: domain, zero-padded run id, epoch,
-// height, seed and seat. The content follows: commitment, and hash of the announcement.
+// Offsets in the statement that a member signs about a result. The place comes first: domain, zero-padded run id,
+// epoch, height, seed and seat. The content follows: commitment, and hash of the announcement.
 const RUN: usize = STATEMENT_DOMAIN.len();
 const EPOCH: usize = RUN + 32;
 const SEAT: usize = EPOCH + 4 + 4 + 8;

@@ -1,7 +1,7 @@
 //! Invariants that hold after every instruction that changes a run. An instruction that would break one fails.
 //!
-//! So a fault of the rules costs one transaction and not the run. Every build contains these checks, so they take constant
-//! time. The tests check what needs a scan of all members or intervals, after every transaction.
+//! So a fault of the rules costs one transaction and not the run. Every build contains these checks, so they take
+//! constant time. The tests check what needs a scan of all members or intervals, after every transaction.
 
 use super::{bitmap, level_holders, levels, weights};
 use crate::{constants::*, errors::CoordinatorError, state::*};
@@ -102,18 +102,19 @@ fn check_level_votes(run: &Run, members: &Members) -> Result<()> {
     let cooling = run.state == run_state::COOLDOWN;
     // A round moves a score by one. Newcomers next to established holders begin at 63, all others at 64.
     let counted = members.judged;
-    let (lowest, above) =
-        (level_holders::BELOW_BALANCED.saturating_sub(counted), level_holders::BALANCED.saturating_add(counted) + 1);
+    let lowest = level_holders::BELOW_BALANCED.saturating_sub(counted);
+    let limit = level_holders::BALANCED.saturating_add(counted) + 1;
     for index in 0..bitmap::WORDS {
         let word = |set: &Bitmap| bitmap::word(set, index);
-        let (healthy, judges, established) =
-            (word(&members.healthy), word(&members.judges), word(&members.established));
+        let healthy = word(&members.healthy);
+        let judges = word(&members.judges);
+        let established = word(&members.established);
         // Nobody becomes established during an epoch, and only members that left it lose that status.
         let fixed = established & word(&run.began) & !judges == 0 && judges & healthy & !established == 0;
         // Levels have established judges if and only if some were healthy when the rounds began.
         let judged_by_established = warming || run.levels_established != 0 || judges & healthy == 0;
         // Scores are within reach of the counted rounds, and members that attest levels have shown them.
-        let in_reach = warming || level_holders::scores_between(members, index, healthy, lowest, above);
+        let in_reach = warming || level_holders::scores_between(members, index, healthy, lowest, limit);
         let unproven_attesters =
             word(&members.proven) & healthy & if cooling { !word(level_holders::in_half(members)) } else { 0 };
         let early = warming && word(&members.proven) != 0;

@@ -1,8 +1,8 @@
 //! Score which members have shown that they hold the levels of their tier, because declaring a tier proves nothing.
 //!
-//! A member has delivered a level if enough of the level's judges recorded its result. The judges are the witnesses that hold
-//! the level; if established holders began the epoch, only these judge, so that newcomers cannot vouch for each other.
-//! `agreement` decides which results are applied, `conviction` who is dropped.
+//! A member has delivered a level if enough of the level's judges recorded its result. The judges are the witnesses
+//! that hold the level; if established holders began the epoch, only these judge, so that newcomers cannot vouch for
+//! each other. `agreement` decides which results are applied, `conviction` who is dropped.
 
 use super::{agreement, availability, bitmap, levels, quorum, weights};
 use crate::{constants::*, state::*};
@@ -13,7 +13,8 @@ const BALANCED_BIT: usize = SHOWN_BITS - 1;
 pub const BALANCED: u32 = 1 << BALANCED_BIT;
 /// The initial score of a newcomer next to established holders: it must deliver more often than not.
 pub const BELOW_BALANCED: u32 = BALANCED - 1;
-/// A member may be dropped if the rounds in which it missed levels exceed those in which it delivered all by this number.
+/// A member may be dropped if the rounds in which it missed levels exceed those in which it delivered all by this
+/// number.
 const OFTEN: u32 = 8;
 
 /// Return the seats that delivered every level in at least half of the rounds in which that was judged.
@@ -55,15 +56,15 @@ pub fn seated(members: &Members) -> Bitmap {
     seated
 }
 
-/// Fix the judges of an epoch that begins with this roster. Neither a drop nor an ejection changes them, because members read
-/// them before they apply results, at different moments.
+/// Fix the judges of an epoch that begins with this roster. Neither a drop nor an ejection changes them, because
+/// members read them before they apply results, at different moments.
 pub fn appoint(members: &mut Members, roster: &Bitmap) {
     members.judges = bitmap::both(&members.established, roster);
 }
 
-/// Set the initial scores when the rounds of an epoch begin. Next to established holders, newcomers begin at `BELOW_BALANCED`.
-/// The levels of judges that left in the warm-up stay established, so that leaving early gives newcomers no more votes than
-/// leaving later.
+/// Set the initial scores when the rounds of an epoch begin. Next to established holders, newcomers begin at
+/// `BELOW_BALANCED`. The levels of judges that left in the warm-up stay established, so that leaving early gives
+/// newcomers no more votes than leaving later.
 #[inline(never)]
 pub fn begin(run: &mut Run, members: &mut Members) {
     let judges = bitmap::both(&members.judges, &members.healthy);
@@ -75,9 +76,9 @@ pub fn begin(run: &mut Run, members: &mut Members) {
     members.shown[BALANCED_BIT] = bitmap::without(&[0xff; 32], &newcomers);
 }
 
-/// Update the established members at the end of an epoch that the `healthy` members finished. Judges stay established if they
-/// showed their levels while they were in the epoch. Judges that left are checked too, or only members that stay would pay
-/// for hiding a level.
+/// Update the established members at the end of an epoch that the `healthy` members finished. Judges stay established
+/// if they showed their levels while they were in the epoch. Judges that left are checked too, or only members that
+/// stay would pay for hiding a level.
 #[inline(never)]
 pub fn end(members: &mut Members, healthy: &Bitmap) {
     let judges = bitmap::both(&members.judges, &members.established);
@@ -89,9 +90,9 @@ pub fn end(members: &mut Members, healthy: &Bitmap) {
     members.established = bitmap::either(&members.established, &bitmap::both(&members.proven, healthy));
 }
 
-/// Return the `failed` judges that lose their status: others have shown the same levels, or they failed often. The only holder
-/// of a level stays established if it failed in at most two rounds, as in an outage, which must not leave the level to
-/// newcomers.
+/// Return the `failed` judges that lose their status: others have shown the same levels, or they failed often. The only
+/// holder of a level stays established if it failed in at most two rounds, as in an outage, which must not leave the
+/// level to newcomers.
 #[inline(never)]
 fn replaced(members: &Members, judges: &Bitmap, failed: &Bitmap) -> Bitmap {
     let mut spared = [0; bitmap::WORDS];
@@ -141,8 +142,8 @@ pub(super) fn by_tier(members: &Members) -> [Bitmap; MAX_LEVELS] {
     result
 }
 
-/// Update the scores with the round that closed last. The first attestation of the next round does this, because closing a
-/// round already costs as much as an instruction may. So the last round of an epoch does not count.
+/// Update the scores with the round that closed last. The first attestation of the next round does this, because
+/// closing a round already costs as much as an instruction may. So the last round of an epoch does not count.
 #[inline(never)]
 pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let closed = &run.rounds[run.ring(1)];
@@ -267,13 +268,13 @@ fn records_by_tier(run: &Run, members: &Members, votes: &ClosedVotes, columns: u
             }
         }
         next_tier = level + 1;
-        // A level without established holders needs no judge if other levels have some. Otherwise a wallet that alone declares
-        // a tier would choose the rounds in which it is judged.
+        // A level without established holders needs no judge if other levels have some. Otherwise a wallet that alone
+        // declares a tier would choose the rounds in which it is judged.
         let needs_no_judge = judges == 0 && !is_established && established != 0;
         // If all witnesses had the level, their quorum decides.
         let passes = needs_no_judge || had_by_all >> level & 1 == 1;
-        // A level without established holders needs a majority of its holders, because a little over a third could deny the
-        // others a quorum. An absent witness may hold the level, and counts as one that refused nobody.
+        // A level without established holders needs a majority of its holders, because a little over a third could deny
+        // the others a quorum. An absent witness may hold the level, and counts as one that refused nobody.
         let absent =
             if is_established || absent == 0 { 0 } else { absent.min(silent_holders(members, roster, level, &voters)) };
         let needed_of = |judges| if is_established { quorum::of(judges) } else { quorum::majority(judges + absent) };
@@ -288,8 +289,8 @@ fn records_by_tier(run: &Run, members: &Members, votes: &ClosedVotes, columns: u
                 record.recorded[column] = u64::MAX;
                 continue;
             }
-            // A judge that did not attest votes for itself. Otherwise one of two judges could take the other's status by
-            // claiming to have received nothing.
+            // A judge that did not attest votes for itself. Otherwise one of two judges could take the other's status
+            // by claiming to have received nothing.
             let eligible = if is_established { bitmap::word(&members.judges, column) } else { u64::MAX };
             let silent = eligible & !bitmap::word(&voters, column);
             let lacking_of = |own_votes| lacking(planes, judges, needed_of(judges + own_votes));

@@ -36,8 +36,8 @@ pub fn trusted(run: &Run, members: &Members) -> Bitmap {
     }
 }
 
-/// Masks of the levels that an epoch of the waiting members would have. `away` and `claimed` contain only levels that are not
-/// in the durable checkpoint.
+/// Masks of the levels that an epoch of the waiting members would have. `away` and `claimed` contain only levels that
+/// are not in the durable checkpoint.
 pub struct Held {
     /// Trusted finishers that wait hold them.
     pub here: u8,
@@ -62,7 +62,8 @@ pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> He
     Held { here, away, claimed }
 }
 
-/// Return the mask of the levels that the running epoch may have changed, including those that only members that left hold.
+/// Return the mask of the levels that the running epoch may have changed, including those that only members that left
+/// hold.
 #[inline(never)]
 pub fn trained(run: &Run, members: &Members) -> u8 {
     if run.step == run.start_step {

@@ -14,8 +14,8 @@ enum Away {
     Nobody,
     /// Some are. The run waits `warmup_time` longer for them.
     Some,
-    /// All are, or a level's trusted holders are and only other finishers claim to hold it. The run waits a day for them. If
-    /// only newcomers wait, they wait without limit, until the owner replaces the model (`rewind`).
+    /// All are, or a level's trusted holders are and only other finishers claim to hold it. The run waits a day for
+    /// them. If only newcomers wait, they wait without limit, until the owner replaces the model (`rewind`).
     All,
 }
 
@@ -47,8 +47,9 @@ impl Machine<'_> {
         }
     }
 
-    /// Perform the transition that another instruction makes due. Unlike `tick`, this does not end a cooldown because its time is
-    /// up: after an outage, the first member to attest or join would cut off attestations that are still in flight.
+    /// Perform the transition that another instruction makes due. Unlike `tick`, this does not end a cooldown because
+    /// its time is up: after an outage, the first member to attest or join would cut off attestations that are still in
+    /// flight.
     #[inline(never)]
     pub fn follow(&mut self, moment: &Moment) -> Result<()> {
         if self.run.state != run_state::COOLDOWN {
@@ -83,7 +84,8 @@ impl Machine<'_> {
             Away::All => return Ok(false),
         };
         if !bitmap::is_empty(&members::expected(self.run, self.members, &pending)) {
-            // After a `rewind`, the owner has chosen the model, so established members need only the time to join again.
+            // After a `rewind`, the owner has chosen the model, so established members need only the time to join
+            // again.
             let rewound = self.run.epoch_started_at == 0;
             let established_wait =
                 if rewound { extra.saturating_add(self.run.config.warmup_time) } else { HOLDERS_WAIT };
@@ -99,8 +101,8 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Return which of the trusted finishers that the next epoch needs are absent. Without them, a level would go back to the
-    /// durable checkpoint, or the epoch would rely on a finisher's unconfirmed claim to hold it.
+    /// Return which of the trusted finishers that the next epoch needs are absent. Without them, a level would go back
+    /// to the durable checkpoint, or the epoch would rely on a finisher's unconfirmed claim to hold it.
     #[inline(never)]
     fn away(&self, pending: &Bitmap) -> Away {
         if self.run.model_source != model_source::PEERS {

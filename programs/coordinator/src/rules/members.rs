@@ -24,8 +24,8 @@ pub fn pending(members: &Members) -> Bitmap {
     collect(members, |seat| seat.pending == wish::WAITS)
 }
 
-/// Take the members of `set` out of the running epoch; `state` says why. Members that delivered in half of the rounds keep
-/// their vote on the levels, unless they are ejected. In cooldown the voters are already fixed.
+/// Take the members of `set` out of the running epoch; `state` says why. Members that delivered in half of the rounds
+/// keep their vote on the levels, unless they are ejected. In cooldown the voters are already fixed.
 #[inline(never)]
 pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
     let height = run.exit_height();
@@ -56,8 +56,8 @@ pub fn rest(members: &mut Members) {
     members.healthy = [0; 32];
 }
 
-/// Take all waiting members out of the line. They must join again, because the owner of a halted run may change what it asks
-/// for.
+/// Take all waiting members out of the line. They must join again, because the owner of a halted run may change what it
+/// asks for.
 pub fn forget_wishes(members: &mut Members) {
     // Eight at a time: checking each seat for use would cost half as much again.
     for seats in members.seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1) {
@@ -80,8 +80,8 @@ pub fn forget_unwanted(run: &mut Run, members: &Members) {
     run.finishers = bitmap::without(&run.finishers, &unwanted(members));
 }
 
-/// Return the established members that newcomers wait for: all that no authority removed, or none if those that already wait
-/// suffice (`provisional::ends_wait`).
+/// Return the established members that newcomers wait for: all that no authority removed, or none if those that already
+/// wait suffice (`provisional::ends_wait`).
 #[inline(never)]
 pub fn expected(run: &Run, members: &Members, pending: &Bitmap) -> Bitmap {
     if provisional::ends_wait(run, members, pending) {
@@ -117,8 +117,8 @@ pub struct JoinContext<'a> {
 
 /// Give the signer a place in the next epoch. Return whether it had none.
 ///
-/// A member of the running epoch keeps its key, tier and weight until the epoch ends, because the assignments of past rounds
-/// are computed from them.
+/// A member of the running epoch keeps its key, tier and weight until the epoch ends, because the assignments of past
+/// rounds are computed from them.
 #[inline(never)]
 pub fn join(
     run: &mut Run,
@@ -147,8 +147,8 @@ pub fn join(
     Ok(added)
 }
 
-/// Return the seat of the wallet, giving it one if it has none. This synchronises the seat with the wallet's membership, and
-/// writes what the seat knew of an evicted wallet into that wallet's membership.
+/// Return the seat of the wallet, giving it one if it has none. This synchronises the seat with the wallet's
+/// membership, and writes what the seat knew of an evicted wallet into that wallet's membership.
 #[inline(never)]
 fn claim(run: &mut Run, members: &mut Members, context: &mut JoinContext, now: u64) -> Result<usize> {
     let JoinContext { own, evicted, unsaved } = context;
@@ -170,8 +170,8 @@ fn claim(run: &mut Run, members: &mut Members, context: &mut JoinContext, now: u
     Ok(index)
 }
 
-/// Take a member out of the line and out of the sources of the model. The member stays in the running epoch. `barred` says
-/// whether it may ask again.
+/// Take a member out of the line and out of the sources of the model. The member stays in the running epoch. `barred`
+/// says whether it may ask again.
 pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
     members.seats[index].pending = if barred { wish::BARRED } else { wish::REMOVED };
     if run.halted() || run.state == run_state::WAITING_FOR_MEMBERS {
@@ -179,8 +179,8 @@ pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
     }
 }
 
-/// Eject a member of the running epoch and forfeit its bond, even if it has left or was dropped. Return whether it was in the
-/// epoch and not ejected before.
+/// Eject a member of the running epoch and forfeit its bond, even if it has left or was dropped. Return whether it was
+/// in the epoch and not ejected before.
 #[inline(never)]
 pub fn eject(run: &mut Run, members: &mut Members, seat: u8) -> bool {
     if matches!(members.seats[seat as usize].state, member_state::IDLE | member_state::EJECTED) {
@@ -196,8 +196,8 @@ pub fn eject(run: &mut Run, members: &mut Members, seat: u8) -> bool {
     true
 }
 
-/// Record that a member has no replica: it can neither give the model to joiners nor finish the running epoch. If the rounds
-/// have begun, this is not a withdrawal (`provisional::confirm`).
+/// Record that a member has no replica: it can neither give the model to joiners nor finish the running epoch. If the
+/// rounds have begun, this is not a withdrawal (`provisional::confirm`).
 fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
     bitmap::clear(&mut run.finishers, index);
     if members.seats[index as usize].state == member_state::HEALTHY {
@@ -241,9 +241,9 @@ impl ReservedSeats {
 
 /// Return the seat that `signer` gets: its own; else one without an owner; else an idle one, by increasing worth.
 ///
-/// From least to most worth, idle seats belong to members that did nothing of the following: were in this epoch or the last
-/// one, delivered, earned points, finished the last epoch. Among equals, the member that was away longest loses its seat.
-/// `reserved` seats are not given away.
+/// From least to most worth, idle seats belong to members that did nothing of the following: were in this epoch or the
+/// last one, delivered, earned points, finished the last epoch. Among equals, the member that was away longest loses
+/// its seat. `reserved` seats are not given away.
 fn choose(run: &Run, members: &Members, signer: &Address, reserved: &ReservedSeats) -> Result<usize> {
     let mut own = None;
     let mut free = None;

@@ -1,8 +1,8 @@
 //! Create and check memberships, copy a seat's record into its owner's membership, and move bonds.
 //!
-//! A seat may get another owner, the membership stays. So the record is copied before the seat changes hands and when the
-//! owner leaves. An ejection marks the bond as forfeited by a bit in `Members`, because the instruction may lack the
-//! membership. The mark is copied with the record, and no bond is returned before.
+//! A seat may get another owner, the membership stays. So the record is copied before the seat changes hands and when
+//! the owner leaves. An ejection marks the bond as forfeited by a bit in `Members`, because the instruction may lack
+//! the membership. The mark is copied with the record, and no bond is returned before.
 
 use super::{bitmap, weights};
 use crate::{constants::*, errors::CoordinatorError, state::*};
@@ -73,7 +73,8 @@ pub fn check_address(membership: &Membership, address: &Address) -> Result<()> {
     Ok(())
 }
 
-/// Refuse a member that is barred, is not enrolled, or has paid less than the `bond` (lamports) that the run asks for now.
+/// Refuse a member that is barred, is not enrolled, or has paid less than the `bond` (lamports) that the run asks for
+/// now.
 pub fn check_bond(membership: &Membership, bond: u64) -> Result<()> {
     require!(membership.barred == 0, CoordinatorError::Barred);
     require!(membership.enrolled == 1, CoordinatorError::NotEnrolled);

@@ -23,7 +23,8 @@ impl Moment {
         unsafe { self.sysvar.borrow_unchecked() }
     }
 
-    /// Return the newest slot's hash. It is not unpredictable: the sender of an instruction knows it and can wait for another.
+    /// Return the newest slot's hash. It is not unpredictable: the sender of an instruction knows it and can wait for
+    /// another.
     pub fn entropy(&self) -> [u8; 32] {
         slot_hashes::newest(self.slot_hashes())
     }

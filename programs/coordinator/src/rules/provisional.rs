@@ -1,13 +1,13 @@
 //! Provisional epochs: if one does not stand, the run goes back to what it knew of its model before.
 //!
-//! Newcomers must not replace the model while the members that built it are absent or voted out. So an epoch that starts
-//! from an older model, or with few established members, stands only if established members take part in it.
+//! Newcomers must not replace the model while the members that built it are absent or voted out. So an epoch that
+//! starts from an older model, or with few established members, stands only if established members take part in it.
 
 use super::{bitmap, checkpoints, committee, members};
 use crate::{constants::Bitmap, state::*};
 
-/// Return whether newcomers could decide about the model in the epoch that begins, although the run has enough established
-/// members to decide alone. Newcomers vote in the rounds if too few established members take part.
+/// Return whether newcomers could decide about the model in the epoch that begins, although the run has enough
+/// established members to decide alone. Newcomers vote in the rounds if too few established members take part.
 pub fn is_at_risk(members: &Members) -> bool {
     bitmap::count(&members.established) >= committee::MIN_ESTABLISHED && !bitmap::is_empty(&members.judges)
 }
@@ -29,8 +29,9 @@ pub fn remember(run: &Run, members: &mut Members, backlog: &Backlog) {
 
 /// Return the judges that did not leave the rounds by their own decision.
 ///
-/// Newcomers may have had a judge dropped, or outvoted it: a client that cannot fetch the attested results joins again without
-/// a replica. Leaving in the warm-up does not count, because clients that find no source of the model leave by themselves.
+/// Newcomers may have had a judge dropped, or outvoted it: a client that cannot fetch the attested results joins again
+/// without a replica. Leaving in the warm-up does not count, because clients that find no source of the model leave by
+/// themselves.
 fn not_withdrawn(members: &Members) -> Bitmap {
     let mut judges = members.judges;
     for index in bitmap::seats(&members.judges) {
@@ -48,8 +49,8 @@ fn not_withdrawn(members: &Members) -> Bitmap {
 /// Decide, when the rounds are over, whether the epoch stands, and forget the remembered state if it does.
 ///
 /// If established members began the epoch, one of them must have delivered and still be there. If all of them left by
-/// `leave_run`, one of them and a member that stayed must have delivered: that member can attest what they made. An epoch
-/// without a step does not stand if it began from an older model.
+/// `leave_run`, one of them and a member that stayed must have delivered: that member can attest what they made. An
+/// epoch without a step does not stand if it began from an older model.
 #[inline(never)]
 pub fn confirm(run: &Run, members: &mut Members) {
     let delivering_judges = bitmap::both(&members.judges, &members.proven);
@@ -73,8 +74,9 @@ pub fn is_provisional(run: &Run, members: &Members) -> bool {
     before.kept == 1 && !unchanged
 }
 
-/// Return whether the `pending` members need not wait for other established members: enough of them to decide alone wait, or
-/// one that was not in the last undone epoch. Otherwise a member that never delivers could void epoch after epoch.
+/// Return whether the `pending` members need not wait for other established members: enough of them to decide alone
+/// wait, or one that was not in the last undone epoch. Otherwise a member that never delivers could void epoch after
+/// epoch.
 pub fn ends_wait(run: &Run, members: &Members, pending: &Bitmap) -> bool {
     let waiting = bitmap::both(&members.established, pending);
     bitmap::count(&waiting) >= committee::MIN_ESTABLISHED || !bitmap::is_subset(&waiting, &undone(run, members))
@@ -89,8 +91,8 @@ fn undone(run: &Run, members: &Members) -> Bitmap {
     bitmap::both(&members.judges, &members.established)
 }
 
-/// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although nobody `ends_wait`. The other
-/// established members had a day to come.
+/// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although nobody `ends_wait`. The
+/// other established members had a day to come.
 pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
     if !ends_wait(run, members, pending) {
         let demoted = bitmap::both(&undone(run, members), pending);

@@ -11,21 +11,21 @@ pub fn of(elected: u32) -> u32 {
     (2 * elected).div_ceil(3).max(1)
 }
 
-/// Return the quorum of a round's `elected` witnesses. If only established members witness, it is at least two: a single one
-/// would decide alone who delivered and who is dropped.
+/// Return the quorum of a round's `elected` witnesses. If only established members witness, it is at least two: a
+/// single one would decide alone who delivered and who is dropped.
 pub fn of_round(round: &Round, elected: u32) -> u32 {
     let minimum = if round.established == established_only::NOTHING { 1 } else { 2 };
     of(elected).max(minimum)
 }
 
-/// Return the smallest majority of `voters`: more than half. It decides where no member is established, so that a minority
-/// can neither block the others nor decide alone.
+/// Return the smallest majority of `voters`: more than half. It decides where no member is established, so that a
+/// minority can neither block the others nor decide alone.
 pub fn majority(voters: u32) -> u32 {
     voters / 2 + 1
 }
 
-/// Return the seats that at least `quorum` attestations name, counting 64 seats at a time. There must be at least `quorum`
-/// attestations.
+/// Return the seats that at least `quorum` attestations name, counting 64 seats at a time. There must be at least
+/// `quorum` attestations.
 pub(super) fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let mut result = [0; 32];
     for index in 0..bitmap::WORDS {
@@ -52,8 +52,8 @@ pub(super) fn count(words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
     at_least(&planes(words), quorum)
 }
 
-/// Count, for each bit, the words (at most 63) that set it. Return the counters as bit planes, lowest bit first. Adding four
-/// words before the carry ripples on (Harley-Seal) halves the work.
+/// Count, for each bit, the words (at most 63) that set it. Return the counters as bit planes, lowest bit first. Adding
+/// four words before the carry ripples on (Harley-Seal) halves the work.
 #[inline(always)]
 pub(super) fn planes(mut words: impl Iterator<Item = u64>) -> [u64; PLANES] {
     let mut planes = [0u64; PLANES];

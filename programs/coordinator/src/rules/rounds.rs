@@ -17,8 +17,8 @@ struct Settled {
 }
 
 impl Machine<'_> {
-    /// Start round `height` with the drawn seed and the roster that was fixed before the draw. `unsettled` is the number of
-    /// steps that rounds not yet judged may still make. The drain round of a run with overlap has no data.
+    /// Start round `height` with the drawn seed and the roster that was fixed before the draw. `unsettled` is the
+    /// number of steps that rounds not yet judged may still make. The drain round of a run with overlap has no data.
     #[inline(never)]
     pub fn start_round(&mut self, moment: &Moment, height: u32, unsettled: u32) {
         let run = &mut *self.run;
@@ -33,8 +33,8 @@ impl Machine<'_> {
         let mut seated = bitmap::both(&roster, &self.members.healthy);
         let mut established = established_only::NOTHING;
         let mut max_batch = if backlog.has_room(0) { global_batch } else { 0 };
-        // The first round decides for the epoch. Otherwise newcomers would get the vote when one of three established members
-        // leaves.
+        // The first round decides for the epoch. Otherwise newcomers would get the vote when one of three established
+        // members leaves.
         let only_established = if height == 0 {
             committee::only_established_witness(run, self.members)
         } else {
@@ -112,8 +112,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Return the outcome of the round at ring index `judged`, and put its untrained data back into the backlog. If the backlog
-    /// has no room for the gaps, the round's whole data goes back and nobody has delivered.
+    /// Return the outcome of the round at ring index `judged`, and put its untrained data back into the backlog. If the
+    /// backlog has no room for the gaps, the round's whole data goes back and nobody has delivered.
     #[inline(never)]
     fn settle(&mut self, round: &Round, judged: usize) -> Settled {
         let judged = self.run.rounds[judged];
@@ -145,8 +145,8 @@ impl Machine<'_> {
         self.witnesses.backlog.put(self.run, &untrained);
         let idle = bitmap::both(&idle, &judged.roster); // without members that left before the round
         let credited = match round.established {
-            // If newcomers witness, more than a third of the witnesses can deny all others a quorum, and can be the majority
-            // while others are late. So a late witness counts as one that leaves nobody out.
+            // If newcomers witness, more than a third of the witnesses can deny all others a quorum, and can be the
+            // majority while others are late. So a late witness counts as one that leaves nobody out.
             established_only::NOTHING if round.attestations == round.elected => {
                 bitmap::both(&agreed.by_majority, &judged.roster)
             }

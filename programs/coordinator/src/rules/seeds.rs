@@ -1,7 +1,7 @@
 //! Draw the seeds of rounds and of the shuffles within a round.
 //!
-//! Nobody chooses a seed. An instruction fixes the roster together with a future slot, and the first instruction after that
-//! slot draws the seed from its hash. The next round's seed is drawn while a round runs.
+//! Nobody chooses a seed. An instruction fixes the roster together with a future slot, and the first instruction after
+//! that slot draws the seed from its hash. The next round's seed is drawn while a round runs.
 
 use super::{slot_hashes, Moment};
 use crate::state::{run_state, Run};
@@ -10,8 +10,8 @@ use solana_sha256_hasher::hashv;
 /// Number of slots that one validator leads in a row.
 const LEADER_SLOTS: u64 = 4;
 
-/// Fix the slot from whose hash the next seed is drawn: the first slot of the next leader. The present leader decides what
-/// this instruction fixes, and so seldom makes that hash too.
+/// Fix the slot from whose hash the next seed is drawn: the first slot of the next leader. The present leader decides
+/// what this instruction fixes, and so seldom makes that hash too.
 pub fn fix(run: &mut Run, moment: &Moment) {
     run.seed_slot = (moment.slot / LEADER_SLOTS).wrapping_add(1).wrapping_mul(LEADER_SLOTS);
 }

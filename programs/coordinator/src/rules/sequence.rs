@@ -7,8 +7,8 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Count a change of one account. The counter wraps, because any wallet can make it rise and readers only compare it for
-/// equality.
+/// Count a change of one account. The counter wraps, because any wallet can make it rise and readers only compare it
+/// for equality.
 pub fn bump(counter: &mut u32) -> Result<()> {
     *counter = counter.wrapping_add(1);
     Ok(())

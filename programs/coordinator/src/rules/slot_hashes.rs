@@ -18,8 +18,9 @@ pub fn newest(sysvar: &[u8]) -> [u8; 32] {
 
 /// Return the hash of the first unskipped slot at or after `slot`, or None if there is none yet.
 ///
-/// If the sysvar no longer has entries that old, search from `slot` + 512, + 1,024 and so on, the first that it covers. So a
-/// wallet that waits to draw gets another hash only every 512 slots, and any other wallet can prevent that by drawing first.
+/// If the sysvar no longer has entries that old, search from `slot` + 512, + 1,024 and so on, the first that it covers.
+/// So a wallet that waits to draw gets another hash only every 512 slots, and any other wallet can prevent that by
+/// drawing first.
 #[inline(never)]
 pub fn first_since(sysvar: &[u8], slot: u64) -> Option<[u8; 32]> {
     let entries = sysvar.len().saturating_sub(COUNT_BYTES) / ENTRY_BYTES;
@@ -30,7 +31,8 @@ pub fn first_since(sysvar: &[u8], slot: u64) -> Option<[u8; 32]> {
         let periods = (oldest - slot).div_ceil(MAX_ENTRIES as u64);
         first_slot = slot.wrapping_add(periods.wrapping_mul(MAX_ENTRIES as u64));
     }
-    // Binary search: the entries before `start` have slots of at least `first_slot`, those from `end` on have lower ones.
+    // Binary search: the entries before `start` have slots of at least `first_slot`, those from `end` on have lower
+    // ones.
     let mut start = 0;
     let mut end = count;
     while start < end {

@@ -12,7 +12,8 @@ pub fn copy(field: &mut [u8], text: &str, error: CoordinatorError) -> Result<()>
     }
 }
 
-/// Store `text` if it fits. Return whether it did. `copy` without the error, because a call on sBPF takes at most five words.
+/// Store `text` if it fits. Return whether it did. `copy` without the error, because a call on sBPF takes at most five
+/// words.
 #[inline(never)]
 fn fill(field: &mut [u8], text: &str) -> bool {
     if text.len() > field.len() {

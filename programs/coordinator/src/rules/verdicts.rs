@@ -24,15 +24,15 @@ pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, ballot: &Bal
     require!(committee::is_verifier(round, &run.began, verdict.verifier, verifiers), CoordinatorError::NotAVerifier);
     require!(trained(run, members, round, verdict.target), CoordinatorError::NotATrainer);
     let count = (votes.verdict_count as usize).min(MAX_VERDICTS);
-    let about = |vote: &&Verdict| vote.target == verdict.target;
-    let earlier = votes.verdicts[..count].iter().filter(about).any(|vote| vote.verifier == verdict.verifier);
-    require!(!earlier, CoordinatorError::DuplicateVerdict);
-    let given = votes.verdicts[..count].iter().filter(|vote| vote.verifier == verdict.verifier).count();
-    let room = given < MAX_VERDICTS / verifiers.max(1) as usize && count < MAX_VERDICTS;
-    require!(room, CoordinatorError::VerdictsFull);
+    let same_target = |vote: &&Verdict| vote.target == verdict.target;
+    let is_repeated = votes.verdicts[..count].iter().filter(same_target).any(|vote| vote.verifier == verdict.verifier);
+    require!(!is_repeated, CoordinatorError::DuplicateVerdict);
+    let own_verdicts = votes.verdicts[..count].iter().filter(|vote| vote.verifier == verdict.verifier).count();
+    let has_room = own_verdicts < MAX_VERDICTS / verifiers.max(1) as usize && count < MAX_VERDICTS;
+    require!(has_room, CoordinatorError::VerdictsFull);
     votes.verdicts[count] = verdict;
     votes.verdict_count = (count + 1) as u8;
-    let mismatches = votes.verdicts[..=count].iter().filter(about).filter(|vote| vote.mismatch == 1).count();
+    let mismatches = votes.verdicts[..=count].iter().filter(same_target).filter(|vote| vote.mismatch == 1).count();
     Ok(mismatches as u32 >= quorum::of(verifiers).max(MIN_MISMATCHES))
 }
 

@@ -8,7 +8,7 @@ use crate::{constants::*, state::*};
 
 /// The delivered fraction of an epoch's rounds is rounded down to eighths.
 const EIGHTHS: u32 = 8;
-/// One member that owed nothing may vote on the levels for each so many members that delivered.
+/// Number of members that delivered for each member that owed nothing and may still attest levels.
 const DELIVERING_PER_IDLE: u32 = 4;
 /// Maximum weight of a member, in medians.
 const MAX_MEDIANS: u32 = 8;
@@ -17,8 +17,8 @@ pub const MAX_JUDGED: u32 = (1 << COUNT_BITS) - 1;
 
 /// The members that a round counts for: those whose results a quorum of the witnesses recorded.
 ///
-/// If the round was witnessed by newcomers too: those that a majority of the elected witnesses recorded alike or, while some
-/// witnesses are late, those that no majority left out.
+/// If the round was witnessed by newcomers too: those that a majority of the elected witnesses recorded alike or, while
+/// some witnesses are late, those that no majority left out.
 pub struct Counted {
     /// Members that delivered all that they owed.
     pub attested: Bitmap,
@@ -26,8 +26,8 @@ pub struct Counted {
     pub delivered: Bitmap,
 }
 
-/// Count a round that made a step. The counters are bit planes: adding one for all members costs a few words, and 256 single
-/// counters would cost more than closing a round may.
+/// Count a round that made a step. The counters are bit planes: adding one for all members costs a few words, and 256
+/// single counters would cost more than closing a round may.
 #[inline(never)]
 pub fn count(members: &mut Members, counted: &Counted) {
     members.proven = bitmap::either(&members.proven, &counted.delivered);
@@ -64,8 +64,8 @@ pub fn begin(members: &mut Members) {
     }
 }
 
-/// Make newcomers again of all members of the epoch that were not established before. Called if the warm-up was abandoned or
-/// the epoch made no step, so that nobody has shown anything.
+/// Make newcomers again of all members of the epoch that were not established before. Called if the warm-up was
+/// abandoned or the epoch made no step, so that nobody has shown anything.
 #[inline(never)]
 pub fn forget(members: &mut Members) {
     let Members { seats, established, .. } = members;
@@ -156,8 +156,8 @@ fn spread(bits: u64) -> u64 {
     one_bit_per_byte.wrapping_add(0x7f * EACH) >> 7 & EACH
 }
 
-/// Return in how many eighths of the epoch's rounds each of 64 seats delivered, as four bit planes. Testing each of 256 seats
-/// on eight bitmaps would cost several times as much.
+/// Return in how many eighths of the epoch's rounds each of 64 seats delivered, as four bit planes. Testing each of 256
+/// seats on eight bitmaps would cost several times as much.
 #[inline(never)]
 fn eighths(members: &Members, index: usize) -> [u64; 4] {
     let counts = members.delivered.each_ref().map(|plane| bitmap::word(plane, index));
@@ -180,17 +180,17 @@ pub fn delivered(members: &Members, seat: u8) -> u32 {
     bits.fold(0, |count, (bit, plane)| count | u32::from(bitmap::has(plane, seat)) << bit)
 }
 
-/// Return the seats that delivered in at least half of the epoch's rounds so far, and every level of their tier in at least
-/// half of the rounds in which that was judged.
+/// Return the seats that delivered in at least half of the epoch's rounds so far, and every level of their tier in at
+/// least half of the rounds in which that was judged.
 pub fn half_delivered(members: &Members) -> Bitmap {
     bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), level_holders::in_half(members))
 }
 
-/// Fix, when the rounds are over, which members attest the levels (`Members::proven`): those that delivered in at least half
-/// of the rounds, every level of their tier.
+/// Fix, when the rounds are over, which members attest the levels (`Members::proven`): those that delivered in at least
+/// half of the rounds, every level of their tier.
 ///
-/// Judges that are still there need not have owed anything: shares are few where members are many. Members that have gone
-/// were checked in `members::exit`.
+/// Judges that are still there need not have owed anything: shares are few where members are many. Members that have
+/// gone were checked in `members::exit`.
 #[inline(never)]
 pub fn settle(members: &mut Members) {
     if members.judged == 0 {
@@ -210,8 +210,8 @@ pub fn settle(members: &mut Members) {
 /// Let members that owed nothing attest levels after an epoch without established members. Otherwise they would stay
 /// newcomers, and in the next epoch a stranger would be the equal of a level's only holder.
 ///
-/// This admits the lowest tier numbers, up to the first of which a member delivered. It admits nobody if these are more than a
-/// quarter of the members that delivered, or idle wallets could stop the run.
+/// This admits the lowest tier numbers, up to the first of which a member delivered. It admits nobody if these are more
+/// than a quarter of the members that delivered, or idle wallets could stop the run.
 fn admit_idle(members: &mut Members, stayed: &Bitmap) {
     let max_idle = bitmap::count(&members.proven) / DELIVERING_PER_IDLE;
     let mut idle = [0; 32];
@@ -251,9 +251,9 @@ mod tests {
                     (state >> 16) as u16 >> (state % 16)
                 })
                 .collect();
-            let found = lower_median(&weights);
+            let median = lower_median(&weights);
             weights.sort_unstable();
-            assert_eq!(found, weights[(len - 1) / 2]);
+            assert_eq!(median, weights[(len - 1) / 2]);
         }
     }
 
@@ -280,10 +280,10 @@ mod tests {
             count(&mut members, &Counted { attested, delivered: attested });
         }
         assert_eq!(members.judged, 300);
-        for least in [1, 2, 100, 255, 256, 257, 300] {
-            let found = at_least(&members.delivered, least);
+        for threshold in [1, 2, 100, 255, 256, 257, 300] {
+            let seats = at_least(&members.delivered, threshold);
             for seat in 0..=255u8 {
-                assert_eq!(bitmap::has(&found, seat), counters[seat as usize] >= least);
+                assert_eq!(bitmap::has(&seats, seat), counters[seat as usize] >= threshold);
                 assert_eq!(delivered(&members, seat), counters[seat as usize]);
             }
         }
