@@ -80,7 +80,7 @@ impl Plan {
         }
         let verifiers = committee::verifiers(round.clients, percent) as usize;
         if verifiers > 0 {
-            let order = committee::first(round, began, committee::COMMITTEE, verifiers);
+            let order = committee::order_start(round, began, committee::COMMITTEE, verifiers);
             let mut left = verifiers;
             for rank in order.ranks() {
                 let weight = &mut weights[*rank as usize];

@@ -26,14 +26,14 @@ pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
 
 /// Return the beginning of `order` that contains the first `count` members of the round. If a member has left since the
 /// epoch began, this is the whole order.
-pub fn first(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
+pub fn order_start(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
     let len = bitmap::count(began) as usize;
     let drawn = if round.roster == *began { count } else { len };
     Order::first(seeds::of_purpose(round.seed, purpose), len, drawn)
 }
 
 /// Return the first `count` seats of `set`, in an order of the members that `began` the epoch.
-fn take(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
+fn first_seats(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
     let (seats, _) = bitmap::by_rank(began);
     let mut result = [0; 32];
     let ordered = order.ranks().iter().map(|rank| seats[*rank as usize]);
@@ -48,7 +48,7 @@ pub fn drawn(run: &Run, round: &Round, count: usize) -> Bitmap {
     let gone = bitmap::count(&bitmap::without(&run.began, &round.roster)) as usize;
     let state = seeds::of_purpose(round.seed, WITNESS);
     let order = Order::first(state, bitmap::count(&run.began) as usize, count.saturating_add(gone));
-    take(&order, &run.began, &round.roster, count)
+    first_seats(&order, &run.began, &round.roster, count)
 }
 
 /// Return how many witnesses a round should have (0 = all), given the config's `nodes`. A quorum of established
@@ -146,14 +146,14 @@ pub fn witnesses(run: &Run, members: &Members, round: &Round) -> Bitmap {
     if elected >= bitmap::count(&seated) as usize {
         return seated;
     }
-    take(&order(round, &electors, WITNESS), &electors, &seated, elected)
+    first_seats(&order(round, &electors, WITNESS), &electors, &seated, elected)
 }
 
 /// Return whether a seat is one of the first `verifiers` members of a round in the committee's order.
 #[inline(never)]
 pub fn is_verifier(round: &Round, began: &Bitmap, seat: u8, verifiers: u32) -> bool {
-    let order = first(round, began, COMMITTEE, verifiers as usize);
-    verifiers > 0 && bitmap::has(&take(&order, began, &round.roster, verifiers as usize), seat)
+    let order = order_start(round, began, COMMITTEE, verifiers as usize);
+    verifiers > 0 && bitmap::has(&first_seats(&order, began, &round.roster, verifiers as usize), seat)
 }
 
 /// Return how many of `clients` members verify: the percentage, rounded down. At least one member trains, and there are

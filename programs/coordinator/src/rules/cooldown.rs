@@ -328,7 +328,7 @@ impl Machine<'_> {
     /// more.
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
-        weights::settle(self.members);
+        weights::fix_attesters(self.members);
         provisional::confirm(self.run, self.members);
         let trained = super::levels::trained(self.run, self.members);
         for level in (0..MAX_LEVELS).filter(|level| trained >> level & 1 == 1) {

@@ -72,9 +72,9 @@ impl Machine<'_> {
     /// automatically, every attempt would rely on a dead member as the holder of a model that nobody has.
     #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
-        weights::forget(self.members);
-        members::rest(self.members);
-        members::forget_unwanted(self.run, self.members);
+        weights::reset_newcomers(self.members);
+        members::set_all_idle(self.members);
+        members::remove_unwanted_finishers(self.run, self.members);
         provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
         let run = &mut *self.run;
         if run.cold_start == 1 && run.model_source == model_source::DURABLE && bitmap::is_empty(&run.finishers) {
@@ -105,7 +105,7 @@ impl Machine<'_> {
         run.cold_start = 0;
         let finished = run.step > run.config.total_steps;
         if finished {
-            members::forget_wishes(self.members);
+            members::clear_waiting(self.members);
         }
         self.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, moment);
         Ok(())
@@ -167,12 +167,12 @@ impl Machine<'_> {
 #[inline(never)]
 pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) -> Result<()> {
     if run.state == run_state::WARMUP {
-        weights::forget(members);
-        members::forget_unwanted(run, members);
+        weights::reset_newcomers(members);
+        members::remove_unwanted_finishers(run, members);
         provisional::restore(run, members, backlog);
     }
-    members::forget_wishes(members);
-    members::rest(members);
+    members::clear_waiting(members);
+    members::set_all_idle(members);
     sequence::bump(&mut run.members_seq)?;
     run.pending_pause = 0;
     run.cold_start = 1;

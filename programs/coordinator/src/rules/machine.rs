@@ -78,7 +78,7 @@ impl Machine<'_> {
             Away::Nobody => extra,
             Away::Some => extra.saturating_add(self.run.config.warmup_time),
             // The wait has a limit, or one holder could stop the run by leaving.
-            Away::All if self.anyone_known(&pending) => {
+            Away::All if self.known_member_waits(&pending) => {
                 extra.saturating_add(self.run.config.warmup_time).max(HOLDERS_WAIT)
             }
             Away::All => return Ok(false),
@@ -122,7 +122,7 @@ impl Machine<'_> {
 
     /// Return whether an established member or a finisher waits for the next epoch.
     #[inline(never)]
-    fn anyone_known(&self, pending: &Bitmap) -> bool {
+    fn known_member_waits(&self, pending: &Bitmap) -> bool {
         bitmap::intersects(&bitmap::either(&self.members.established, &self.run.finishers), pending)
     }
 

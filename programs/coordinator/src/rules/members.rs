@@ -49,7 +49,7 @@ pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
 }
 
 /// Return all members to idle.
-pub fn rest(members: &mut Members) {
+pub fn set_all_idle(members: &mut Members) {
     for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
         seat.state = member_state::IDLE;
     }
@@ -58,7 +58,7 @@ pub fn rest(members: &mut Members) {
 
 /// Take all waiting members out of the line. They must join again, because the owner of a halted run may change what it
 /// asks for.
-pub fn forget_wishes(members: &mut Members) {
+pub fn clear_waiting(members: &mut Members) {
     // Eight at a time: checking each seat for use would cost half as much again.
     for seats in members.seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1) {
         for seat in seats {
@@ -76,7 +76,7 @@ pub fn unwanted(members: &Members) -> Bitmap {
 
 /// Remove from the finishers the members that an authority removed or barred while an epoch ran.
 #[inline(never)]
-pub fn forget_unwanted(run: &mut Run, members: &Members) {
+pub fn remove_unwanted_finishers(run: &mut Run, members: &Members) {
     run.finishers = bitmap::without(&run.finishers, &unwanted(members));
 }
 
@@ -241,9 +241,9 @@ impl ReservedSeats {
 
 /// Return the seat that `signer` gets: its own; else one without an owner; else an idle one, by increasing worth.
 ///
-/// From least to most worth, idle seats belong to members that did nothing of the following: were in this epoch or the
-/// last one, delivered, earned points, finished the last epoch. Among equals, the member that was away longest loses
-/// its seat. `reserved` seats are not given away.
+/// The worth of an idle seat depends on what its member did, the most important last: it was in this epoch or the last
+/// one, delivered, earned points, finished the last epoch. Among equals, the seat of the member that was away longest
+/// is worth least. `reserved` seats are not given away.
 fn choose(run: &Run, members: &Members, signer: &Address, reserved: &ReservedSeats) -> Result<usize> {
     let mut own = None;
     let mut free = None;

@@ -91,7 +91,7 @@ fn undone(run: &Run, members: &Members) -> Bitmap {
     bitmap::both(&members.judges, &members.established)
 }
 
-/// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although nobody `ends_wait`. The
+/// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although `ends_wait` is false. The
 /// other established members had a day to come.
 pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
     if !ends_wait(run, members, pending) {
@@ -119,6 +119,6 @@ pub fn restore(run: &mut Run, members: &mut Members, backlog: &mut Backlog) -> b
         run.data_index = before.data_index;
         backlog.clear(run);
     }
-    members::forget_unwanted(run, members);
+    members::remove_unwanted_finishers(run, members);
     true
 }

@@ -67,7 +67,7 @@ pub fn begin(members: &mut Members) {
 /// Make newcomers again of all members of the epoch that were not established before. Called if the warm-up was
 /// abandoned or the epoch made no step, so that nobody has shown anything.
 #[inline(never)]
-pub fn forget(members: &mut Members) {
+pub fn reset_newcomers(members: &mut Members) {
     let Members { seats, established, .. } = members;
     for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
         match seat.state {
@@ -120,7 +120,7 @@ fn nth(bytes: impl Iterator<Item = u8>, place: &mut u32) -> u8 {
 #[inline(never)]
 pub fn end(members: &mut Members) {
     if members.judged == 0 {
-        return forget(members);
+        return reset_newcomers(members);
     }
     for index in 0..bitmap::WORDS {
         let digits = eighths(members, index);
@@ -192,7 +192,7 @@ pub fn half_delivered(members: &Members) -> Bitmap {
 /// Judges that are still there need not have owed anything: shares are few where members are many. Members that have
 /// gone were checked in `members::exit`.
 #[inline(never)]
-pub fn settle(members: &mut Members) {
+pub fn fix_attesters(members: &mut Members) {
     if members.judged == 0 {
         return;
     }
