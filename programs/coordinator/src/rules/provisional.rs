@@ -91,8 +91,8 @@ fn undone(run: &Run, members: &Members) -> Bitmap {
     bitmap::both(&members.judges, &members.established)
 }
 
-/// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although `ends_wait` is false. The
-/// other established members had a day to come.
+/// Make newcomers of the waiting members of an undone epoch, if the next epoch begins although `ends_wait` is false.
+/// The other established members had a day to come.
 pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
     if !ends_wait(run, members, pending) {
         let demoted = bitmap::both(&undone(run, members), pending);
