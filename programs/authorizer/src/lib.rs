@@ -1,4 +1,4 @@
-//! Authorizer: who may do what. A grantor authorizes a grantee (or everyone) within a scope; a grantee may delegate.
+//! Authorizer: a grantor authorizes a grantee, or everyone, within a scope. The grantee may name delegates.
 #![cfg_attr(target_os = "solana", no_std)]
 extern crate alloc;
 
@@ -46,7 +46,7 @@ pub mod authorizer {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_account_names_this_program_as_its_owner() {
+    fn account_owner_is_this_program() {
         assert_eq!(crate::ID, authorization::ID);
     }
 }

@@ -1,33 +1,33 @@
 //! Limits and seeds shared by accounts, rules and instructions.
 
-/// Member seats; a seat index fits a `u8` and a set of seats fits a 32-byte bitmap.
+/// Maximum number of members. A seat index fits a `u8`, and a set of seats a 32-byte bitmap.
 pub const MAX_MEMBERS: usize = 256;
-/// Witnesses elected and stored per round, and cooldown attestations stored per epoch.
+/// Maximum number of witnesses per round, and of attestations per level in a cooldown.
 pub const MAX_WITNESSES: usize = 32;
-/// Rounds kept in the ring of headers.
+/// Number of rounds whose headers the ring stores.
 pub const STORED_ROUNDS: usize = 4;
-/// Levels of the model's state, equal to the number of tiers at most.
+/// Maximum number of levels of a model, which equals its number of tiers.
 pub const MAX_LEVELS: usize = 8;
-/// Field of commitment fingerprints in an attestation: ten bits for each possible member.
+/// Bytes of the fingerprints in an attestation: ten bits for each possible member.
 pub const FINGERPRINT_BYTES: usize = 320;
-/// Bit planes of a counter of up to 63 votes for each seat.
+/// Bit planes of the vote counters: up to 63 votes for each seat.
 pub const VOTE_PLANES: usize = 6;
-/// Intervals of untrained sequences that wait to be assigned again: those of a third of 256 members, and some.
+/// Maximum number of intervals in the backlog: those of a third of 256 members, and a few more.
 pub const BACKLOG: usize = 96;
-/// Intervals of sequences that one round does again, at most.
+/// Maximum number of backlog intervals that one round trains again.
 pub const REDO: usize = 4;
-/// Seconds for which an epoch waits for those who hold the model: newcomers for an established member, and established
-/// members for a finisher. The owner may rewind the run before.
+/// Seconds that an epoch waits for holders of the model: newcomers for an established member, and established members
+/// for a finisher. The owner may rewind the run earlier.
 pub const HOLDERS_WAIT: u64 = 24 * 60 * 60;
-/// Checkpoints kept besides the present one.
+/// Number of earlier checkpoints that a run records.
 pub const EARLIER: usize = 3;
-/// Verdicts stored per round.
+/// Maximum number of verdicts per round.
 pub const MAX_VERDICTS: usize = 32;
-/// Bits of a count of rounds.
+/// Bit planes of the counter of delivered rounds (`Members::delivered`).
 pub const COUNT_BITS: usize = 12;
-/// Bits of how far ahead complete deliveries are.
+/// Bit planes of the level score (`Members::shown`).
 pub const SHOWN_BITS: usize = 7;
-/// A run id is a PDA seed.
+/// Maximum size of a run id, which is a PDA seed.
 pub const RUN_ID_BYTES: usize = 32;
 
 pub const NAME_BYTES: usize = 64;
@@ -35,12 +35,12 @@ pub const DESCRIPTION_BYTES: usize = 280;
 pub const REPO_BYTES: usize = 192;
 pub const REVISION_BYTES: usize = 64;
 pub const CLIENT_VERSION_BYTES: usize = 96;
-/// Maximum size of the training spec. Model stays below what one instruction may create.
+/// Maximum size of the training spec. With it, one instruction can still create the whole `Model` account.
 pub const SPEC_BYTES: usize = 4_096;
 
 /// Layout version written into every account.
 pub const VERSION: u8 = 12;
-/// Most bytes an account may gain in one instruction, and the most a program may create by itself.
+/// Maximum number of bytes that an account may gain in one instruction, also when a program creates it.
 pub const GROWTH: usize = 10_240;
 
 pub const RUN_SEED: &[u8] = b"run";
@@ -49,10 +49,10 @@ pub const MEMBERS_SEED: &[u8] = b"members";
 pub const WITNESSES_SEED: &[u8] = b"witnesses";
 pub const MEMBERSHIP_SEED: &[u8] = b"membership";
 
-/// Scope of an authorization to join all runs of a join authority. One for a single run has that run's address as scope.
+/// Scope of an authorization to join all runs of a join authority. The scope for a single run is the run's address.
 pub const JOIN_SCOPE: &[u8] = b"CoordinatorJoinRun";
 
-/// What a member's signature under a result begins with; the last byte says that it is one.
+/// The beginning of the statement that a member signs about a result. The last byte is the kind of the statement.
 pub const STATEMENT_DOMAIN: [u8; 25] = *b"aftermath announcement 3\x01";
 
 /// A set of member seats: bit `i % 8` of byte `i / 8` stands for seat `i`.

@@ -1,4 +1,4 @@
-//! Every refusal of the program: a sentence that states the limit and the way out. Codes count from 6000 in this order.
+//! The errors of the program. Each message states the limit and what to do. Codes count from 6000 in this order.
 
 use anchor_lang::prelude::*;
 

@@ -1,8 +1,7 @@
-//! Coordinator: keeps the clock, the member list, the random seeds and the votes of training runs.
+//! Coordinator: the program that keeps the clock, the member list, the random seeds and the votes of training runs.
 //!
-//! Thin entry points only. Accounts are in `state`, one instruction per file in `instructions`, and everything that
-//! decides (shuffles, committees, assignment, quorum, transitions, validation) in `rules`, free of accounts and syscalls
-//! where possible.
+//! This file has only thin entry points. `state` has the accounts, `instructions` one file per instruction, and `rules`
+//! all decisions.
 #![cfg_attr(target_os = "solana", no_std)]
 extern crate alloc;
 
@@ -33,7 +32,8 @@ pub mod coordinator {
         join_authority: Address,
         client_version: String,
     ) -> Result<()> {
-        instructions::init_run(ctx, &run_id, (main_authority, join_authority), &client_version)
+        let authorities = Authorities { main: main_authority, join: join_authority };
+        instructions::init_run(ctx, &run_id, &authorities, &client_version)
     }
 
     /// Adds up to 10,240 bytes to members (`which` 0) or witnesses (1).
@@ -130,12 +130,12 @@ pub mod coordinator {
         metadata: WitnessMetadata,
     ) -> Result<()> {
         let _ = metadata; // for indexers
-        instructions::witness(ctx, (seat, &at), &participation, &fingerprints)
+        instructions::witness(ctx, seat, &at, &participation, &fingerprints)
     }
 
     /// A verifier states whether a trainer's result matches its own recomputation.
     pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: Place, target: u8, mismatch: bool) -> Result<()> {
-        instructions::verify(ctx, (seat, &at), target, mismatch)
+        instructions::verify(ctx, seat, &at, target, mismatch)
     }
 
     /// Ejects a member that signed two different results of one share; an Ed25519 instruction before it checks both.
@@ -151,7 +151,7 @@ pub mod coordinator {
         mask: u8,
         hashes: Vec<[u8; 32]>,
     ) -> Result<()> {
-        instructions::attest(ctx, (seat, &at), mask, &hashes)
+        instructions::attest(ctx, seat, &at, mask, &hashes)
     }
 
     /// Drops members whose results the witnesses did not see.

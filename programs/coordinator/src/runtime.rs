@@ -1,9 +1,8 @@
-//! What the sBPF runtime asks of a program and Anchor 2 does not bring on every toolchain.
+//! The entrypoint, the allocator, the panic handler and, for upstream LLVM, the `mem*` functions of both programs.
 //!
-//! Owns the entrypoint, the allocator, the panic handler and (only for upstream LLVM) the `mem*` functions.
 //! Anchor's own entrypoint expects the instruction data in a second register (SIMD-0321). This one finds the data by
-//! walking the accounts, about ten compute units each, so that the program also runs on older runtimes.
-//! Shared by both programs through `#[path]`, because exported symbols must live in the program's own crate.
+//! walking the accounts, about ten compute units each, so that the program also runs on older runtimes. Both programs
+//! include this file through `#[path]`, because exported symbols must live in the program's own crate.
 
 #[cfg(target_os = "solana")]
 mod entry {
@@ -14,30 +13,31 @@ mod entry {
     const HEADER: usize = 88;
     /// Offset of the data length within that header.
     const DATA_LENGTH: usize = 80;
-    /// Room the runtime leaves behind the data for growth.
+    /// Bytes that the runtime reserves after the data for growth.
     const GROWTH: usize = 10_240;
-    /// First byte of an account that is not a repetition of an earlier one.
+    /// First byte of an account that does not repeat an earlier one.
     const NOT_DUPLICATE: u8 = 0xff;
 
     /// # Safety
-    /// Called by the runtime only, with a pointer to its serialised parameters.
+    /// Only the runtime may call this, with a pointer to its serialised parameters.
     #[no_mangle]
     pub unsafe extern "C" fn entrypoint(input: *mut u8) -> u64 {
         let count = *(input as *const u64);
-        let mut at = input.add(8);
+        let mut account = input.add(8);
         for _ in 0..count {
-            if *at == NOT_DUPLICATE {
-                let length = *(at.add(DATA_LENGTH) as *const u64) as usize;
-                at = at.add(HEADER + ((length + 7) & !7) + GROWTH + 8);
+            if *account == NOT_DUPLICATE {
+                let length = *(account.add(DATA_LENGTH) as *const u64) as usize;
+                account = account.add(HEADER + ((length + 7) & !7) + GROWTH + 8);
             } else {
-                at = at.add(8);
+                account = account.add(8);
             }
         }
-        crate::__anchor_dispatch(input, at.add(8))
+        let data = account.add(8); // after the last account: the data's length, then the data
+        crate::__anchor_dispatch(input, data)
     }
 }
 
-/// Upstream LLVM asks the program for these; the official platform tools have them built in.
+/// Memory functions that upstream LLVM expects from the program. The official platform tools have them built in.
 #[cfg(upstream_bpf)]
 mod memory {
     use solana_define_syscall::definitions::{sol_memcmp_, sol_memcpy_, sol_memmove_, sol_memset_};

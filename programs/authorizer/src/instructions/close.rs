@@ -1,4 +1,4 @@
-//! The grantor removes an authorization that is switched off; its rent goes back to those who paid it.
+//! The grantor closes an inactive authorization. The rent goes back to the wallets that paid it.
 
 use crate::errors::AuthorizerError;
 use anchor_lang::{prelude::*, realloc_account};
@@ -33,8 +33,8 @@ pub fn close(ctx: &mut Context<Close>) -> Result<()> {
     let authorization = &mut accounts.authorization;
     require!(!authorization.active, AuthorizerError::StillActive);
     let waited = Clock::get()?.unix_timestamp.saturating_sub(authorization.grantor_update_at);
-    let free = authorization.delegates.is_empty() || waited >= CLOSE_DELAY;
-    require!(free, AuthorizerError::ClosedTooEarly);
+    let may_close = authorization.delegates.is_empty() || waited >= CLOSE_DELAY;
+    require!(may_close, AuthorizerError::ClosedTooEarly);
     let scope = authorization.scope.len();
     authorization.delegates.clear();
     authorization.release_borrow()?;

@@ -1,6 +1,6 @@
-//! A grantor creates an authorization; it starts inactive.
+//! A grantor creates an inactive authorization.
 
-// the seeds use the instruction's arguments; the derive also binds them where it does not need them
+// The seeds use the instruction's arguments, but the derive macro binds them everywhere.
 #![allow(unused_variables)]
 
 use crate::errors::AuthorizerError;
@@ -31,7 +31,8 @@ pub fn create(ctx: &mut Context<Create>, grantee: Address, scope: Vec<u8>) -> Re
     require!(valid, AuthorizerError::ScopeLength);
     let grantor_update_at = Clock::get()?.unix_timestamp;
     let bump = ctx.bumps.authorization;
-    let (grantor, sponsor) = (*ctx.accounts.grantor.address(), *ctx.accounts.payer.address());
+    let grantor = *ctx.accounts.grantor.address();
+    let sponsor = *ctx.accounts.payer.address();
     let authorization = &mut *ctx.accounts.authorization;
     *authorization = Authorization {
         bump,

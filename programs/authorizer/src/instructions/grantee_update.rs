@@ -1,4 +1,4 @@
-//! The grantee names wallets that may act in its place.
+//! The grantee names the delegates: wallets that may act in its place.
 
 use crate::errors::AuthorizerError;
 use anchor_lang::{prelude::*, realloc_account};
@@ -28,27 +28,29 @@ pub struct GranteeUpdate {
     pub system_program: Program<System>,
 }
 
-/// Growing is paid by `payer`, who sponsors the list from then on; while there are delegates of another sponsor, only that
-/// one may add to them. What a list that shrinks had cost goes back to its sponsor.
+/// Replace the delegates by `added` if `clear`, else append them.
+///
+/// The payer of a longer list becomes its sponsor. While the list has delegates of another sponsor, only that sponsor
+/// may add to it. The rent of a shorter list goes back to its sponsor.
 pub fn grantee_update(ctx: &mut Context<GranteeUpdate>, clear: bool, added: &[Address]) -> Result<()> {
     let accounts = &mut ctx.accounts;
-    let old = accounts.authorization.delegates.len();
-    let kept = if clear { 0 } else { old };
-    let count = kept.saturating_add(added.len());
+    let old_count = accounts.authorization.delegates.len();
+    let remaining = if clear { 0 } else { old_count };
+    let count = remaining.saturating_add(added.len());
     require!(count <= MAX_DELEGATES, AuthorizerError::TooManyDelegates);
     let payer = *accounts.payer.address();
-    let own = *accounts.delegates_sponsor.address() == payer;
-    require!(own || old == 0 || added.is_empty(), AuthorizerError::WrongSponsor);
+    let is_sponsor = *accounts.delegates_sponsor.address() == payer;
+    require!(is_sponsor || old_count == 0 || added.is_empty(), AuthorizerError::WrongSponsor);
     let authorization = &mut accounts.authorization;
-    authorization.delegates.truncate(kept);
+    authorization.delegates.truncate(remaining);
     let space = Authorization::space(authorization.scope.len(), count);
-    if count > old {
+    if count > old_count {
         authorization.delegates_sponsor = payer;
     }
     authorization.release_borrow()?;
     let mut view = *authorization.account();
-    let purse = if count > old { accounts.payer.account() } else { accounts.delegates_sponsor.account() };
-    realloc_account(&mut view, space, purse, true)?;
+    let sponsor = if count > old_count { accounts.payer.account() } else { accounts.delegates_sponsor.account() };
+    realloc_account(&mut view, space, sponsor, true)?;
     authorization.reacquire_borrow_mut()?;
     authorization.delegates.extend_from_slice(added);
     Ok(())

@@ -1,4 +1,4 @@
-//! One instruction per file: its accounts, its checks, its effect.
+//! One file per instruction, with its accounts, checks and effects.
 
 pub mod close;
 pub mod create;

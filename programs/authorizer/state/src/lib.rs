@@ -1,19 +1,20 @@
 //! `Authorization`: one grantor's permission for one grantee within one scope.
 //!
-//! The authorizer's only account, in a crate of its own so that other programs can read it without linking the authorizer.
+//! This is the authorizer's only account. It has its own crate, so that other programs can read it without linking the
+//! authorizer.
 #![cfg_attr(target_os = "solana", no_std)]
 extern crate alloc;
 
 use alloc::vec::Vec;
 use anchor_lang::{address_eq, prelude::*};
 
-// the program that owns the account: the authorizer
+// The authorizer, which owns the account.
 declare_id!("FpUFXHeT4kMX7Ur5Q6rcBhfhGRigMMq7bHVUqqWSMkWb");
 
 pub const AUTHORIZATION_SEED: &[u8] = b"authorization";
 pub const MAX_DELEGATES: usize = 64;
 pub const MAX_SCOPE_BYTES: usize = 32;
-/// Seconds that delegates may rely on an authorization after it was switched off.
+/// Seconds after switching an authorization off before it may be closed, if it has delegates.
 pub const CLOSE_DELAY: i64 = 30 * 24 * 60 * 60;
 /// The grantee that stands for everyone.
 pub const EVERYONE: Address = Address::new_from_array([0; 32]);
@@ -35,12 +36,12 @@ pub struct Authorization {
 }
 
 impl Authorization {
-    /// Bytes of an account: discriminator, bump, two keys, scope, flag, time, two sponsors, delegates.
+    /// Return the size of an account: discriminator, bump, two keys, scope, flag, time, two sponsors, delegates.
     pub fn space(scope: usize, delegates: usize) -> usize {
         8 + 1 + 32 + 32 + (4 + scope) + 1 + 8 + 64 + (4 + 32 * delegates)
     }
 
-    /// Whether `user` may act within `scope` in the name of `grantor`.
+    /// Return whether `user` may act within `scope` in the name of `grantor`.
     pub fn is_valid_for(&self, grantor: &Address, user: &Address, scope: &[u8]) -> bool {
         let granted = self.active && address_eq(&self.grantor, grantor) && self.scope == scope;
         granted && self.covers(user)

@@ -1,4 +1,4 @@
-//! An elected member states, at cooldown, the hashes of the levels it holds.
+//! An elected member states the hashes of the levels that it holds, in a cooldown.
 
 use super::Permissionless;
 use crate::{
@@ -9,14 +9,14 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-pub fn attest(ctx: &mut Context<Permissionless>, (seat, at): (u8, &Place), mask: u8, hashes: &[Hash]) -> Result<()> {
+pub fn attest(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, mask: u8, hashes: &[Hash]) -> Result<()> {
     let accounts = &mut ctx.accounts;
     require!(accounts.run.state == run_state::COOLDOWN, CoordinatorError::WrongState);
     require!(accounts.run.is_at(at, 0), CoordinatorError::StaleHeight);
     let valid = mask != 0 && mask.count_ones() as usize == hashes.len();
     require!(valid, CoordinatorError::HashesInvalid);
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
-    let stated = cooldown::Stated { seat, mask, hashes };
-    cooldown::attest(&mut accounts.run, &accounts.members, &mut accounts.witnesses, &stated)?;
+    let statement = cooldown::Statement { seat, mask, hashes };
+    cooldown::attest(&mut accounts.run, &accounts.members, &mut accounts.witnesses, &statement)?;
     accounts.finish()
 }

@@ -1,10 +1,10 @@
-//! Names a durable checkpoint: its hashes must be those that the members attested.
+//! Name a durable checkpoint. Its hashes must be those that the members attested.
 
 use super::{read_checkpoint, CheckpointSource, PermissionlessModel};
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, checkpoints, levels, members, sequence, source, Machine, Moment},
+    rules::{bitmap, checkpoints, levels, members, provisional, sequence, Machine, Moment},
     state::*,
 };
 use alloc::{string::String, vec::Vec};
@@ -26,13 +26,13 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     require!(run.state != run_state::UNINITIALIZED, CoordinatorError::WrongState);
     let turn = check_sender(run, &accounts.members, accounts.user.address())?;
     check_hashes(run, &params.hashes)?;
-    // an epoch that may be undone has no checkpoint, but the one before it may still be named
-    require!(!source::is_provisional(run, &accounts.members), CoordinatorError::CheckpointMismatch);
+    // A provisional epoch has no checkpoint, but the state before it may still get one.
+    require!(!provisional::is_provisional(run, &accounts.members), CoordinatorError::CheckpointMismatch);
     let owner = *accounts.user.address() == run.main_authority;
-    // the owner may correct what a member named, and a member whose turn is before the other's
-    let same = run.attested_step == model.checkpoint_step && (owner || turn < model.checkpoint_turn);
-    let newer = run.attested_step > model.checkpoint_step || same;
-    require!(newer, CoordinatorError::CheckpointNotNewer);
+    // The owner, or a member with an earlier turn, may replace a checkpoint of the same step.
+    let may_correct = run.attested_step == model.checkpoint_step && (owner || turn < model.checkpoint_turn);
+    let accepted = run.attested_step > model.checkpoint_step || may_correct;
+    require!(accepted, CoordinatorError::CheckpointNotNewer);
     let CheckpointParams { kind, repo, revision, .. } = params;
     let allowed = match kind {
         checkpoint_kind::LOCAL => owner || may_be_directory(run, model),
@@ -40,17 +40,23 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     };
     require!(allowed, CoordinatorError::CheckpointPlaceRefused);
     let checkpoint = read_checkpoint(&CheckpointSource { kind, repo, revision })?;
-    let (hashes, data_index, step) = (run.level_hashes, run.attested_data_index, run.attested_step);
+    let recorded = Recorded {
+        checkpoint,
+        hashes: run.level_hashes,
+        data_index: run.attested_data_index,
+        step: run.attested_step,
+        pad: 0,
+    };
     model.checkpoint_turn = turn;
-    checkpoints::replace(model, &Recorded { checkpoint, hashes, data_index, step, pad: 0 });
+    checkpoints::replace(model, &recorded);
     sequence::bump(&mut run.model_seq)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
-    let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
-    Machine { run, model, members, witnesses }.follow(&moment)?;
+    let mut machine = Machine { run, model, members: &mut accounts.members, witnesses: &mut accounts.witnesses };
+    machine.follow(&moment)?;
     sequence::seal(run, &accounts.members, &accounts.witnesses)
 }
 
-/// The sender's turn; before all others' that of the owner.
+/// Return the sender's turn to name a checkpoint. The owner's is before all others.
 fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     if *sender == run.main_authority {
         return Ok(0);
@@ -64,8 +70,8 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     Ok(checkpoints::turn(run, index as u8))
 }
 
-/// Return whether a member may name a directory: one is recorded, or the present checkpoint is older than the last epoch. A
-/// false name on the Hub would otherwise end the naming of directories.
+/// Return whether a member may name a directory: a recorded checkpoint is one, or the current checkpoint is older than
+/// the last epoch. Without the second case, a false Hub name could end the use of directories.
 fn may_be_directory(run: &Run, model: &Model) -> bool {
     let is_old = model.checkpoint_step.max(1) < run.start_step;
     let earlier = model.earlier.iter().any(|one| one.checkpoint.kind == checkpoint_kind::LOCAL);
@@ -74,8 +80,8 @@ fn may_be_directory(run: &Run, model: &Model) -> bool {
 
 fn check_hashes(run: &Run, hashes: &[Hash]) -> Result<()> {
     let levels = run.levels as usize;
-    let all = run.levels_attested == levels::all(run.levels);
+    let all_attested = run.levels_attested == levels::all(run.levels);
     let same = hashes.len() == levels && *hashes == run.level_hashes[..levels];
-    require!(all && same, CoordinatorError::CheckpointMismatch);
+    require!(all_attested && same, CoordinatorError::CheckpointMismatch);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Closes a halted run: all four accounts disappear and their rent goes to `spill`. Memberships stay: what is in them
-//! is the members', who withdraw it when they like.
+//! Close the four accounts of a halted run and send their rent to `spill`. Memberships stay: they contain the members'
+//! bonds, which members withdraw when they like.
 
 use crate::{constants::*, errors::CoordinatorError, rules::bitmap, state::*};
 use anchor_lang::prelude::*;
@@ -24,7 +24,7 @@ pub struct CloseRun {
 pub fn close_run(ctx: &mut Context<CloseRun>) -> Result<()> {
     let accounts = &ctx.accounts;
     require!(accounts.run.halted(), CoordinatorError::NotHalted);
-    // or the ejected would get back what they have lost
+    // Otherwise ejected members would get their forfeited bonds back.
     require!(bitmap::is_empty(&accounts.members.forfeited), CoordinatorError::BondsUnsettled);
     let closed =
         [accounts.run.address(), accounts.model.address(), accounts.members.address(), accounts.witnesses.address()];

@@ -1,6 +1,6 @@
-//! A wallet pays what a run asks for before it may join: the rent of its membership, and the bond. Both come back.
+//! Pay what a run asks of a wallet before it may join: the rent of its membership, and the bond. Both are refundable.
 
-use crate::{constants::*, errors::CoordinatorError, rules::membership, rules::membership::Whose, state::*};
+use crate::{constants::*, errors::CoordinatorError, rules::membership, rules::membership::MembershipId, state::*};
 use anchor_lang::prelude::*;
 use pinocchio_system::instructions::Transfer;
 
@@ -16,18 +16,20 @@ pub struct Enroll {
     pub system_program: Program<System>,
 }
 
-/// `most`: what the wallet agrees to have locked; the run's owner may have raised the bond since it looked.
+/// Enroll the wallet if the bond is at most `most` lamports: the owner may have raised the bond since the wallet
+/// looked.
 pub fn enroll(ctx: &mut Context<Enroll>, most: u64) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let bond = accounts.run.config.join_bond;
     require!(bond <= most, CoordinatorError::BondAboveLimit);
     let view = *accounts.membership.account();
-    let whose = Whose { run: accounts.run.address(), created: accounts.run.created, wallet: accounts.user.address() };
+    let id =
+        MembershipId { run: accounts.run.address(), created: accounts.run.created, wallet: accounts.user.address() };
     if !membership::exists(&view) {
-        whose.create(&view, accounts.user.account())?;
+        id.create(&view, accounts.user.account())?;
     }
     let missing = {
-        let mut membership = whose.open(&view)?;
+        let mut membership = id.open(&view)?;
         require!(membership.barred == 0, CoordinatorError::Barred);
         membership.enrolled = 1;
         let missing = bond.saturating_sub(membership.bond);

@@ -1,4 +1,4 @@
-//! Grows members or witnesses by the 10,240 bytes that one instruction may add. Anyone may pay for it.
+//! Grow members or witnesses by up to 10,240 bytes, the limit of one instruction. Anyone may pay for it.
 
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::{prelude::*, realloc_account};
@@ -18,7 +18,7 @@ pub struct Grow {
 
 pub fn grow(ctx: &mut Context<Grow>, which: u8) -> Result<()> {
     let accounts = &ctx.accounts;
-    let (view, full, grown) = match which {
+    let (view, full_size, is_grown) = match which {
         0 => {
             let view = *accounts.members.account();
             (view, Grown::<Members>::BYTES, check_growing::<Members>(&view)?)
@@ -29,8 +29,8 @@ pub fn grow(ctx: &mut Context<Grow>, which: u8) -> Result<()> {
         }
         _ => return Err(CoordinatorError::UnknownAccount.into()),
     };
-    require!(!grown, CoordinatorError::AlreadyGrown);
-    let target = full.min(view.data_len() + GROWTH);
+    require!(!is_grown, CoordinatorError::AlreadyGrown);
+    let target = full_size.min(view.data_len() + GROWTH);
     let mut view = view;
     realloc_account(&mut view, target, accounts.payer.account(), true)
 }

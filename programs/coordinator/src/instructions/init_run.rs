@@ -1,4 +1,4 @@
-//! Creates a run: four program-derived accounts, two of them at the most a program may create at once.
+//! Create the four accounts of a run. Members and witnesses start at the maximum size that one instruction may create.
 
 use crate::{constants::*, errors::CoordinatorError, rules::text, state::*};
 use anchor_lang::prelude::*;
@@ -18,19 +18,27 @@ pub struct InitRun {
     pub system_program: Program<System>,
 }
 
+/// The wallets that control a run.
+pub struct Authorities {
+    pub main: Address,
+    pub join: Address,
+}
+
 pub fn init_run(
     ctx: &mut Context<InitRun>,
     run_id: &str,
-    (main_authority, join_authority): (Address, Address),
+    authorities: &Authorities,
     client_version: &str,
 ) -> Result<()> {
     let valid = !run_id.is_empty() && run_id.len() <= RUN_ID_BYTES && !run_id.as_bytes().contains(&0);
     require!(valid, CoordinatorError::RunIdInvalid);
     let accounts = &ctx.accounts;
-    let (run, model) = (*accounts.run.account(), *accounts.model.account());
-    let (members, witnesses) = (*accounts.members.account(), *accounts.witnesses.account());
-    let of = |seed: &'static [u8]| [seed, run_id.as_bytes()];
-    let seeds = [of(RUN_SEED), of(MODEL_SEED), of(MEMBERS_SEED), of(WITNESSES_SEED)];
+    let run = *accounts.run.account();
+    let model = *accounts.model.account();
+    let members = *accounts.members.account();
+    let witnesses = *accounts.witnesses.account();
+    let seeds_of = |seed: &'static [u8]| [seed, run_id.as_bytes()];
+    let seeds = [seeds_of(RUN_SEED), seeds_of(MODEL_SEED), seeds_of(MEMBERS_SEED), seeds_of(WITNESSES_SEED)];
     let kinds = [
         (run, 8 + core::mem::size_of::<Run>(), Run::DISCRIMINATOR),
         (model, 8 + core::mem::size_of::<Model>(), Model::DISCRIMINATOR),
@@ -41,15 +49,17 @@ pub fn init_run(
     for ((bump, seeds), (view, space, discriminator)) in bumps.iter_mut().zip(&seeds).zip(kinds) {
         *bump = Blank { view, seeds, space, discriminator }.create(accounts.payer.account())?;
     }
-    // SAFETY: this instruction created the two accounts, and nothing else borrows their bytes.
-    let (mut run, mut model) = unsafe { (Account::<Run>::load_mut(run)?, Account::<Model>::load_mut(model)?) };
+    // SAFETY: this instruction created the account, and nothing else borrows its bytes.
+    let mut run = unsafe { Account::<Run>::load_mut(run)? };
+    // SAFETY: as above.
+    let mut model = unsafe { Account::<Model>::load_mut(model)? };
     text::copy(&mut model.client_version, client_version, CoordinatorError::ClientVersionTooLong)?;
     model.version = VERSION;
     text::copy(&mut run.run_id, run_id, CoordinatorError::RunIdInvalid)?;
     run.version = VERSION;
     run.bumps = bumps;
-    run.main_authority = main_authority;
-    run.join_authority = join_authority;
+    run.main_authority = authorities.main;
+    run.join_authority = authorities.join;
     run.seq = 1;
     run.created = Clock::get()?.slot;
     Ok(())

@@ -1,4 +1,4 @@
-//! Read-only view of a stored round's committees and data, for indexers and cross-language tests.
+//! Return a stored round's committees and data intervals, for indexers and cross-language tests.
 
 use crate::{
     constants::*,
@@ -17,12 +17,17 @@ pub struct Inspect {
     pub members: Grown<Members>,
 }
 
-/// Returns by rank among those who began the epoch, and for 0 among those who may be elected: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len),
-/// 3 whether the member is now a witness of the round, if that is running (u8).
+/// Return, by rank among the members that began the epoch (for `which` 0 among the electors):
+///
+/// - 0: the position in the order of the witnesses, u8
+/// - 1: the position in the order of the committee, u8
+/// - 2: the data interval, u16 start and u16 length
+/// - 3: whether the member is a witness of the round, if that is running, u8
 pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
     let run: &Run = &ctx.accounts.run;
     require!((ring as usize) < STORED_ROUNDS, CoordinatorError::UnknownInspection);
-    let (round, members): (&Round, &Members) = (&run.rounds[ring as usize], &ctx.accounts.members);
+    let round: &Round = &run.rounds[ring as usize];
+    let members: &Members = &ctx.accounts.members;
     let answer: Vec<u8> = match which {
         0 => committee::positions(round, &committee::electors(run, members, round), committee::WITNESS),
         1 => committee::positions(round, &run.began, committee::COMMITTEE),
@@ -38,8 +43,9 @@ fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
     let plan = assignment::Plan::new(round, &run.began, members, run.config.verification_percent);
     let mut by_rank = alloc::vec![[0u8; 4]; bitmap::count(&run.began) as usize];
     for share in plan.shares() {
-        let ([a, b], [c, d]) = (share.start.to_le_bytes(), share.len.to_le_bytes());
-        by_rank[share.rank as usize] = [a, b, c, d];
+        let [start_low, start_high] = share.start.to_le_bytes();
+        let [len_low, len_high] = share.len.to_le_bytes();
+        by_rank[share.rank as usize] = [start_low, start_high, len_low, len_high];
     }
     by_rank.into_flattened()
 }

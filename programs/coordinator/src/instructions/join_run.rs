@@ -4,8 +4,8 @@ use crate::{
     constants::*,
     errors::CoordinatorError,
     rules::{
-        bitmap, committee, levels, members, members::Papers, membership, membership::Whose, sequence, slot_hashes,
-        text, Machine, Moment,
+        bitmap, committee, levels, members, members::JoinContext, membership, membership::MembershipId, sequence,
+        slot_hashes, text, Machine, Moment,
     },
     state::*,
 };
@@ -49,44 +49,47 @@ pub struct JoinParams {
 
 pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     let accounts = &mut ctx.accounts;
-    let (user, this_run) = (*accounts.user.address(), *accounts.run.address());
+    let user = *accounts.user.address();
+    let this_run = *accounts.run.address();
     let run: &mut Run = &mut accounts.run;
-    let (authorization, authority) = (&accounts.authorization, &run.join_authority);
-    let allowed =
-        [JOIN_SCOPE, this_run.as_ref()].iter().any(|scope| authorization.is_valid_for(authority, &user, scope));
+    let authorization = &accounts.authorization;
+    let allowed = [JOIN_SCOPE, this_run.as_ref()]
+        .iter()
+        .any(|scope| authorization.is_valid_for(&run.join_authority, &user, scope));
     require!(allowed, CoordinatorError::NotAuthorized);
     require!(!run.halted(), CoordinatorError::RunHalted);
     check(&accounts.model, params)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
-    let whose = Whose { run: &this_run, created: run.created, wallet: &user };
-    let mut own = whose.open(accounts.membership.account())?;
+    let id = MembershipId { run: &this_run, created: run.created, wallet: &user };
+    let mut own = id.open(accounts.membership.account())?;
     let mut evicted = open_evicted(&accounts.evicted, &own)?;
     let unsaved = levels::beyond_durable(run, &accounts.model) != 0;
-    let mut papers = Papers { own: &mut own, evicted: evicted.as_deref_mut(), unsaved };
-    let added = members::join(run, &mut accounts.members, (&mut papers, params), &moment)?;
+    let mut context = JoinContext { own: &mut own, evicted: evicted.as_deref_mut(), unsaved };
+    let added = members::join(run, &mut accounts.members, &mut context, params, &moment)?;
     if params.stateless {
         committee::reelect(run, &accounts.members);
     }
     if added && run.state == run_state::WAITING_FOR_MEMBERS {
         let waiting = bitmap::count(&members::pending(&accounts.members));
         if waiting == u32::from(run.config.init_min_clients) {
-            // latecomers have their time from now on: after an outage all come back, but not in the same second
+            // The time for latecomers starts now: after an outage all members come back, but not in the same second.
             run.state_started_at = moment.now;
         }
     }
     sequence::bump(&mut run.members_seq)?;
-    let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
-    Machine { run, model: &accounts.model, members, witnesses }.follow(&moment)?;
+    let mut machine =
+        Machine { run, model: &accounts.model, members: &mut accounts.members, witnesses: &mut accounts.witnesses };
+    machine.follow(&moment)?;
     sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
 }
 
-/// The other membership of the same run, if it is not the own one again.
+/// Return the evicted wallet's membership of the same run, or None if the account is `own` again.
 fn open_evicted(evicted: &UncheckedAccount, own: &Account<Membership>) -> Result<Option<Account<Membership>>> {
     if evicted.address() == own.address() {
         return Ok(None);
     }
     require!(evicted.account().owned_by(&crate::ID), CoordinatorError::WrongEvicted);
-    // SAFETY: it is another account than the own one, and loaded once.
+    // SAFETY: the account differs from `own` and is loaded once.
     let other = unsafe { Account::<Membership>::load_mut(*evicted.account())? };
     let same = other.run == own.run && other.created == own.created;
     require!(same, CoordinatorError::WrongEvicted);

@@ -1,12 +1,12 @@
-//! An authority takes a wallet out of the next epoch, bars it, or lifts that. The running epoch stays as it is.
+//! An authority takes a wallet out of the next epoch, bars it, or lifts the bar. The running epoch stays as it is.
 //!
-//! A bar is in the wallet's membership, which the authority pays for if there is none: so it takes no seat, and outlasts
-//! the one that the wallet has. What an authority paid comes back to it when it lifts the bar.
+//! The wallet's membership stores the bar, so the bar needs no seat and outlasts one. The authority pays for a missing
+//! membership, and gets that back when it lifts the bar.
 
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{members, membership, membership::Whose, sequence},
+    rules::{members, membership, membership::MembershipId, sequence},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -38,12 +38,12 @@ pub fn kick(ctx: &mut Context<Kick>, wallet: &Address, barred: bool) -> Result<(
     require!(allowed, CoordinatorError::NotAllowedToKick);
     let seat = members::find(&accounts.members, wallet);
     let view = *accounts.membership.account();
-    let whose = Whose { run: &this_run, created: run.created, wallet };
+    let id = MembershipId { run: &this_run, created: run.created, wallet };
     if !membership::exists(&view) {
         require!(barred, CoordinatorError::NotAMember);
-        whose.create(&view, accounts.authority.account())?;
+        id.create(&view, accounts.authority.account())?;
     }
-    let mut membership = whose.open(&view)?;
+    let mut membership = id.open(&view)?;
     require!(barred || seat.is_some() || membership.barred == 1, CoordinatorError::NotAMember);
     membership.barred = u8::from(barred);
     if let Some(index) = seat {

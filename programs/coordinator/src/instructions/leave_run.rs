@@ -1,6 +1,6 @@
-//! A member gives up its place, in any state.
+//! A member gives up its place in the running and in the next epoch, in any state of the run.
 //!
-//! It names a round that the run still stores, so that nobody can hold the transaction back for another epoch.
+//! It names a round that the run still stores, so that nobody can delay the transaction into another epoch.
 
 use super::Permissionless;
 use crate::{

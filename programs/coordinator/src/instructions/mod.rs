@@ -1,4 +1,4 @@
-//! One instruction per file: its accounts, its checks, its effect. The rules themselves live in `rules`.
+//! One file per instruction, with its accounts, checks and effects. Decisions are in `rules`.
 
 pub mod attest;
 pub mod checkpoint;

@@ -1,4 +1,4 @@
-//! The accounts of the main authority's instructions, in one order.
+//! The accounts of the main authority's instructions, always in the same order.
 
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
@@ -17,7 +17,7 @@ pub struct OwnerOnly {
     pub witnesses: Grown<Witnesses>,
 }
 
-/// The same with a model that changes.
+/// The accounts of an instruction that changes the model.
 #[derive(Accounts)]
 pub struct OwnerModel {
     #[account(address = run.main_authority @ CoordinatorError::NotMainAuthority)]

@@ -1,4 +1,4 @@
-//! The accounts of every instruction that any wallet may send, in one order.
+//! The accounts of the instructions that any wallet may send, always in the same order.
 
 use crate::{
     constants::*,
@@ -23,7 +23,7 @@ pub struct Permissionless {
     pub slot_hashes: UncheckedAccount,
 }
 
-/// The same with a model that may change.
+/// The accounts of an instruction that may change the model.
 #[derive(Accounts)]
 pub struct PermissionlessModel {
     pub user: Signer,
@@ -40,13 +40,12 @@ pub struct PermissionlessModel {
 }
 
 impl Permissionless {
-    /// The accounts as the rules see them.
+    /// Return the accounts as the rules see them.
     pub fn machine(&mut self) -> Machine<'_> {
-        let (run, model) = (&mut *self.run, &*self.model);
-        Machine { run, model, members: &mut self.members, witnesses: &mut self.witnesses }
+        Machine { run: &mut self.run, model: &self.model, members: &mut self.members, witnesses: &mut self.witnesses }
     }
 
-    /// Ends an instruction that changed something: the transition that became due, then the new sequence number.
+    /// End an instruction that changed something: perform the transition that became due, and count the change.
     pub fn finish(&mut self) -> Result<()> {
         let moment = Moment::read(&self.slot_hashes)?;
         self.machine().follow(&moment)?;

@@ -1,4 +1,5 @@
-//! Anybody shows that a member signed two different results of one share, and it is ejected, also if it has left meanwhile.
+//! Eject a member that signed two different results of one share, even if it has left meanwhile. Any wallet may prove
+//! it.
 
 use crate::{
     constants::*,
@@ -25,15 +26,16 @@ pub struct ProveEquivocation {
     pub instructions: UncheckedAccount,
 }
 
-/// The instruction before this one is of the Ed25519 program and checks both statements (`rules::equivocation`).
+/// Eject the member. The instruction before this one must be the Ed25519 program's check of both statements
+/// (`rules::equivocation`).
 pub fn prove_equivocation(ctx: &mut Context<ProveEquivocation>) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.active(), CoordinatorError::WrongState);
     let instructions = Instructions::try_from(accounts.instructions.account())?;
-    let before = instructions.get_instruction_relative(-1).map_err(|_| CoordinatorError::NoEquivocation)?;
-    require!(*before.get_program_id() == equivocation::ED25519, CoordinatorError::NoEquivocation);
-    let proven = equivocation::read(before.get_instruction_data()).ok_or(CoordinatorError::NoEquivocation)?;
+    let previous = instructions.get_instruction_relative(-1).map_err(|_| CoordinatorError::NoEquivocation)?;
+    require!(*previous.get_program_id() == equivocation::ED25519, CoordinatorError::NoEquivocation);
+    let proven = equivocation::read(previous.get_instruction_data()).ok_or(CoordinatorError::NoEquivocation)?;
     require!(*proven.run_id == run.run_id && proven.epoch == run.epoch, CoordinatorError::StaleHeight);
     let member = &accounts.members.seats[proven.seat as usize];
     require!(member.used == 1 && *proven.key == member.p2p, CoordinatorError::SeatMismatch);
@@ -41,7 +43,8 @@ pub fn prove_equivocation(ctx: &mut Context<ProveEquivocation>) -> Result<()> {
     require!(ejected, CoordinatorError::AlreadyEjected);
     sequence::bump(&mut run.members_seq)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
-    let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
-    Machine { run, model: &accounts.model, members, witnesses }.follow(&moment)?;
+    let mut machine =
+        Machine { run, model: &accounts.model, members: &mut accounts.members, witnesses: &mut accounts.witnesses };
+    machine.follow(&moment)?;
     sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
 }

@@ -1,4 +1,4 @@
-//! Takes a halted run back to a checkpoint that the chain has recorded.
+//! Take a halted run back to a checkpoint that the chain has recorded.
 
 use super::OwnerModel;
 use crate::{
@@ -12,7 +12,7 @@ pub fn rewind(ctx: &mut Context<OwnerModel>, place: u8, step: u32) -> Result<()>
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.halted(), CoordinatorError::NotHalted);
-    checkpoints::rewind(run, &mut accounts.model, &mut accounts.witnesses.backlog, &(place, step))?;
+    checkpoints::rewind(run, &mut accounts.model, &mut accounts.witnesses.backlog, place, step)?;
     sequence::bump(&mut run.model_seq)?;
     sequence::seal(run, &accounts.members, &accounts.witnesses)
 }

@@ -1,4 +1,4 @@
-//! Sets the points that epochs starting from now on pay and take.
+//! Set the points that future epochs pay and take.
 
 use super::OwnerOnly;
 use crate::rules::sequence;

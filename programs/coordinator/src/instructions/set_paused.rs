@@ -1,4 +1,4 @@
-//! Pauses a run (an active one after its epoch), starts a new run, resumes a paused one, or reopens a finished one.
+//! Pause a run (after its running epoch), or start, resume or reopen one.
 
 use super::OwnerOnly;
 use crate::{

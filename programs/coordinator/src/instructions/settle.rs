@@ -1,4 +1,5 @@
-//! Anybody has written down what a member's seat says of it; the bond of one that was ejected is destroyed.
+//! Copy the record of a member's seat into its membership, and destroy its bond if it was ejected. Any wallet may do
+//! this.
 
 use crate::{
     constants::*,

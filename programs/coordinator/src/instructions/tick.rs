@@ -1,4 +1,4 @@
-//! Performs the transition that is due.
+//! Perform the transition that is due.
 
 use super::Permissionless;
 use crate::{

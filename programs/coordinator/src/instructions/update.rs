@@ -1,5 +1,4 @@
-//! Changes a halted run: metadata, config, model, schema, progress, or a return to the durable
-//! checkpoint.
+//! Change a halted run: metadata, config, model, schema or progress, or return to the durable checkpoint.
 
 use super::OwnerModel;
 use crate::{
@@ -11,8 +10,9 @@ use crate::{
 use alloc::{string::String, vec::Vec};
 use anchor_lang::prelude::*;
 
-/// A run that starts beyond these could reach the end of its numbers within an epoch, and then never end that.
+/// Maximum epoch and step to start from. A run beyond it could overflow within an epoch, and then never end that epoch.
 const MAX_COUNTER: u32 = 1 << 31;
+/// Maximum sequence to start from, for the same reason.
 const MAX_DATA_INDEX: u64 = 1 << 62;
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
@@ -128,7 +128,7 @@ fn set_model(run: &mut Run, model: &mut Model, backlog: &Backlog, source: &Model
     Ok(())
 }
 
-/// A checkpoint in its stored form. Errors when the kind is unknown or a string does not fit.
+/// Return a checkpoint in its stored form. Fail if the kind is unknown or a string is too long.
 pub fn read_checkpoint(source: &CheckpointSource) -> Result<Checkpoint> {
     validate_model::check_checkpoint(source.kind, &source.repo)?;
     let mut checkpoint: Checkpoint = bytemuck::Zeroable::zeroed();
@@ -138,7 +138,7 @@ pub fn read_checkpoint(source: &CheckpointSource) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-/// A new schema makes every known level hash meaningless.
+/// Set the schema. A different one makes all known level hashes meaningless.
 #[inline(never)]
 fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result<()> {
     validate_model::check_schema(&schema.hash, &schema.tier_widths)?;
@@ -155,16 +155,16 @@ fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result
     Ok(())
 }
 
-/// Moves the run to another point. The backlog belonged to the old one.
+/// Move the run to another epoch, step and sequence. The backlog belongs to the old position and is cleared.
 fn set_progress(run: &mut Run, model: &mut Model, backlog: &mut Backlog, progress: &ProgressParams) -> Result<()> {
     require!(progress.step >= 1, CoordinatorError::StepZero);
-    // or what was signed in an epoch of that number would be evidence again
+    // Otherwise statements signed in an earlier epoch of that number would be evidence again.
     require!(progress.epoch >= run.epoch, CoordinatorError::EpochGoesBack);
-    let room = progress.epoch.max(progress.step) <= MAX_COUNTER && progress.data_index <= MAX_DATA_INDEX;
-    require!(room, CoordinatorError::Overflow);
+    let in_range = progress.epoch.max(progress.step) <= MAX_COUNTER && progress.data_index <= MAX_DATA_INDEX;
+    require!(in_range, CoordinatorError::Overflow);
     run.epoch = progress.epoch;
     run.step = progress.step;
-    run.start_step = 0; // the last epoch does not look undone if it began at this step
+    run.start_step = 0; // or the last epoch would look undone if it began at this step
     run.data_index = progress.data_index;
     backlog.clear(run);
     run.attested_step = run.attested_step.min(progress.step);

@@ -1,4 +1,4 @@
-//! Names the client version that may join.
+//! Set the only client version that may join.
 
 use super::OwnerModel;
 use crate::{

@@ -1,5 +1,5 @@
-//! A verifier states whether a trainer's result matches its own recomputation; enough mismatches eject the trainer, also
-//! if it has left meanwhile.
+//! A verifier states whether a trainer's result matches its own recomputation. Enough mismatches eject the trainer,
+//! even if it has left meanwhile.
 
 use super::Permissionless;
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Rounds before the current one: older results may not be judged any more.
+/// How many rounds before the current one the oldest round lies whose results may be judged.
 const OLDEST: usize = 2;
 
-pub fn verify(ctx: &mut Context<Permissionless>, (seat, at): (u8, &Place), target: u8, mismatch: bool) -> Result<()> {
+pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &Place, target: u8, mismatch: bool) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &Run = &accounts.run;
     require!(run.active(), CoordinatorError::WrongState);
@@ -21,15 +21,16 @@ pub fn verify(ctx: &mut Context<Permissionless>, (seat, at): (u8, &Place), targe
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
     let verdict = Verdict { verifier: seat, target, mismatch: mismatch as u8 };
     let votes = &mut accounts.witnesses.rounds[ring];
-    let ejected = verdicts::cast(run, &accounts.members, votes, (ring, verdict))?;
-    if ejected && members::eject(&mut accounts.run, &mut accounts.members, target) {
+    let convicted = verdicts::cast(run, &accounts.members, votes, &verdicts::Ballot { ring, verdict })?;
+    if convicted && members::eject(&mut accounts.run, &mut accounts.members, target) {
         sequence::bump(&mut accounts.run.members_seq)?;
     }
     accounts.finish()
 }
 
-/// Rounds before the current one whose results are due first. Those of the current round are in cooldown only: without
-/// overlap it has data, and with overlap it is the drain round or one that nobody attests.
+/// Return how many rounds before the current one the newest round lies whose results may be judged. Only in a cooldown
+/// without overlap is that the current round: with overlap, the last round is the drain round or one that nobody
+/// attests.
 fn newest(run: &Run) -> usize {
     usize::from(run.state != run_state::COOLDOWN || run.config.overlap == 1)
 }

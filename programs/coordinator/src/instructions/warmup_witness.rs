@@ -12,8 +12,8 @@ pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: &Place) -
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.state == run_state::WARMUP, CoordinatorError::WrongState);
-    let drawn = run.seed_slot == 0; // or nobody is elected yet
-    require!(drawn && run.is_at(at, 0), CoordinatorError::StaleHeight);
+    let seed_is_drawn = run.seed_slot == 0; // before, nobody is elected
+    require!(seed_is_drawn && run.is_at(at, 0), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
     let elected = committee::is_witness(run, &accounts.members, &run.rounds[0], seat);
     require!(elected, CoordinatorError::NotElected);

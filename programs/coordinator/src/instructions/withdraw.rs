@@ -1,7 +1,8 @@
-//! A wallet leaves for good: its seat becomes free, its bond and rent come back, what it forfeited is destroyed.
+//! A wallet ends its membership: it frees its seat, gets its bond and rent back, and its forfeited lamports are
+//! destroyed.
 //!
-//! While the run lives the wallet must be in no epoch and want none. Of a run that was closed nothing is left to wait for:
-//! whether its name was given to another run since makes no difference.
+//! While the run exists, the wallet must not be in the running epoch or wait for the next. After the run was closed,
+//! the wallet need not wait, even if another run has the same name.
 
 use crate::{
     constants::*,
@@ -36,22 +37,22 @@ pub fn withdraw(ctx: &mut Context<Withdraw>) -> Result<()> {
     let membership: &mut Membership = &mut accounts.membership;
     membership::check_address(membership, view.address())?;
     let enrolled = membership.enrolled == 1;
-    let heir = if enrolled { &membership.wallet } else { &membership.sponsor };
-    require!(accounts.user.address() == heir, CoordinatorError::NotOwnMembership);
-    let lives = give_up_seat(&accounts.run, &accounts.members, membership)?;
-    require!(enrolled || !lives, CoordinatorError::Barred);
+    let entitled = if enrolled { &membership.wallet } else { &membership.sponsor };
+    require!(accounts.user.address() == entitled, CoordinatorError::NotOwnMembership);
+    let run_exists = give_up_seat(&accounts.run, &accounts.members, membership)?;
+    require!(enrolled || !run_exists, CoordinatorError::Barred);
     membership::burn(membership, &view, accounts.incinerator.account())?;
     let bond = core::mem::take(&mut membership.bond);
     membership::pay(&view, accounts.user.account(), bond)?;
     membership.enrolled = 0;
-    if lives && membership.barred == 1 {
-        return Ok(()); // the bar outlasts its owner's stay, and the rent with it
+    if run_exists && membership.barred == 1 {
+        return Ok(()); // the account stays, because it stores the bar
     }
     accounts.membership.close(*accounts.sponsor.account())?;
     Ok(())
 }
 
-/// Frees the seat, if the run that this is a membership of still exists; returns whether it does.
+/// Free the wallet's seat if the run of the membership still exists. Return whether it does.
 #[inline(never)]
 fn give_up_seat(run: &UncheckedAccount, members: &UncheckedAccount, membership: &mut Membership) -> Result<bool> {
     if !run.account().owned_by(&crate::ID) {

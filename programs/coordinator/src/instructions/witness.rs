@@ -1,10 +1,10 @@
-//! An elected witness states whose results it holds of the round that is judged, and their fingerprints.
+//! An elected witness states which members' results of the judged round it holds, and their fingerprints.
 
 use super::Permissionless;
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{agreement, bitmap, committee, holders, members, sequence},
+    rules::{agreement, bitmap, committee, level_holders, members, sequence},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -21,7 +21,8 @@ pub struct WitnessMetadata {
 
 pub fn witness(
     ctx: &mut Context<Permissionless>,
-    (seat, at): (u8, &Place),
+    seat: u8,
+    at: &Place,
     participation: &Bitmap,
     fingerprints: &[u8; FINGERPRINT_BYTES],
 ) -> Result<()> {
@@ -39,10 +40,11 @@ pub fn witness(
     let roster = run.judged(0).map_or([0; 32], |judged| run.rounds[judged].roster);
     require!(bitmap::is_subset(participation, &roster), CoordinatorError::BadParticipation);
     if count == 0 {
-        let before = holders::often_incomplete(&accounts.members);
-        holders::judge(run, &mut accounts.members, witnesses); // while what led in the round before is still there
-        if holders::often_incomplete(&accounts.members) != before {
-            sequence::bump(&mut run.members_seq)?; // who may be dropped for it is read there
+        // Score the closed round now, because this vote overwrites its leading results.
+        let incomplete_before = level_holders::often_incomplete(&accounts.members);
+        level_holders::judge(run, &mut accounts.members, witnesses);
+        if level_holders::often_incomplete(&accounts.members) != incomplete_before {
+            sequence::bump(&mut run.members_seq)?; // clients read from the members who may be dropped
         }
     }
     let entry = &mut witnesses.rounds[head].attestations[count];

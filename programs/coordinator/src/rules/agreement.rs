@@ -1,10 +1,8 @@
-//! Whose results a quorum of witnesses recorded alike.
+//! Find the members whose results a quorum of witnesses recorded alike.
 //!
-//! A member has delivered if a quorum recorded the same fingerprint of its result: who shows each peer another one has
-//! delivered to nobody. The candidates come from a majority vote that every attestation advances a little, and when the
-//! round closes it is counted how many agree with them: a quorum is more than half, so what it agrees on is there. So is
-//! what a plain majority agrees on.
-//! Seats are treated 64 at a time (`Attestation::fingerprints`).
+//! A quorum must record the same fingerprint, so a member that shows every peer another result has delivered to nobody.
+//! Each attestation advances a Boyer-Moore majority vote about each seat: a result that more than half recorded leads
+//! at the end. Closing the round counts the attestations that agree with it. Seats are handled 64 at a time.
 
 use super::{bitmap, quorum};
 use crate::{
@@ -13,10 +11,10 @@ use crate::{
 };
 use alloc::vec::Vec;
 
-/// Words of a set, and what the words of a field of fingerprints are taken apart by.
+/// Words of a set, and the stride of the words in a field of fingerprints.
 const WORDS: usize = bitmap::WORDS;
 
-/// Words of 64 seats that fingerprints are made for: 1, 2 or 4. The fewer, the longer the fingerprints.
+/// Return how many words of 64 seats have fingerprints: 1, 2 or 4. Fewer columns give longer fingerprints.
 pub fn columns(roster: &Bitmap) -> usize {
     match [1, 2, 3].map(|index| bitmap::word(roster, index) == 0) {
         [true, true, true] => 1,
@@ -25,10 +23,10 @@ pub fn columns(roster: &Bitmap) -> usize {
     }
 }
 
-/// Adds the votes of one attestation, the `first` of its round or a later one.
+/// Add the votes of one attestation to the majority vote. The first attestation of a round resets it.
 #[inline(never)]
-pub fn vote(leading: &mut Leading, attestation: &Attestation, columns: usize, first: bool) {
-    if first {
+pub fn vote(leading: &mut Leading, attestation: &Attestation, columns: usize, is_first: bool) {
+    if is_first {
         leading.participation = attestation.participation;
         leading.fingerprints = attestation.fingerprints;
         leading.margins = [[0; 32]; VOTE_PLANES];
@@ -38,7 +36,7 @@ pub fn vote(leading: &mut Leading, attestation: &Attestation, columns: usize, fi
     }
 }
 
-/// The votes of a round, which reaches into the first `columns`, and what they are counted with.
+/// The votes of a round. The judged roster lies in the first `columns` words.
 pub struct Votes<'a> {
     pub attestations: &'a [Attestation],
     pub leading: &'a Leading,
@@ -49,13 +47,13 @@ pub struct Votes<'a> {
 /// Seats whose result enough attestations recorded alike.
 #[derive(Clone, Copy)]
 pub struct Agreed {
-    /// A quorum of those elected.
+    /// A quorum of the elected witnesses did.
     pub by_quorum: Bitmap,
-    /// More than half of those who attested.
+    /// More than half of the witnesses that attested did.
     pub by_majority: Bitmap,
 }
 
-/// Returns the seats of which a quorum, and of which a majority, recorded the same result. Nobody if there is no quorum.
+/// Return the seats whose result a quorum, and a majority, recorded alike. Return no seats if there is no quorum.
 #[inline(never)]
 pub fn agreed(votes: &Votes) -> Agreed {
     let Votes { attestations, leading, quorum, .. } = *votes;
@@ -65,24 +63,26 @@ pub fn agreed(votes: &Votes) -> Agreed {
     let alike =
         |one: &Attestation| one.participation == leading.participation && one.fingerprints == leading.fingerprints;
     if attestations.iter().all(alike) {
-        // honest witnesses agree
+        // The usual case: honest witnesses agree.
         return Agreed { by_quorum: leading.participation, by_majority: leading.participation };
     }
     count(votes)
 }
 
-/// Seats for which the attestation and what leads name different results, or only one of them names any.
+/// Return the seats for which the attestation differs from the leading result: only one has a result, or both differ.
 #[inline(always)]
 fn differences(leading: &Leading, attestation: &Attestation, columns: usize) -> [u64; WORDS] {
-    let (ours, theirs) = (&leading.fingerprints, &attestation.fingerprints);
     let mut different = [0; WORDS];
     for (index, result) in different.iter_mut().enumerate() {
-        *result = every_fourth(ours, theirs, index);
+        *result = every_fourth(&leading.fingerprints, &attestation.fingerprints, index);
     }
-    // every plane takes `columns` words
+    // Each plane has `columns` words, so with fewer columns several of the four words belong to the same seats.
     match columns {
         1 => different[0] |= different[1] | different[2] | different[3],
-        2 => (different[0], different[1]) = (different[0] | different[2], different[1] | different[3]),
+        2 => {
+            different[0] |= different[2];
+            different[1] |= different[3];
+        }
         _ => {}
     }
     for (column, result) in different.iter_mut().enumerate().take(columns) {
@@ -93,12 +93,14 @@ fn differences(leading: &Leading, attestation: &Attestation, columns: usize) -> 
     different
 }
 
-/// The bits in which the words `first`, `first` + 4, … of two fields differ. Unrolled: loops cost more than the work.
+/// Return the bits in which the words `first`, `first` + 4, … of two fields differ. Unrolled, because a loop costs more
+/// than its work.
 #[inline(always)]
 fn every_fourth(ours: &[u8; FINGERPRINT_BYTES], theirs: &[u8; FINGERPRINT_BYTES], first: usize) -> u64 {
     const SPAN: usize = FINGERPRINT_BYTES - 8 * (WORDS - 1);
-    let (from, upto) = (8 * first, 8 * first + SPAN);
-    let (Some(ours), Some(theirs)) = (ours.get(from..upto), theirs.get(from..upto)) else { return 0 };
+    let start = 8 * first;
+    let end = start + SPAN;
+    let (Some(ours), Some(theirs)) = (ours.get(start..end), theirs.get(start..end)) else { return 0 };
     let (Ok(ours), Ok(theirs)) = (<&[u8; SPAN]>::try_from(ours), <&[u8; SPAN]>::try_from(theirs)) else { return 0 };
     let differ = |index: usize| word(ours, WORDS * index) ^ word(theirs, WORDS * index);
     differ(0)
@@ -113,7 +115,7 @@ fn every_fourth(ours: &[u8; FINGERPRINT_BYTES], theirs: &[u8; FINGERPRINT_BYTES]
         | differ(9)
 }
 
-/// For each attestation the seats, a word for 64, for which it and what leads name different results.
+/// Return, for each attestation, the seats for which it differs from the leading result, as words of 64 seats.
 #[inline(never)]
 pub fn disagreeing(leading: &Leading, attestations: &[Attestation], columns: usize) -> Vec<[u64; WORDS]> {
     let mut result = alloc::vec![[0u64; WORDS]; attestations.len()];
@@ -123,6 +125,7 @@ pub fn disagreeing(leading: &Leading, attestations: &[Attestation], columns: usi
     result
 }
 
+/// Count how many attestations agree with the leading result of each seat.
 fn count(votes: &Votes) -> Agreed {
     let Votes { attestations, leading, columns, quorum } = *votes;
     let disagreeing = disagreeing(leading, attestations, columns);
@@ -137,21 +140,22 @@ fn count(votes: &Votes) -> Agreed {
     result
 }
 
-/// One step of the majority vote, in every seat at once: who agrees adds to the margin, who does not takes from it, or
-/// replaces what leads by nothing any more.
+/// Perform one step of the majority vote for all seats at once: agreement raises the margin, and disagreement lowers
+/// it, or replaces the leading result if the margin is 0.
 fn advance(leading: &mut Leading, attestation: &Attestation, columns: usize) {
     let different = differences(leading, attestation, columns);
     let mut replaced = [0u64; WORDS];
     for (column, different) in different.into_iter().enumerate().take(columns) {
-        let open = !leading.margins.iter().fold(0, |any, plane| any | bitmap::word(plane, column));
-        let (mut carry, mut borrow) = (!different | open, different & !open);
+        let no_margin = !leading.margins.iter().fold(0, |any, plane| any | bitmap::word(plane, column));
+        let mut carry = !different | no_margin;
+        let mut borrow = different & !no_margin;
         for plane in leading.margins.iter_mut() {
             let digit = bitmap::word(plane, column);
             bitmap::set_word(plane, column, digit ^ carry ^ borrow);
             carry &= digit;
             borrow &= !digit;
         }
-        replaced[column] = different & open;
+        replaced[column] = different & no_margin;
     }
     if replaced == [0; WORDS] {
         return;
@@ -160,7 +164,7 @@ fn advance(leading: &mut Leading, attestation: &Attestation, columns: usize) {
     mix(&mut leading.fingerprints, &attestation.fingerprints, &replaced[..columns]);
 }
 
-/// Takes the bits of the `replaced` seats from `theirs`.
+/// Copy the bits of the `replaced` seats from `theirs` to `ours`.
 fn mix(ours: &mut [u8], theirs: &[u8], replaced: &[u64]) {
     let words = ours.chunks_exact_mut(8).zip(theirs.chunks_exact(8)).zip(replaced.iter().cycle());
     for ((ours, theirs), replaced) in words {
@@ -183,16 +187,17 @@ mod tests {
     use alloc::collections::BTreeMap;
     use bytemuck::Zeroable;
 
-    /// The fingerprint of a seat, its participation included; None if it has not delivered.
+    /// Return the fingerprint of a seat, or None if the witness has no result of it.
     fn of_seat(attestation: &Attestation, seat: u8, columns: usize) -> Option<u64> {
-        let (column, bit) = (seat as usize / 64, seat % 64);
+        let column = seat as usize / 64;
+        let bit = seat % 64;
         let bits = (0..40 / columns).map(|plane| word(&attestation.fingerprints, plane * columns + column) >> bit & 1);
         let value = bits.enumerate().fold(0, |value, (plane, bit)| value | bit << plane);
         bitmap::has(&attestation.participation, seat).then_some(value)
     }
 
     #[test]
-    fn agreement_equals_counting() {
+    fn agreed_equals_counting() {
         let mut state = 1u64;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -210,7 +215,7 @@ mod tests {
                 })
                 .collect();
             let mut leading = Leading::zeroed();
-            let mut given = Vec::new();
+            let mut attestations = Vec::new();
             for index in 0..witnesses {
                 let mut one = kinds[if random() % 4 < 3 { 0 } else { random() as usize % 3 }];
                 for _ in 0..random() % 9 {
@@ -218,19 +223,23 @@ mod tests {
                     one.fingerprints[random() as usize % 320] ^= 1 << (random() % 8);
                 }
                 vote(&mut leading, &one, columns, index == 0);
-                given.push(one);
+                attestations.push(one);
             }
             for needed in (witnesses as u32 / 2 + 1)..=witnesses as u32 {
-                let found = agreed(&Votes { attestations: &given, leading: &leading, columns, quorum: needed });
+                let agreed = agreed(&Votes { attestations: &attestations, leading: &leading, columns, quorum: needed });
                 let majority = quorum::majority(witnesses as u32);
                 for seat in 0..64 * columns {
                     let mut votes = BTreeMap::new();
-                    for value in given.iter().filter_map(|one| of_seat(one, seat as u8, columns)) {
+                    for value in attestations.iter().filter_map(|one| of_seat(one, seat as u8, columns)) {
                         *votes.entry(value).or_insert(0u32) += 1;
                     }
-                    for (seats, least) in [(&found.by_quorum, needed), (&found.by_majority, majority)] {
-                        let enough = votes.values().any(|count| *count >= least);
-                        assert_eq!(bitmap::has(seats, seat as u8), enough, "case {case}, seat {seat}, of {least}");
+                    for (seats, threshold) in [(&agreed.by_quorum, needed), (&agreed.by_majority, majority)] {
+                        let expected = votes.values().any(|count| *count >= threshold);
+                        assert_eq!(
+                            bitmap::has(seats, seat as u8),
+                            expected,
+                            "case {case}, seat {seat}, threshold {threshold}"
+                        );
                     }
                 }
             }

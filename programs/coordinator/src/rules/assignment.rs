@@ -1,9 +1,9 @@
-//! Which member trains which part of a round: shares proportional to declared weights, in shuffled order.
+//! Assign the data of a round: each member trains a share proportional to its weight, in shuffled order.
 
 use super::{bitmap, committee, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_MEMBERS},
-    state::{alone, Members, Round},
+    state::{established_only, Members, Round},
 };
 use alloc::boxed::Box;
 
@@ -17,28 +17,33 @@ pub struct Share {
     pub len: u16,
 }
 
-/// What the established members of a round would train of a batch that all its members share. Every sum is far below 64
-/// bits.
+/// Return how many sequences of a batch the established members would train if all members of `roster` shared it.
+///
+/// All sums are far below 64 bits.
 #[inline(never)]
-pub fn part(members: &Members, roster: &Bitmap, batch: u16) -> u16 {
-    let (mut all, mut own) = (0u64, 0u64);
+pub fn established_share(members: &Members, roster: &Bitmap, batch: u16) -> u16 {
+    let mut total = 0u64;
+    let mut of_established = 0u64;
     for index in 0..bitmap::WORDS {
-        let (mut roster, mut judges) = (bitmap::word(roster, index), bitmap::word(&members.judges, index));
+        let mut roster = bitmap::word(roster, index);
+        let mut judges = bitmap::word(&members.judges, index);
         let mut seat = 64 * index;
         while roster != 0 {
             let weight = u64::from(members.seats[seat & LAST].weight).wrapping_mul(roster & 1);
-            all = all.wrapping_add(weight);
-            own = own.wrapping_add(weight.wrapping_mul(judges & 1));
-            (roster, judges, seat) = (roster >> 1, judges >> 1, seat.wrapping_add(1));
+            total = total.wrapping_add(weight);
+            of_established = of_established.wrapping_add(weight.wrapping_mul(judges & 1));
+            roster >>= 1;
+            judges >>= 1;
+            seat = seat.wrapping_add(1);
         }
     }
-    (u64::from(batch).wrapping_mul(own) / all.max(1)) as u16
+    (u64::from(batch).wrapping_mul(of_established) / total.max(1)) as u16
 }
 
-/// Everybody's shares of one round.
+/// The shares of all members of one round.
 ///
-/// Nothing here can overflow (256 weights of 16 bits, a batch of 16 bits), so nothing is checked: a checked product of
-/// 64 bits would need 128-bit arithmetic, which sBPF lacks, and this is the costliest part of closing a round.
+/// Nothing here can overflow (256 weights of 16 bits, a batch of 16 bits), so nothing is checked: a checked 64-bit
+/// product needs 128-bit arithmetic, which sBPF lacks, and this is the most expensive part of closing a round.
 pub struct Plan {
     order: Order,
     /// By rank.
@@ -52,14 +57,17 @@ pub struct Plan {
 impl Plan {
     #[inline(never)]
     pub fn new(round: &Round, began: &Bitmap, members: &Members, percent: u8) -> Self {
-        let (mut seats, mut weights) = (bitmap::bytes(), Box::new([0u16; MAX_MEMBERS]));
-        let (mut total, mut rank) = (0u64, 0usize);
-        let trainers = if round.established == alone::TRAIN { members.judges } else { [0xff; 32] };
+        let mut seats = bitmap::bytes();
+        let mut weights = Box::new([0u16; MAX_MEMBERS]);
+        let mut total = 0u64;
+        let mut rank = 0usize;
+        let trainers = if round.established == established_only::TRAIN { members.judges } else { [0xff; 32] };
         for index in 0..bitmap::WORDS {
-            let (mut rest, mut seat) = (bitmap::word(began, index), 64 * index);
+            let mut rest = bitmap::word(began, index);
+            let mut seat = 64 * index;
             let mut members_of_round = bitmap::word(&round.roster, index) & bitmap::word(&trainers, index);
             while rest != 0 {
-                // written always, kept only if the seat began the epoch: cheaper than a branch
+                // Every seat is written, and overwritten by the next unless it began the epoch: cheaper than a branch.
                 let weight = u64::from(members.seats[seat & LAST].weight).wrapping_mul(members_of_round & 1);
                 seats[rank & LAST] = seat as u8;
                 weights[rank & LAST] = weight as u16;
@@ -72,7 +80,7 @@ impl Plan {
         }
         let verifiers = committee::verifiers(round.clients, percent) as usize;
         if verifiers > 0 {
-            let order = committee::first(round, began, committee::COMMITTEE, verifiers);
+            let order = committee::order_start(round, began, committee::COMMITTEE, verifiers);
             let mut left = verifiers;
             for rank in order.ranks() {
                 let weight = &mut weights[*rank as usize];
@@ -87,14 +95,15 @@ impl Plan {
         Self { order, seats, weights, total: total.max(1), batch: u64::from(round.batch) }
     }
 
-    /// The shares in ascending order of positions; everybody who began the epoch has one, possibly empty.
+    /// Return the shares in ascending order of positions. Each member that began the epoch has one, possibly empty.
     ///
     /// Cumulative rounding: the share at position p ends at floor(batch * (w_0 + ... + w_p) / total).
     pub fn shares(&self) -> impl Iterator<Item = Share> + '_ {
-        let (mut before, mut start) = (0u64, 0u16);
+        let mut cumulative = 0u64;
+        let mut start = 0u16;
         self.order.ranks().iter().map(move |rank| {
-            before = before.wrapping_add(u64::from(self.weights[*rank as usize]));
-            let end = (self.batch.wrapping_mul(before) / self.total) as u16;
+            cumulative = cumulative.wrapping_add(u64::from(self.weights[*rank as usize]));
+            let end = (self.batch.wrapping_mul(cumulative) / self.total) as u16;
             let share = Share { rank: *rank, seat: self.seats[*rank as usize], start, len: end.wrapping_sub(start) };
             start = end;
             share

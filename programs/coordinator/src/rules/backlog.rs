@@ -1,8 +1,8 @@
-//! Untrained sequences: collected when a round closes, taken first by the rounds that follow.
+//! The backlog of untrained sequences, collected when a round closes and trained first by the next rounds.
 //!
-//! Nothing is ever lost. Intervals are kept in ascending order and joined where they touch, so that only results with
-//! gaps between them make more of them; and such results count only while the backlog has room for the gaps and for all
-//! that is still under way. When that room is gone, rounds take nothing fresh either.
+//! No sequence is ever lost. Intervals are sorted and joined where they touch, so only gaps between results add
+//! intervals. Partial results count only while the backlog has room for their gaps and for the rounds in progress.
+//! Without that room, rounds take no fresh sequences either.
 
 use crate::{
     constants::{BACKLOG, REDO},
@@ -10,7 +10,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 
-/// Places that stay free for the intervals of the two rounds that are under way.
+/// Number of intervals that stay free for the two rounds in progress.
 const ROOM: usize = 2 * (REDO + 1);
 
 impl Backlog {
@@ -18,26 +18,28 @@ impl Backlog {
         (self.count as usize).min(BACKLOG)
     }
 
-    /// Whether `more` intervals fit, with room for what is under way.
+    /// Return whether `more` intervals fit, in addition to the rounds in progress.
     pub fn has_room(&self, more: usize) -> bool {
         self.waiting() + more + ROOM <= BACKLOG
     }
 
-    /// What waits the longest, and comes first in the data.
+    /// Return the interval with the lowest sequences, which waits longest.
     pub fn first(&self) -> Option<&Interval> {
         self.intervals[..self.waiting()].first()
     }
 
-    /// Forgets what waits: the run continues at another point.
+    /// Forget all intervals, because the run continues at another point.
     pub fn clear(&mut self, run: &mut Run) {
         self.count = 0;
         run.backlog = 0;
     }
 
-    /// Puts back intervals, given in ascending order.
+    /// Add intervals, given in ascending order.
     #[inline(never)]
     pub fn put(&mut self, run: &mut Run, intervals: &[Interval]) {
-        let (mut place, mut count, mut sequences) = (0, self.waiting(), 0u64);
+        let mut place = 0;
+        let mut count = self.waiting();
+        let mut sequences = 0u64;
         for interval in intervals {
             sequences = sequences.wrapping_add(u64::from(interval.len));
             while place < count && self.intervals[place].start < interval.start {
@@ -62,9 +64,10 @@ impl Backlog {
                     self.intervals.copy_within(place..count, place + 1);
                 }
                 self.intervals[place] = *interval;
-                (place, count) = (place + 1, count + 1); // the next one comes after it
+                place += 1; // the next interval comes after this one
+                count += 1;
             } else {
-                // never, as `has_room` is asked; if it were, it would be counted
+                // Unreachable, because callers ask `has_room`. The invariant check would refuse a lost sequence.
                 run.lost_sequences = run.lost_sequences.saturating_add(u64::from(interval.len));
             }
         }
@@ -72,19 +75,22 @@ impl Backlog {
         run.backlog = run.backlog.saturating_add(sequences);
     }
 
-    /// Takes up to `batch` sequences of the first intervals: where they start, and how many of each.
+    /// Take up to `batch` sequences from the first intervals. Return the start and the length of each piece.
     #[inline(never)]
     pub fn take(&mut self, run: &mut Run, batch: u16) -> ([u64; REDO], [u16; REDO]) {
-        let (mut starts, mut lens) = ([0; REDO], [0; REDO]);
-        let (mut left, mut emptied) = (batch, 0);
+        let mut starts = [0; REDO];
+        let mut lens = [0; REDO];
+        let mut left = batch;
+        let mut emptied = 0;
         let count = self.waiting();
-        for (place, one) in self.intervals[..count].iter_mut().take(REDO).enumerate() {
-            let taken = one.len.min(u32::from(left));
-            (starts[place], lens[place]) = (one.start, taken as u16);
-            one.start = one.start.wrapping_add(u64::from(taken));
-            one.len -= taken;
+        for (place, interval) in self.intervals[..count].iter_mut().take(REDO).enumerate() {
+            let taken = interval.len.min(u32::from(left));
+            starts[place] = interval.start;
+            lens[place] = taken as u16;
+            interval.start = interval.start.wrapping_add(u64::from(taken));
+            interval.len -= taken;
             left -= taken as u16;
-            emptied += usize::from(one.len == 0);
+            emptied += usize::from(interval.len == 0);
             if left == 0 {
                 break;
             }
@@ -100,15 +106,16 @@ fn end(interval: &Interval) -> u64 {
     interval.start.wrapping_add(u64::from(interval.len))
 }
 
-/// Untrained positions of one round, given in ascending order, neighbours joined.
+/// Untrained positions of one round as half-open ranges, ascending, neighbours joined.
 pub struct Gaps(Vec<(u16, u16)>);
 
 impl Gaps {
-    /// With room for what may be kept: an allocation is never given back, so it should not grow.
+    /// Return an empty list with its full capacity: the allocator never frees, so the list should not grow.
     pub fn new() -> Self {
         Self(Vec::with_capacity(BACKLOG))
     }
 
+    /// Add the positions of one share. Shares must come in ascending order.
     pub fn add(&mut self, start: u16, len: u16) {
         let stop = start.wrapping_add(len);
         match self.0.last_mut() {
@@ -117,29 +124,33 @@ impl Gaps {
         }
     }
 
-    /// The sequences behind them, in ascending order.
+    /// Return the sequences at these positions, in ascending order.
     #[inline(never)]
     pub fn intervals(&self, round: &Round) -> Vec<Interval> {
         let pieces = whole(round);
-        let mut found = Vec::with_capacity(self.0.len() + pieces.len());
-        let (mut first, mut index) = (0u16, 0);
+        let mut intervals = Vec::with_capacity(self.0.len() + pieces.len());
+        let mut piece_start = 0u16; // the first position of the piece at `index`
+        let mut index = 0;
         for (start, stop) in &self.0 {
-            let mut from = *start;
-            while from < *stop {
-                let Some(piece) = pieces.get(index) else { return found };
-                let end = first.wrapping_add(piece.len as u16);
-                if from >= end {
-                    (first, index) = (end, index + 1);
+            let mut position = *start;
+            while position < *stop {
+                let Some(piece) = pieces.get(index) else { return intervals };
+                let piece_stop = piece_start.wrapping_add(piece.len as u16);
+                if position >= piece_stop {
+                    piece_start = piece_stop;
+                    index += 1;
                     continue;
                 }
-                let upto = end.min(*stop);
-                let place = u64::from(from.wrapping_sub(first));
-                found
-                    .push(Interval { start: piece.start.wrapping_add(place), len: u32::from(upto.wrapping_sub(from)) });
-                from = upto;
+                let end = piece_stop.min(*stop);
+                let offset = u64::from(position.wrapping_sub(piece_start));
+                intervals.push(Interval {
+                    start: piece.start.wrapping_add(offset),
+                    len: u32::from(end.wrapping_sub(position)),
+                });
+                position = end;
             }
         }
-        found
+        intervals
     }
 }
 
@@ -149,15 +160,16 @@ impl Default for Gaps {
     }
 }
 
-/// The intervals of a round's positions: those that are done again, then the fresh one.
+/// Return the intervals of a round in the order of its positions: first those that are trained again, then the fresh
+/// one.
 fn pieces(round: &Round) -> impl Iterator<Item = Interval> + '_ {
-    let again = round.redo_index.iter().zip(round.redo).filter(|(_, len)| *len > 0);
-    let again = again.map(|(start, len)| Interval { start: *start, len: u32::from(len) });
+    let redo = round.redo_index.iter().zip(round.redo).filter(|(_, len)| *len > 0);
+    let redo = redo.map(|(start, len)| Interval { start: *start, len: u32::from(len) });
     let fresh = round.fresh();
-    again.chain((fresh > 0).then_some(Interval { start: round.data_index, len: u32::from(fresh) }))
+    redo.chain((fresh > 0).then_some(Interval { start: round.data_index, len: u32::from(fresh) }))
 }
 
-/// All of a round's sequences, in ascending order.
+/// Return all sequences of a round, in ascending order.
 pub fn whole(round: &Round) -> Vec<Interval> {
     pieces(round).collect()
 }
@@ -168,25 +180,26 @@ mod tests {
     use alloc::collections::BTreeSet;
     use bytemuck::Zeroable;
 
-    struct Story {
+    /// A run of which only the data is simulated.
+    struct Simulation {
         run: Run,
         backlog: Backlog,
         trained: BTreeSet<u64>,
     }
 
-    impl Story {
+    impl Simulation {
         fn open(&mut self, batch: u16) -> Round {
             let mut round = Round::zeroed();
             (round.redo_index, round.redo) = self.backlog.take(&mut self.run, batch);
-            let again: u16 = round.redo.iter().sum();
-            round.batch = if self.backlog.has_room(0) { batch } else { again };
+            let redo_total: u16 = round.redo.iter().sum();
+            round.batch = if self.backlog.has_room(0) { batch } else { redo_total };
             round.data_index = self.run.data_index;
-            self.run.data_index += u64::from(round.batch - again);
+            self.run.data_index += u64::from(round.batch - redo_total);
             assert!(round.batch > 0);
             round
         }
 
-        /// Settles a round of which these positions were trained, in shares of some length.
+        /// Settle a round, given for each of its positions whether it was trained.
         fn settle(&mut self, round: &Round, trained: &[bool]) {
             let mut gaps = Gaps::new();
             for position in (0..round.batch).filter(|position| !trained[*position as usize]) {
@@ -204,12 +217,12 @@ mod tests {
             self.backlog.put(&mut self.run, &untrained);
         }
 
-        fn check(&self, under_way: &[Round]) {
+        fn check(&self, in_progress: &[Round]) {
             let waiting = &self.backlog.intervals[..self.backlog.count as usize];
             assert!(waiting.windows(2).all(|pair| end(&pair[0]) < pair[1].start), "sorted, joined");
             assert!(waiting.iter().all(|one| one.len > 0));
             let count: u64 = waiting.iter().map(|one| u64::from(one.len)).sum();
-            let flying: u64 = under_way.iter().map(|round| u64::from(round.batch)).sum();
+            let flying: u64 = in_progress.iter().map(|round| u64::from(round.batch)).sum();
             assert_eq!(self.run.backlog, count);
             assert_eq!(count + flying + self.trained.len() as u64, self.run.data_index);
             assert_eq!(self.run.lost_sequences, 0);
@@ -217,37 +230,39 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_or_trained_twice_whatever_is_left_out() {
+    fn backlog_never_loses_or_repeats_a_sequence() {
         let mut state = 7u64;
         let mut random = move |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
         for case in 0..60 {
-            let mut story = Story { run: Run::zeroed(), backlog: Backlog::zeroed(), trained: BTreeSet::new() };
+            let mut simulation =
+                Simulation { run: Run::zeroed(), backlog: Backlog::zeroed(), trained: BTreeSet::new() };
             let overlap = case % 2;
             let mut flying = alloc::vec![];
             for _ in 0..300 {
                 let batch = 1 + random(300) as u16;
-                flying.push(story.open(batch));
-                story.check(&flying);
+                flying.push(simulation.open(batch));
+                simulation.check(&flying);
                 if flying.len() <= overlap {
                     continue;
                 }
                 let round = flying.remove(0);
-                let (kind, share) = (random(4), 1 + random(9) as usize);
+                let kind = random(4);
+                let share = 1 + random(9) as usize;
                 let mut trained = Vec::new();
                 while trained.len() < round.batch as usize {
                     let delivered = [true, false, random(2) == 0, random(3) > 0][kind as usize];
                     trained.extend(core::iter::repeat_n(delivered, share));
                 }
-                story.settle(&round, &trained);
+                simulation.settle(&round, &trained);
                 if overlap == 1 && random(9) == 0 {
-                    let last = flying.remove(0); // an epoch that nobody attests any more
+                    let last = flying.remove(0); // the epoch ends without an attestation of this round
                     let untrained = whole(&last);
-                    story.backlog.put(&mut story.run, &untrained);
+                    simulation.backlog.put(&mut simulation.run, &untrained);
                 }
-                story.check(&flying);
+                simulation.check(&flying);
             }
         }
     }

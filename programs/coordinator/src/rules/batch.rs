@@ -1,13 +1,15 @@
-//! Sequences per round while the global batch grows.
+//! The global batch size, which grows from its start to its end value.
 
 use crate::state::Config;
 
-/// Batch size at the fresh sequence `data_index`: linear in tokens from start to end, rounded half up.
+/// Return the batch size in sequences at the fresh sequence `data_index`: linear in tokens, rounded half up.
 ///
-/// No product here can overflow, and none is checked: the check would need 128-bit arithmetic, which sBPF lacks.
+/// No product here can overflow. They are unchecked, because a check needs 128-bit arithmetic, which sBPF lacks.
 pub fn size(config: &Config, data_index: u64) -> u16 {
-    let (start, end) = (config.global_batch_size_start, config.global_batch_size_end);
-    let (warmup, length) = (config.global_batch_size_warmup_tokens, u64::from(config.max_seq_len.max(1)));
+    let start = config.global_batch_size_start;
+    let end = config.global_batch_size_end;
+    let warmup = config.global_batch_size_warmup_tokens;
+    let length = u64::from(config.max_seq_len.max(1));
     if warmup == 0 || data_index > (warmup - 1) / length {
         return end;
     }

@@ -1,11 +1,11 @@
-//! Sets of member seats, a word at a time.
+//! Set operations on bitmaps of member seats, a word of 64 seats at a time.
 
 use crate::constants::{Bitmap, MAX_MEMBERS};
 use alloc::{boxed::Box, vec};
 
 pub const WORDS: usize = 4;
 
-/// Word `index` (64 seats) of a set.
+/// Return word `index` (64 seats) of a set.
 #[inline(always)]
 pub fn word(set: &Bitmap, index: usize) -> u64 {
     let mut bytes = [0; 8];
@@ -33,7 +33,7 @@ pub fn clear(set: &mut Bitmap, seat: u8) {
     set[seat as usize / 8] &= !(1 << (seat % 8));
 }
 
-/// The set of one slot.
+/// Return the set of one seat.
 pub fn only(seat: u8) -> Bitmap {
     let mut result = [0; 32];
     set(&mut result, seat);
@@ -77,14 +77,15 @@ pub fn count(set: &Bitmap) -> u32 {
     (0..WORDS).map(|index| word(set, index).count_ones()).sum()
 }
 
-/// Number of members below `seat`: its place in everything that is indexed by rank.
+/// Return the number of members below `seat`: its index in everything that is ordered by rank.
 pub fn rank(set: &Bitmap, seat: u8) -> u32 {
-    let (full, rest) = (seat as usize / 64, seat as u32 % 64);
-    let below: u32 = (0..full).map(|index| word(set, index).count_ones()).sum();
-    below + (word(set, full) & ((1 << rest) - 1)).count_ones()
+    let full_words = seat as usize / 64;
+    let bit = seat as u32 % 64;
+    let below: u32 = (0..full_words).map(|index| word(set, index).count_ones()).sum();
+    below + (word(set, full_words) & ((1 << bit) - 1)).count_ones()
 }
 
-/// The seats of a set in ascending order. For sets that are small or rare: finding a bit costs 30 units on sBPF.
+/// Return the seats of a set in ascending order. Use it for small or rare sets: finding a bit costs 30 units on sBPF.
 pub fn seats(set: &Bitmap) -> impl Iterator<Item = usize> + '_ {
     (0..WORDS).flat_map(move |index| {
         let mut rest = word(set, index);
@@ -99,7 +100,7 @@ pub fn seats(set: &Bitmap) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// The seats of a set by rank, and how many there are.
+/// Return the seats of a set by rank, and their number.
 pub fn by_rank(set: &Bitmap) -> (Box<[u8; MAX_MEMBERS]>, usize) {
     let mut seats = bytes();
     let mut count = 0usize;
@@ -107,7 +108,7 @@ pub fn by_rank(set: &Bitmap) -> (Box<[u8; MAX_MEMBERS]>, usize) {
         let mut rest = word(set, index);
         let mut seat = 64 * index;
         while rest != 0 {
-            // written always, kept only if the seat is a member: cheaper than a branch
+            // Every seat is written, and overwritten by the next unless it is in the set: cheaper than a branch.
             seats[count & (MAX_MEMBERS - 1)] = seat as u8;
             count = count.wrapping_add((rest & 1) as usize);
             rest >>= 1;
@@ -117,7 +118,7 @@ pub fn by_rank(set: &Bitmap) -> (Box<[u8; MAX_MEMBERS]>, usize) {
     (seats, count)
 }
 
-/// 256 zero bytes on the heap: a stack frame holds 4 kB only.
+/// Return 256 zero bytes on the heap, because a stack frame has only 4 kB.
 pub fn bytes() -> Box<[u8; MAX_MEMBERS]> {
     match vec![0u8; MAX_MEMBERS].into_boxed_slice().try_into() {
         Ok(array) => array,

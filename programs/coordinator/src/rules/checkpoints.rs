@@ -1,15 +1,15 @@
-//! The checkpoints that a run can go back to: the present one and a few before it.
+//! The checkpoints that a run can go back to: the current one and the `EARLIER` ones before it.
 
 use super::{bitmap, committee, levels};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
-/// Of holders that have no place in the order.
+/// The turn of a holder that has no position in the order.
 const LAST_TURN: u8 = u8::MAX;
 
-/// The present checkpoint in the form of the earlier ones.
-fn present(model: &Model) -> Recorded {
+/// Return the current checkpoint as a record like the earlier ones.
+fn current(model: &Model) -> Recorded {
     Recorded {
         checkpoint: model.checkpoint,
         hashes: model.checkpoint_hashes,
@@ -19,34 +19,37 @@ fn present(model: &Model) -> Recorded {
     }
 }
 
-fn take(model: &mut Model, recorded: &Recorded) {
+/// Make `recorded` the current checkpoint.
+fn set_current(model: &mut Model, recorded: &Recorded) {
     model.checkpoint = recorded.checkpoint;
     model.checkpoint_hashes = recorded.hashes;
     model.checkpoint_data_index = recorded.data_index;
     model.checkpoint_step = recorded.step;
 }
 
-/// Names a new checkpoint; the one before it becomes the first of the earlier ones, and the oldest of these goes. Of one
-/// step only two are kept: the first to name a bad place pushes no other step out.
+/// Make `new` the current checkpoint. The previous one becomes the first of the earlier ones, and the oldest is
+/// dropped.
+///
+/// At most two records have the same step, so that members that name bad places for one step push no other step out.
 #[inline(never)]
-pub fn replace(model: &mut Model, by: &Recorded) {
+pub fn replace(model: &mut Model, new: &Recorded) {
     if model.checkpoint.kind != checkpoint_kind::NONE {
-        let again = by.step == model.checkpoint_step && by.step == model.earlier[0].step;
-        if !again {
+        let is_third = new.step == model.checkpoint_step && new.step == model.earlier[0].step;
+        if !is_third {
             model.earlier.copy_within(..EARLIER - 1, 1);
         }
-        model.earlier[0] = present(model);
+        model.earlier[0] = current(model);
     }
-    take(model, by);
+    set_current(model, new);
 }
 
-/// What was recorded of another schema is of no use.
+/// Forget the earlier checkpoints, which are useless under another schema.
 pub fn forget(model: &mut Model) {
     model.earlier = [Recorded::zeroed(); EARLIER];
 }
 
-/// When it is a holder's turn to name a checkpoint: its place in the order of the last round, while that is there. Who
-/// comes earlier may replace what another one has named of the same step; so nobody gains by being fast.
+/// Return a holder's turn to name a checkpoint: its position in an order of the last round, while the run still stores
+/// it. An earlier turn may replace the checkpoint of a later one of the same step, so that nobody gains by being fast.
 #[inline(never)]
 pub fn turn(run: &Run, seat: u8) -> u8 {
     let round = run.current();
@@ -56,21 +59,21 @@ pub fn turn(run: &Run, seat: u8) -> u8 {
     }
     let rank = bitmap::rank(&run.began, seat) as u8;
     let order = committee::order(round, &run.began, committee::CHECKPOINT);
-    order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |place| place as u8)
+    order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |position| position as u8)
 }
 
-/// Takes the run back to the checkpoint `place` (0 the present one, then the earlier ones), which is the one of `step`.
-/// The present one takes its place, so that a run can also be taken forward again.
+/// Take the run back to the checkpoint at `place` (0 = the current one, 1 to `EARLIER` = the earlier ones), which must
+/// be of `step`. The current one takes its place, so that the run can also go forward again.
 #[inline(never)]
-pub fn rewind(run: &mut Run, model: &mut Model, backlog: &mut Backlog, (place, step): &(u8, u32)) -> Result<()> {
-    let mut chosen = present(model);
-    if let Some(index) = usize::from(*place).checked_sub(1) {
+pub fn rewind(run: &mut Run, model: &mut Model, backlog: &mut Backlog, place: u8, step: u32) -> Result<()> {
+    let mut chosen = current(model);
+    if let Some(index) = usize::from(place).checked_sub(1) {
         let earlier = model.earlier.get_mut(index).ok_or(CoordinatorError::NoSuchCheckpoint)?;
         core::mem::swap(earlier, &mut chosen);
     }
-    let found = chosen.checkpoint.kind != checkpoint_kind::NONE && chosen.step == *step;
-    require!(found, CoordinatorError::NoSuchCheckpoint);
-    take(model, &chosen);
+    let matches = chosen.checkpoint.kind != checkpoint_kind::NONE && chosen.step == step;
+    require!(matches, CoordinatorError::NoSuchCheckpoint);
+    set_current(model, &chosen);
     run.step = chosen.step.max(1);
     run.data_index = chosen.data_index;
     backlog.clear(run);
@@ -81,7 +84,7 @@ pub fn rewind(run: &mut Run, model: &mut Model, backlog: &mut Backlog, (place, s
     Ok(())
 }
 
-/// The first sequence that the model was not trained on: what waits to be done again is not in it.
+/// Return the first sequence that the model was not trained on. Sequences in the backlog count as untrained.
 pub fn first_untrained(run: &Run, backlog: &Backlog) -> u64 {
     backlog.first().map_or(run.data_index, |interval| interval.start.min(run.data_index))
 }

@@ -1,16 +1,12 @@
-//! Who witnesses and who verifies in a round.
+//! Elect the witnesses and the verifiers of a round.
 //!
-//! Every order is of the members that began the epoch. So a member that leaves, or is dropped, moves no other, and can
-//! choose no order: a seat that becomes free goes to the next in line.
-//!
-//! A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
-//! those in it are established, and hold all levels, the witnesses of a round are of these alone: newcomers, however many,
-//! train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too.
+//! Every order shuffles the members that began the epoch. So a member that leaves neither moves the others nor chooses
+//! an order: the next in line takes its place.
 
 use super::{bitmap, levels, seeds, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_VERDICTS},
-    state::{alone, run_state, Members, Round, Run},
+    state::{established_only, run_state, Members, Round, Run},
 };
 use alloc::vec::Vec;
 
@@ -20,23 +16,24 @@ pub const DATA: &[u8] = b"data";
 pub const COOLDOWN: &[u8] = b"cooldown";
 pub const CHECKPOINT: &[u8] = b"checkpoint";
 
-/// The least number of members of which one alone decides nothing.
-pub const ENOUGH: u32 = 3;
+/// Minimum number of established witnesses, so that no single one decides alone.
+pub const MIN_ESTABLISHED: u32 = 3;
 
-/// The order of the ranks of those who `began` the epoch, for one purpose of a round.
+/// Return the order of the ranks of the members that `began` the epoch, for one purpose of a round.
 pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
     Order::new(seeds::of_purpose(round.seed, purpose), bitmap::count(began) as usize)
 }
 
-/// The ranks among which the first `count` members of a round are, in that order: `count` of them if nobody has left, else all.
-pub fn first(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
+/// Return the beginning of `order` that contains the first `count` members of the round. If a member has left since the
+/// epoch began, this is the whole order.
+pub fn order_start(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
     let len = bitmap::count(began) as usize;
     let drawn = if round.roster == *began { count } else { len };
     Order::first(seeds::of_purpose(round.seed, purpose), len, drawn)
 }
 
-/// The first `count` seats of a `set` in an order of those who `began`.
-fn take(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
+/// Return the first `count` seats of `set`, in an order of the members that `began` the epoch.
+fn first_seats(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
     let (seats, _) = bitmap::by_rank(began);
     let mut result = [0; 32];
     let ordered = order.ranks().iter().map(|rank| seats[*rank as usize]);
@@ -46,67 +43,81 @@ fn take(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
     result
 }
 
-/// The witnesses of a round if all members elect them and nobody leaves: the first `most` of its roster.
-pub fn drawn(run: &Run, round: &Round, most: usize) -> Bitmap {
+/// Return the `count` witnesses of a round if all members may be elected and nobody leaves: the first of its roster.
+pub fn drawn(run: &Run, round: &Round, count: usize) -> Bitmap {
     let gone = bitmap::count(&bitmap::without(&run.began, &round.roster)) as usize;
     let state = seeds::of_purpose(round.seed, WITNESS);
-    let order = Order::first(state, bitmap::count(&run.began) as usize, most.saturating_add(gone));
-    take(&order, &run.began, &round.roster, most)
+    let order = Order::first(state, bitmap::count(&run.began) as usize, count.saturating_add(gone));
+    first_seats(&order, &run.began, &round.roster, count)
 }
 
-/// Witnesses elected among `clients` members when the config asks for `nodes` (0 = all), at most 32.
+/// Return how many witnesses a round should have (0 = all), given the config's `nodes`. A quorum of established
+/// witnesses is at least two, so a round that only they witness never has one alone.
+pub fn wanted_witnesses(nodes: u8, only_established: bool) -> u8 {
+    if only_established && nodes == 1 {
+        2
+    } else {
+        nodes
+    }
+}
+
+/// Return how many witnesses are elected among `clients` members if `nodes` are wanted (0 = all): at most 32.
 pub fn elected(nodes: u8, clients: u16) -> u8 {
-    let wanted = if nodes == 0 { clients } else { u16::from(nodes).min(clients) };
-    wanted.min(crate::constants::MAX_WITNESSES as u16) as u8
+    let available = if nodes == 0 { clients } else { u16::from(nodes).min(clients) };
+    available.min(crate::constants::MAX_WITNESSES as u16) as u8
 }
 
-/// Members of the running round that have attested or still can. Who leaves makes room for the next in the order of the
-/// witnesses; a vote that counts does not.
+/// Return the members of the running round that have attested or still can. If a member leaves before it attests, the
+/// next in the order of the witnesses takes its place; a vote that was cast stays.
 fn seated(round: &Round, members: &Members) -> Bitmap {
     bitmap::both(&round.roster, &bitmap::either(&round.attested, &members.healthy))
 }
 
-/// Return whether only established members witness the rounds of an epoch.
-pub fn enough(run: &Run, members: &Members) -> bool {
-    run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= ENOUGH
+/// Return whether only established members witness the rounds of the epoch.
+///
+/// A seat costs little, and a third of the witnesses can stop a run or deny every result. So newcomers train for an
+/// epoch before they witness, if enough established members that hold all levels began the epoch. A warm-up has
+/// witnesses of both kinds, because it waits for newcomers too.
+pub fn only_established_witness(run: &Run, members: &Members) -> bool {
+    run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= MIN_ESTABLISHED
 }
 
-/// Return the members of whom the witnesses of a round are elected.
+/// Return the members that may be elected as witnesses of a round.
 pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
-    if round.established != alone::NOTHING {
+    if round.established != established_only::NOTHING {
         members.judges
     } else {
         run.began
     }
 }
 
-/// The number of witnesses whose quorum drops a member: as many as could be elected, although the config may ask for
-/// fewer. Chance may make a few witnesses all one person's.
+/// Return the number of witnesses whose quorum may drop a member: as many as could be elected, even if the config
+/// elects fewer. If few are elected, chance may give all of them to one person.
 #[inline(never)]
 pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
     let elected = u32::from(closed.elected);
     if run.config.witness_nodes == 0 {
         return elected;
     }
-    let among = bitmap::both(&closed.roster, &electors(run, members, closed));
-    elected.max(u32::from(self::elected(0, bitmap::count(&among) as u16)))
+    let eligible = bitmap::both(&closed.roster, &electors(run, members, closed));
+    elected.max(u32::from(self::elected(0, bitmap::count(&eligible) as u16)))
 }
 
-/// Elects again among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
-/// witnesses, and their quorum counts. It has gone by its own word or by that of a quorum, so a vote that
-/// counts still is one of the denominator, and nobody else's silence makes that smaller.
+/// Lower the number of elected witnesses after a member has gone, if fewer can still attest: then all of these are
+/// witnesses. Only the member itself or a quorum can take it out of the epoch, so other members' silence never shrinks
+/// the quorum. Votes that were cast still count.
 #[inline(never)]
 pub fn reelect(run: &mut Run, members: &Members) {
     if matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS) {
         let head = run.ring(0);
         let seated = seated(&run.rounds[head], members);
-        let left = bitmap::count(&bitmap::both(&seated, &electors(run, members, &run.rounds[head])));
+        let available = bitmap::count(&bitmap::both(&seated, &electors(run, members, &run.rounds[head])));
         let elected = u32::from(run.rounds[head].elected);
-        run.rounds[head].elected = elected.min(left) as u8;
+        run.rounds[head].elected = elected.min(available) as u8;
     }
 }
 
-/// Whether a healthy member of the running round is one of its witnesses.
+/// Return whether a healthy member of the running round is one of its witnesses.
 #[inline(never)]
 pub fn is_witness(run: &Run, members: &Members, round: &Round, seat: u8) -> bool {
     if !bitmap::has(&round.roster, seat) {
@@ -120,13 +131,13 @@ pub fn is_witness(run: &Run, members: &Members, round: &Round, seat: u8) -> bool
         return false;
     }
     let state = seeds::of_purpose(round.seed, WITNESS);
-    let first = Order::first(state, bitmap::count(&electors) as usize, round.elected as usize);
+    let elected = Order::first(state, bitmap::count(&electors) as usize, round.elected as usize);
     let rank = bitmap::rank(&electors, seat) as u8;
-    // when a member leaves, those who were first stay witnesses
-    first.ranks().contains(&rank) || bitmap::has(&witnesses(run, members, round), seat)
+    // The first of the order stay witnesses when others leave, so this cheap test settles most cases.
+    elected.ranks().contains(&rank) || bitmap::has(&witnesses(run, members, round), seat)
 }
 
-/// The witnesses of the running round: the first `elected` of the electors that are seated, in the round's order.
+/// Return the witnesses of the running round: the first `elected` of the seated electors, in the round's order.
 #[inline(never)]
 pub fn witnesses(run: &Run, members: &Members, round: &Round) -> Bitmap {
     let electors = electors(run, members, round);
@@ -135,24 +146,24 @@ pub fn witnesses(run: &Run, members: &Members, round: &Round) -> Bitmap {
     if elected >= bitmap::count(&seated) as usize {
         return seated;
     }
-    take(&order(round, &electors, WITNESS), &electors, &seated, elected)
+    first_seats(&order(round, &electors, WITNESS), &electors, &seated, elected)
 }
 
-/// Whether a seat is one of the first `verifiers` members of a round in the order of the committee.
+/// Return whether a seat is one of the first `verifiers` members of a round in the committee's order.
 #[inline(never)]
 pub fn is_verifier(round: &Round, began: &Bitmap, seat: u8, verifiers: u32) -> bool {
-    let order = first(round, began, COMMITTEE, verifiers as usize);
-    verifiers > 0 && bitmap::has(&take(&order, began, &round.roster, verifiers as usize), seat)
+    let order = order_start(round, began, COMMITTEE, verifiers as usize);
+    verifiers > 0 && bitmap::has(&first_seats(&order, began, &round.roster, verifiers as usize), seat)
 }
 
-/// How many of `clients` members verify: the percentage rounded down, no more than verdicts that can be stored about one
-/// of them, and at least one member always trains.
+/// Return how many of `clients` members verify: the percentage, rounded down. At least one member trains, and there are
+/// at most as many verifiers as a round can store verdicts.
 pub fn verifiers(clients: u16, percent: u8) -> u32 {
     let clients = u32::from(clients);
     (clients * u32::from(percent) / 100).min(clients.saturating_sub(1)).min(MAX_VERDICTS as u32)
 }
 
-/// Position of every rank in the order of one purpose.
+/// Return the position of every rank in the order of one purpose.
 #[inline(never)]
 pub fn positions(round: &Round, began: &Bitmap, purpose: &[u8]) -> Vec<u8> {
     let order = order(round, began, purpose);

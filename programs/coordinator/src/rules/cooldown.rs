@@ -1,133 +1,148 @@
-//! The end of an epoch: members state what their levels contain until a quorum agrees on each.
+//! The cooldown at the end of an epoch: members state the hashes of their levels until a quorum agrees on each.
 //!
-//! What a level contains is what those say who had shown in an epoch before that they hold it (`Members::judges`), if one
-//! of them has delivered in this one and stayed to the end of its rounds: newcomers, however many, first deliver for an
-//! epoch. A single one is believed, as it is where it holds the level alone. If all such have left, newcomers have a word,
-//! or what these trained would be lost with the others.
+//! If a judge of a level delivered and stayed to the end of the rounds, only judges attest that level; one suffices. If
+//! all judges have left, newcomers attest too, or their work would be lost with the judges.
 
-use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, source, Machine, Moment};
+use super::{bitmap, checkpoints, committee, level_holders, provisional, quorum, sequence, weights, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
-/// What a member states: one hash per set bit of the mask, ascending.
-pub struct Stated<'a> {
+/// A member's statement: one hash per set bit of the mask, ascending by level.
+pub struct Statement<'a> {
     pub seat: u8,
     pub mask: u8,
     pub hashes: &'a [Hash],
 }
 
-/// Who attests the levels: up to 32 members for each.
+/// The committees that attest the levels: up to 32 members for each level.
 struct Committees {
-    /// Members of each.
+    /// Number of members of each committee.
     counts: [u8; MAX_LEVELS],
-    /// Places in each of members that have gone.
+    /// Bitmask of the positions whose members have gone.
     gone: [u32; MAX_LEVELS],
-    /// Places in each of members that are new to a level which others have shown that they hold.
+    /// Bitmask of the positions whose members are newcomers to a level with established holders.
     new: [u32; MAX_LEVELS],
-    /// The place of the asked member in each; `ABSENT` where it has none.
-    places: [u8; MAX_LEVELS],
+    /// The position of the asked member in each committee, or `ABSENT`.
+    positions: [u8; MAX_LEVELS],
 }
 
-/// What is wanted of the committees besides their sizes, since it costs.
-struct Wanted {
-    /// The member whose places are.
+/// What `elect` returns besides the sizes of the committees. Each part costs compute units.
+struct Query {
+    /// The member whose positions are filled in.
     asked: Option<u8>,
-    /// The levels of which it is who is gone and who is new.
+    /// Mask of the levels for which `gone` and `new` are filled in.
     watched: u8,
 }
 
-/// The levels whose committees have room, a byte of one for each.
-struct Open {
-    /// The first level of which judges alone speak.
-    judged: usize,
-    /// Of the levels before that one, and of those from it on, these are open: up to there.
-    ends: (usize, usize),
-    /// Open to all, and to judges.
+/// The levels whose committees have room, as one byte per level.
+struct OpenLevels {
+    /// The first level that only judges attest.
+    judged_from: usize,
+    /// The levels below this one are open to all holders.
+    end_for_all: usize,
+    /// The levels from `judged_from` to below this one are open to judges.
+    end_for_judges: usize,
+    /// A byte of 1 for each level that is open to a newcomer.
     to_all: u64,
+    /// A byte of 1 for each level that is open to a judge.
     to_judges: u64,
-    /// What the last open level of either kind has in its byte when its committee is full, and not before.
+    /// For the last open level of either kind, the bit that its counter sets when the committee is full.
     full: u64,
 }
 
-impl Open {
-    fn new(judged: usize, ends: (usize, usize)) -> Self {
-        let (to_all, more) = (each(ends.0), each(ends.1) & !each(judged));
-        let full = if ends.1 > judged { full_at(ends.1) } else { 0 };
-        let ends = if judged < ends.1 { ends } else { (ends.0, ends.0) }; // the others are closed
-        Self { judged, ends, to_all, to_judges: to_all | more, full: full_at(ends.0) | full }
+impl OpenLevels {
+    fn new(judged_from: usize, end_for_all: usize, end_for_judges: usize) -> Self {
+        let to_all = each(end_for_all);
+        let only_judges = each(end_for_judges) & !each(judged_from);
+        let has_judged = end_for_judges > judged_from;
+        let judged_full = if has_judged { full_at(end_for_judges) } else { 0 };
+        Self {
+            judged_from,
+            end_for_all,
+            end_for_judges: if has_judged { end_for_judges } else { end_for_all },
+            to_all,
+            to_judges: to_all | only_judges,
+            full: full_at(end_for_all) | judged_full,
+        }
     }
 
-    /// Closes what is full: every level has at least the holders of the one below, so the last one of a kind comes first.
+    /// Close the levels whose committees are full. A level has at least the holders of the one below, so the last open
+    /// level of each kind fills first.
     fn close(&mut self, counts: u64) {
         while counts & self.full != 0 {
-            let (mut all, mut judges) = self.ends;
-            if judges > self.judged && counts & full_at(judges) != 0 {
-                judges -= 1;
+            let mut end_for_all = self.end_for_all;
+            let mut end_for_judges = self.end_for_judges;
+            if end_for_judges > self.judged_from && counts & full_at(end_for_judges) != 0 {
+                end_for_judges -= 1;
             } else {
-                all -= 1;
+                end_for_all -= 1;
             }
-            *self = Self::new(self.judged, (all, judges));
+            *self = Self::new(self.judged_from, end_for_all, end_for_judges);
         }
     }
 }
 
+/// The position of a member that is not in a committee.
 const ABSENT: u8 = u8::MAX;
 /// One in each byte.
 const EACH: u64 = u64::from_le_bytes([1; MAX_LEVELS]);
 
-/// One in the bytes of the first `open` levels.
-fn each(open: usize) -> u64 {
-    EACH.checked_shr(8 * (MAX_LEVELS - open) as u32).unwrap_or(0)
+/// Return a byte of 1 for each of the first `levels` levels.
+fn each(levels: usize) -> u64 {
+    EACH.checked_shr(8 * (MAX_LEVELS - levels) as u32).unwrap_or(0)
 }
 
-/// What the last of the first `open` levels has in its byte when its committee is full, and not before.
-fn full_at(open: usize) -> u64 {
-    if open == 0 {
+/// Return the bit that the counter of the last of the first `levels` levels sets when its committee is full.
+fn full_at(levels: usize) -> u64 {
+    if levels == 0 {
         return 0;
     }
-    (MAX_WITNESSES as u64) << (8 * (open - 1))
+    (MAX_WITNESSES as u64) << (8 * (levels - 1))
 }
 
+/// Return the byte of a level.
 fn of_level(counts: u64, level: usize) -> u8 {
     (counts >> (8 * level)) as u8
 }
 
-/// Levels of which a healthy member of the last round holds a copy. A tier holds its own level and all higher ones.
+/// Return the mask of the levels that healthy members hold. A tier holds its own level and all higher ones.
 fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
-/// The first level that a judge holds who has delivered and was there when the cooldown began: of it, and of all that
-/// follow, judges alone speak.
+/// Return the first level held by a judge that delivered and was there when the cooldown began. Only judges attest this
+/// level and all higher ones.
 #[inline(never)]
 fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
-    let (last, mut least) = (run.current().height, levels);
+    let last_height = run.current().height;
+    let mut lowest = levels;
     for index in bitmap::seats(&bitmap::both(&members.judges, &members.proven)) {
         let tier = members.seats[index].tier as usize;
-        let stayed = bitmap::has(&members.healthy, index as u8) || members.seats[index].exited_height > last;
-        if tier < least && stayed {
-            least = tier;
-            if least == 0 {
+        let stayed = bitmap::has(&members.healthy, index as u8) || members.seats[index].exited_height > last_height;
+        if tier < lowest && stayed {
+            lowest = tier;
+            if lowest == 0 {
                 break;
             }
         }
     }
-    least
+    lowest
 }
 
-/// Return the first level of which newcomers say nothing, because an established member that holds it is missing: it was
-/// dropped or restarted, or was in the last epoch and not in this one. Newcomers could otherwise replace the levels
-/// of members that they had dropped or outvoted, or that return from an outage after others. Such a level goes back to the
-/// durable checkpoint.
+/// Return the first level that newcomers may not attest, because an established holder is missing: it was dropped,
+/// restarted, or was in the last epoch and not in this one. Such a level goes back to the durable checkpoint.
+///
+/// Otherwise newcomers could replace the levels of members that they had dropped or outvoted, or that return late from
+/// an outage.
 #[inline(never)]
 fn first_withheld(run: &Run, members: &Members, levels: usize) -> usize {
     let absent = bitmap::without(&members.established, &run.began);
     let gone = bitmap::without(&members.judges, &members.healthy);
     let absent = bitmap::either(&absent, &gone);
-    let mut least = levels;
-    if bitmap::is_empty(&absent) || !source::is_at_risk(members) {
-        return least;
+    if bitmap::is_empty(&absent) || !provisional::is_at_risk(members) {
+        return levels;
     }
+    let mut lowest = levels;
     for index in bitmap::seats(&absent) {
         let seat = &members.seats[index];
         let missing = if bitmap::has(&run.began, index as u8) {
@@ -136,82 +151,86 @@ fn first_withheld(run: &Run, members: &Members, levels: usize) -> usize {
             seat.last_epoch.saturating_add(1) >= run.epoch
         };
         if missing {
-            least = least.min(seat.tier as usize);
+            lowest = lowest.min(seat.tier as usize);
         }
     }
-    least
+    lowest
 }
 
-/// Elects for each level, in the cooldown order, the first 32 of those who have shown that they hold it, now or in an
-/// epoch before, whether or not they are still here: too few who are left say nothing that is new. Nothing in cooldown
-/// changes who that is.
+/// Elect a committee for each level: the first 32 members, in the cooldown order, that have shown that they hold it.
+///
+/// Members that have gone keep their positions, so that too few remaining members cannot attest anything. Nothing in a
+/// cooldown changes the committees.
 #[inline(never)]
-fn elect(run: &Run, members: &Members, wanted: &Wanted) -> Committees {
-    let Wanted { asked, watched } = *wanted;
+fn elect(run: &Run, members: &Members, query: &Query) -> Committees {
+    let Query { asked, watched } = *query;
     let (by_rank, _) = bitmap::by_rank(&run.began);
-    let mut seated = holders::seated(members);
+    let mut seated = level_holders::seated(members);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
-    let mut judged = first_judged(run, members, levels);
-    let mut open_to_all = levels;
-    if judged == 0 {
+    let mut judged_from = first_judged(run, members, levels);
+    let mut end_for_all = levels;
+    if judged_from == 0 {
+        // Only judges are seated, so no level needs to be reserved for them.
         seated = bitmap::both(&seated, &members.judges);
-        judged = levels; // all who are left speak of all that they hold
+        judged_from = levels;
     } else {
-        open_to_all = judged.min(first_withheld(run, members, levels));
+        end_for_all = judged_from.min(first_withheld(run, members, levels));
     }
-    let mut open = Open::new(judged, (open_to_all, levels));
+    let mut open = OpenLevels::new(judged_from, end_for_all, levels);
     let mut committees = Committees {
         counts: [0; MAX_LEVELS],
         gone: [0; MAX_LEVELS],
         new: [0; MAX_LEVELS],
-        places: [ABSENT; MAX_LEVELS],
+        positions: [ABSENT; MAX_LEVELS],
     };
-    // of most holders there is nothing to say but that they are one more
-    let mut plain = seated;
+    // Most holders only need to be counted.
+    let mut counted_only = seated;
     if watched != 0 {
-        plain = bitmap::both(&plain, &members.healthy);
+        counted_only = bitmap::both(&counted_only, &members.healthy);
     }
     if run.levels_established & watched != 0 {
-        plain = bitmap::both(&plain, &members.established);
+        counted_only = bitmap::both(&counted_only, &members.established);
     }
-    if judged < levels {
-        plain = bitmap::both(&plain, &members.judges);
+    if judged_from < levels {
+        counted_only = bitmap::both(&counted_only, &members.judges);
     }
     if let Some(seat) = asked {
-        bitmap::clear(&mut plain, seat);
+        bitmap::clear(&mut counted_only, seat);
     }
     let mut counts = 0u64; // a byte for each level
     for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
-        let first = members.seats[holder as usize].tier as usize;
-        let (mut add, mut last) = (open.to_judges, open.ends.1);
-        if first >= last {
+        let tier = members.seats[holder as usize].tier as usize;
+        let mut open_levels = open.to_judges;
+        let mut end = open.end_for_judges;
+        if tier >= end {
             continue;
         }
-        if !bitmap::has(&plain, holder) {
+        if !bitmap::has(&counted_only, holder) {
             if !bitmap::has(&seated, holder) {
                 continue;
             }
             let is_asked = asked == Some(holder);
-            let told = if is_asked { u8::MAX } else { watched };
+            let reported = if is_asked { u8::MAX } else { watched };
             let gone = u32::from(!bitmap::has(&members.healthy, holder));
-            let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
-            if judged < levels && !bitmap::has(&members.judges, holder) {
-                (add, last) = (open.to_all, open.ends.0);
+            let new = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
+            if judged_from < levels && !bitmap::has(&members.judges, holder) {
+                open_levels = open.to_all;
+                end = open.end_for_all;
             }
-            for level in first..last {
-                if told >> level & 1 == 0 || of_level(add, level) == 0 {
+            for level in tier..end {
+                if reported >> level & 1 == 0 || of_level(open_levels, level) == 0 {
                     continue;
                 }
-                let place = of_level(counts, level);
+                let position = of_level(counts, level);
                 if is_asked {
-                    committees.places[level] = place;
+                    committees.positions[level] = position;
                 }
-                committees.gone[level] |= gone << place;
-                committees.new[level] |= u32::from(known >> level & 1) << place;
+                committees.gone[level] |= gone << position;
+                committees.new[level] |= u32::from(new >> level & 1) << position;
             }
         }
-        counts = counts.wrapping_add(add & EACH << (8 * first));
+        counts = counts.wrapping_add(open_levels & EACH << (8 * tier));
         if counts & open.full != 0 {
             open.close(counts);
             if open.to_judges == 0 {
@@ -223,20 +242,21 @@ fn elect(run: &Run, members: &Members, wanted: &Wanted) -> Committees {
     committees
 }
 
-/// Stores what a member states of the levels whose committees it is in, and attests each on whose hash a quorum of its
-/// committee now agrees.
+/// Store a member's statement about the levels whose committees it is in. Attest each level on whose hash a quorum of
+/// its committee now agrees.
 #[inline(never)]
-pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, stated: &Stated) -> Result<()> {
-    require!(bitmap::has(&members.proven, stated.seat), CoordinatorError::NotElected);
-    let committees = elect(run, members, &Wanted { asked: Some(stated.seat), watched: 0 });
-    let (mut elected, mut hashes) = (false, stated.hashes.iter());
-    for level in (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1) {
+pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, statement: &Statement) -> Result<()> {
+    require!(bitmap::has(&members.proven, statement.seat), CoordinatorError::NotElected);
+    let committees = elect(run, members, &Query { asked: Some(statement.seat), watched: 0 });
+    let mut elected = false;
+    let mut hashes = statement.hashes.iter();
+    for level in (0..MAX_LEVELS).filter(|level| statement.mask >> level & 1 == 1) {
         let hash = *hashes.next().ok_or(CoordinatorError::HashesInvalid)?;
-        // neither of the two that stand for no contents at all
-        let known = hash != UNSTATED && hash != super::levels::UNATTESTED;
-        require!(known, CoordinatorError::HashesInvalid);
-        let place = committees.places[level];
-        let Some(entry) = witnesses.cooldown[level].get_mut(place as usize) else { continue };
+        // These two values stand for no contents.
+        let is_content = hash != UNSTATED && hash != super::levels::UNATTESTED;
+        require!(is_content, CoordinatorError::HashesInvalid);
+        let position = committees.positions[level];
+        let Some(entry) = witnesses.cooldown[level].get_mut(position as usize) else { continue };
         require!(*entry == UNSTATED, CoordinatorError::DuplicateWitness);
         *entry = hash;
         elected = true;
@@ -246,10 +266,10 @@ pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, state
     Ok(())
 }
 
-/// Stands in the place of a member of the committee that has not spoken.
+/// The entry of a committee member that has not attested.
 const UNSTATED: Hash = [0; 32];
 
-/// All words at once: a call, or a branch for each word, costs more than the comparison, and there are 32 for each level.
+/// Compare all words without a branch or a call, which would cost more than the comparison: each level has 32 entries.
 #[inline(always)]
 fn is_equal(left: &Hash, right: &Hash) -> bool {
     let differ = |index: usize| bitmap::word(left, index) ^ bitmap::word(right, index);
@@ -262,7 +282,7 @@ fn is_unstated(hash: &Hash) -> bool {
     word(0) | word(1) | word(2) | word(3) == 0
 }
 
-/// Attests `level` if a quorum of its committee agrees with the newest statement about it.
+/// Attest `level` if a quorum of its committee agrees with the newest statement about it.
 fn settle(run: &mut Run, witnesses: &Witnesses, level: usize, elected: u8, newest: &Hash) {
     if run.levels_attested >> level & 1 == 1 {
         return;
@@ -273,6 +293,7 @@ fn settle(run: &mut Run, witnesses: &Witnesses, level: usize, elected: u8, newes
     }
 }
 
+/// Record the attested hash of a level.
 fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
     run.level_hashes[level] = hash;
     run.levels_attested |= 1 << level;
@@ -280,66 +301,72 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
     run.attested_data_index = checkpoints::first_untrained(run, backlog);
 }
 
-/// The hash of `level` that every statement about it names, if half of its committee made one. It takes more than half, if
-/// one of its members has gone without a word, and a member that is new to the level has spoken.
+/// Return the hash of `level` on which all statements agree, if at least half of its committee made one. More than half
+/// is needed if a member has gone without a statement and a newcomer to the level made one.
 fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> Option<Hash> {
     let elected = usize::from(committees.counts[level]);
-    let (mut first, mut silent, mut quiet) = (None, 0u32, 0usize);
-    for (place, hash) in witnesses.cooldown[level].iter().enumerate().take(elected) {
+    let mut first_hash = None;
+    let mut silent = 0u32; // the positions without a statement
+    let mut twice_silent = 0usize; // twice their number
+    for (position, hash) in witnesses.cooldown[level].iter().enumerate().take(elected) {
         if is_unstated(hash) {
-            silent |= 1 << place;
-            quiet += 2;
-            if quiet > elected {
+            silent |= 1 << position;
+            twice_silent += 2;
+            if twice_silent > elected {
                 return None;
             }
-        } else if !is_equal(hash, first.get_or_insert(hash)) {
+        } else if !is_equal(hash, first_hash.get_or_insert(hash)) {
             return None;
         }
     }
-    let lacking = committees.gone[level] & silent != 0 && committees.new[level] & !silent != 0;
-    first.filter(|_| quiet + usize::from(lacking) <= elected).copied()
+    let needs_more = committees.gone[level] & silent != 0 && committees.new[level] & !silent != 0;
+    first_hash.filter(|_| twice_silent + usize::from(needs_more) <= elected).copied()
 }
 
 impl Machine<'_> {
-    /// Levels that may have changed must be attested again, also those that nobody holds any more.
+    /// Start the cooldown. Levels that may have changed must be attested again, including those that nobody holds any
+    /// more.
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
-        merit::settle(self.members);
-        source::conclude(self.run, self.members);
+        weights::fix_attesters(self.members);
+        provisional::confirm(self.run, self.members);
         let trained = super::levels::trained(self.run, self.members);
         for level in (0..MAX_LEVELS).filter(|level| trained >> level & 1 == 1) {
             self.run.level_hashes[level] = super::levels::UNATTESTED;
         }
         self.run.levels_attested &= !trained;
         self.witnesses.cooldown = [[UNSTATED; MAX_WITNESSES]; MAX_LEVELS];
-        sequence::bump(&mut self.run.members_seq)?; // it tells who is in the committees
+        sequence::bump(&mut self.run.members_seq)?; // clients compute the committees from the members
         self.enter(run_state::COOLDOWN, moment);
         Ok(())
     }
 
-    /// If the time is up, holders that are away do not cost the run a level on which the others agree; a holder that
-    /// disagrees still makes it take a quorum. Returns the levels of which nothing is known: what the epoch made of them was not
-    /// attested, and of those whose word counts half or more have gone.
+    /// Attest the levels that are undisputed when the time is up, and return the mask of the unknown levels.
+    ///
+    /// So absent holders do not cost the run a level on which the others agree. If a holder disagrees, a quorum is
+    /// still needed. A level is unknown if the epoch changed it, nobody attested it, and at least half of its committee
+    /// has gone.
     #[inline(never)]
     pub fn conclude(&mut self, time_is_up: bool) -> u8 {
         let open = super::levels::all(self.run.levels) & !self.run.levels_attested;
         if open == 0 {
             return 0;
         }
-        let committees = elect(self.run, self.members, &Wanted { asked: None, watched: open });
-        let (mut unknown, worked) = (0, self.run.step != self.run.start_step);
+        let committees = elect(self.run, self.members, &Query { asked: None, watched: open });
+        let mut unknown = 0;
+        let made_step = self.run.step != self.run.start_step;
         for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
-            let found = if time_is_up { undisputed(self.witnesses, level, &committees) } else { None };
-            if let Some(hash) = found {
+            let hash = if time_is_up { undisputed(self.witnesses, level, &committees) } else { None };
+            if let Some(hash) = hash {
                 record(self.run, &self.witnesses.backlog, level, hash);
             } else if 2 * committees.gone[level].count_ones() >= u32::from(committees.counts[level]) {
-                unknown |= u8::from(worked && self.run.level_hashes[level] == super::levels::UNATTESTED) << level;
+                unknown |= u8::from(made_step && self.run.level_hashes[level] == super::levels::UNATTESTED) << level;
             }
         }
         unknown
     }
 
-    /// Every held level is attested and a durable checkpoint of it exists: nothing is left to wait for.
+    /// Return whether every held level is attested and in the durable checkpoint, so that the cooldown may end.
     #[inline(never)]
     pub fn epoch_is_safe(&self) -> bool {
         if self.run.attested_step != self.run.step || self.model.checkpoint_step != self.run.step {

@@ -1,12 +1,14 @@
-//! Epochs: starting one, giving up a warm-up, paying and ending one, pausing.
+//! Start, abandon, pay and end epochs, and pause the run.
 
-use super::{bitmap, committee, holders, levels, members, merit, seeds, sequence, source, Machine, Moment};
+use super::{
+    bitmap, committee, level_holders, levels, members, provisional, seeds, sequence, weights, Machine, Moment,
+};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
 impl Machine<'_> {
-    /// Begin the warm-up with all members that wait.
+    /// Start the warm-up with the `pending` members: all that wait.
     #[inline(never)]
     pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
         for seat in self.members.seats.iter_mut().take_while(|seat| seat.used == 1) {
@@ -18,30 +20,30 @@ impl Machine<'_> {
                 seat.last_epoch = self.run.epoch;
             }
         }
-        source::demote(self.run, self.members, pending);
+        provisional::demote(self.run, self.members, pending);
         self.members.epoch = self.run.epoch;
-        merit::begin(self.members);
+        weights::begin(self.members);
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
-        holders::appoint(self.members, pending);
-        if source::is_at_risk(self.members) {
-            source::keep(run, self.members, &self.witnesses.backlog);
+        level_holders::appoint(self.members, pending);
+        if provisional::is_at_risk(self.members) {
+            provisional::remember(run, self.members, &self.witnesses.backlog);
         }
         if run.model_source == model_source::PEERS {
             let levels::Held { here, claimed, .. } = levels::held(run, self.model, self.members, pending);
-            // trusted holders of what is claimed had a day to come, or there are none
+            // The trusted holders of claimed levels had a day to come, or do not exist.
             let held = here | claimed;
-            // nobody could load what nobody holds, however often it is tried
+            // Nobody holds these levels, so no retry could load them.
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {
-                source::keep(run, self.members, &self.witnesses.backlog);
+                provisional::remember(run, self.members, &self.witnesses.backlog);
             }
             if held == 0 {
                 levels::use_durable(run, self.model);
             } else {
                 levels::go_back(run, self.model, lost);
             }
-            run.levels_lost |= lost; // besides those of which the last epoch knew nothing
+            run.levels_lost |= lost; // in addition to the levels that the last epoch lost
         }
         run.epoch_started_at = moment.now;
         run.start_step = run.step;
@@ -53,8 +55,11 @@ impl Machine<'_> {
         seeds::fix(run, moment);
         let clients = bitmap::count(pending) as u16;
         let elected = committee::elected(run.config.witness_nodes, clients);
-        let (step, roster) = (run.step, *pending);
-        (run.began, run.next_roster, self.members.healthy) = (roster, roster, roster);
+        let step = run.step;
+        let roster = *pending;
+        run.began = roster;
+        run.next_roster = roster;
+        self.members.healthy = roster;
         run.levels_established = 0; // set when the rounds begin
         run.head = 0;
         run.rounds = [Round::zeroed(); STORED_ROUNDS];
@@ -63,29 +68,30 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Give the warm-up up, because too few members are left. Those that are still there ask again. Nobody is put in line
-    /// unasked: a member that died would be counted on in every attempt, as the holder of a model that nobody has.
+    /// Abandon the warm-up, because too few members are left. The remaining members must join again. If they joined
+    /// automatically, every attempt would rely on a dead member as the holder of a model that nobody has.
     #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
-        merit::forget(self.members);
-        members::rest(self.members);
-        members::forget_unwanted(self.run, self.members);
-        source::restore(self.run, self.members, &mut self.witnesses.backlog);
+        weights::reset_newcomers(self.members);
+        members::set_all_idle(self.members);
+        members::remove_unwanted_finishers(self.run, self.members);
+        provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
         let run = &mut *self.run;
         if run.cold_start == 1 && run.model_source == model_source::DURABLE && bitmap::is_empty(&run.finishers) {
-            run.epoch_started_at = 0; // the next epoch is still the first one after the owner's `rewind`
+            run.epoch_started_at = 0; // the next epoch is still the first one after `rewind`
         }
         sequence::bump(&mut run.members_seq)?;
         self.enter(run_state::WAITING_FOR_MEMBERS, moment);
         Ok(())
     }
 
-    /// Pay, record who holds the model, and return all members to idle. Nothing is known of the `unknown` levels.
+    /// Pay the members, record who holds the model, and return all members to idle. `unknown` is the mask of the levels
+    /// that go back to the durable checkpoint (`conclude`).
     #[inline(never)]
     pub fn end_epoch(&mut self, unknown: u8, moment: &Moment) -> Result<()> {
         let healthy = self.members.healthy;
-        merit::end(self.members);
-        let undone = source::restore(self.run, self.members, &mut self.witnesses.backlog);
+        weights::end(self.members);
+        let undone = provisional::restore(self.run, self.members, &mut self.witnesses.backlog);
         self.pay(bitmap::count(&healthy));
         sequence::bump(&mut self.run.members_seq)?;
         if !undone {
@@ -99,14 +105,15 @@ impl Machine<'_> {
         run.cold_start = 0;
         let finished = run.step > run.config.total_steps;
         if finished {
-            members::forget_wishes(self.members);
+            members::clear_waiting(self.members);
         }
         self.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, moment);
         Ok(())
     }
 
-    /// Record that the members that finished the epoch hold the model. If the epoch made no step, the model is as it was:
-    /// then the finishers before it keep their claim, except those that left it, and newcomers get none.
+    /// Record that the `healthy` members, which finished the epoch, hold the model. An epoch without a step leaves the
+    /// model as it was: then the previous finishers keep their claim, except those that left the epoch, and newcomers
+    /// get none.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
         let mut holders = *healthy;
@@ -118,7 +125,7 @@ impl Machine<'_> {
             }
         }
         run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
-        holders::end(self.members, healthy);
+        level_holders::end(self.members, healthy);
         levels::go_back(run, self.model, unknown);
         if run.step != run.start_step {
             run.levels_lost = unknown;
@@ -132,13 +139,13 @@ impl Machine<'_> {
         }
     }
 
-    /// Pay the epoch's points in equal parts to the members that stayed, and take those of convicted members. Then all are
-    /// idle. An epoch without a step, or an undone one, pays nobody.
+    /// Pay the epoch's points in equal parts to the members that stayed, take points from ejected members, and return
+    /// all members to idle. An epoch without a step, or one that was undone, pays nobody.
     fn pay(&mut self, healthy: u32) {
         let worked = self.run.step > self.run.start_step;
         let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);
         let Members { seats, established, .. } = &mut *self.members;
-        // eight at a time: to ask each whether it is used would cost half as much again
+        // Eight at a time: checking each seat for use would cost half as much again.
         for (byte, seats) in seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1).enumerate() {
             for (place, seat) in seats.iter_mut().enumerate() {
                 if seat.state == member_state::HEALTHY && worked {
@@ -156,16 +163,16 @@ impl Machine<'_> {
     }
 }
 
-/// Halt the run: members that wait must ask again, and the next epoch is a cold start.
+/// Halt the run. Members that wait must join again, and the next epoch is a cold start.
 #[inline(never)]
 pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) -> Result<()> {
     if run.state == run_state::WARMUP {
-        merit::forget(members);
-        members::forget_unwanted(run, members);
-        source::restore(run, members, backlog);
+        weights::reset_newcomers(members);
+        members::remove_unwanted_finishers(run, members);
+        provisional::restore(run, members, backlog);
     }
-    members::forget_wishes(members);
-    members::rest(members);
+    members::clear_waiting(members);
+    members::set_all_idle(members);
     sequence::bump(&mut run.members_seq)?;
     run.pending_pause = 0;
     run.cold_start = 1;
@@ -179,16 +186,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_without_a_step_takes_nobodys_claim_and_no_level() {
-        let (mut run, model) = (Run::zeroed(), Model::zeroed());
-        let (mut members, mut witnesses) = (Members::zeroed(), Witnesses::zeroed());
+    fn epoch_without_step_keeps_finishers_and_levels() {
+        let mut run = Run::zeroed();
+        let model = Model::zeroed();
+        let mut members = Members::zeroed();
+        let mut witnesses = Witnesses::zeroed();
         let newcomer = bitmap::only(6);
         for (step, finishers, unknown) in [(7, 0b0001_1111, 0), (8, 0b0100_0000, 0b111)] {
-            (run.step, run.start_step, run.levels, run.model_source) = (step, 7, 3, model_source::PEERS);
+            run.step = step;
+            run.start_step = 7;
+            run.levels = 3;
+            run.model_source = model_source::PEERS;
             run.level_hashes = [levels::UNATTESTED; MAX_LEVELS];
-            (run.finishers[0], run.began[0], members.healthy) = (0b0011_1111, 0b0110_0000, newcomer);
-            let (members, witnesses) = (&mut members, &mut witnesses);
-            let mut machine = Machine { run: &mut run, model: &model, members, witnesses };
+            run.finishers[0] = 0b0011_1111;
+            run.began[0] = 0b0110_0000;
+            members.healthy = newcomer;
+            let mut machine =
+                Machine { run: &mut run, model: &model, members: &mut members, witnesses: &mut witnesses };
             assert_eq!(machine.conclude(true), unknown);
             machine.take_over(&newcomer, 0);
             assert_eq!(run.finishers[0], finishers);

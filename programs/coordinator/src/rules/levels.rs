@@ -1,32 +1,32 @@
-//! What the run knows about the contents of its model's levels.
+//! What the run knows of the levels of its model: who holds them, which copy is newest, and where members load them.
 
-use super::{bitmap, holders};
+use super::{bitmap, level_holders};
 use crate::{
     constants::{Bitmap, Hash, MAX_LEVELS},
     state::*,
 };
 
-/// Stands for the contents of a level that was trained and not attested since: no durable checkpoint has it.
+/// The hash of a level that was trained and not attested since. No durable checkpoint contains it.
 pub const UNATTESTED: Hash = [0xff; 32];
 
-/// Mask of all `levels` (at most 8).
+/// Return the mask of all `levels` (at most 8).
 pub fn all(levels: u8) -> u8 {
     ((1u16 << levels.min(MAX_LEVELS as u8)) - 1) as u8
 }
 
-/// Mask of the levels that members of `set` hold. A tier holds its own level and all higher ones.
+/// Return the mask of the levels that members of `set` hold. A tier holds its own level and all higher ones.
 #[inline(never)]
 pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
-    held_by_tiers(run, &holders::by_tier(members), set)
+    held_by_tiers(run, &level_holders::by_tier(members), set)
 }
 
-/// The same, of members whose seats are sorted by tier. No seat of `set` is unused.
+/// Return the mask of the levels that members of `set` hold, given all seats by tier. All seats of `set` must be used.
 fn held_by_tiers(run: &Run, by_tier: &[Bitmap; MAX_LEVELS], set: &Bitmap) -> u8 {
     let smallest = by_tier.iter().position(|of_tier| bitmap::intersects(of_tier, set)).unwrap_or(MAX_LEVELS);
     all(run.levels) & !all(smallest as u8)
 }
 
-/// Return the finishers that an epoch relies on to hold the model: the established ones, or all if none is established.
+/// Return the finishers whose claim to the model an epoch trusts: the established ones, or all if none is established.
 pub fn trusted(run: &Run, members: &Members) -> Bitmap {
     let proven = bitmap::both(&run.finishers, &members.established);
     if bitmap::is_empty(&proven) {
@@ -36,21 +36,22 @@ pub fn trusted(run: &Run, members: &Members) -> Bitmap {
     }
 }
 
-/// Which levels an epoch of the members that wait has, as masks. `away` and `claimed` name only levels that no durable
-/// checkpoint has.
+/// Masks of the levels that an epoch of the waiting members would have. `away` and `claimed` contain only levels that
+/// are not in the durable checkpoint.
 pub struct Held {
     /// Trusted finishers that wait hold them.
     pub here: u8,
-    /// Only trusted finishers that do not wait hold them.
+    /// Trusted finishers hold them, but none of these waits.
     pub away: u8,
-    /// Of the finishers that wait, only others hold them: these declare their tiers, and nobody has confirmed that.
+    /// Finishers that wait claim to hold them, but none of these is trusted.
     pub claimed: u8,
 }
 
+/// Return which levels an epoch of the `pending` members would have.
 #[inline(never)]
 pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> Held {
     let trusted = trusted(run, members);
-    let by_tier = &holders::by_tier(members);
+    let by_tier = &level_holders::by_tier(members);
     let here = held_by_tiers(run, by_tier, &bitmap::both(&trusted, pending));
     let missing = beyond_durable(run, model) & !here;
     if missing == 0 {
@@ -61,13 +62,14 @@ pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> He
     Held { here, away, claimed }
 }
 
-/// Mask of the levels that the running epoch may have changed, also by members that did not stay to its end.
+/// Return the mask of the levels that the running epoch may have changed, including those that only members that left
+/// hold.
 #[inline(never)]
 pub fn trained(run: &Run, members: &Members) -> u8 {
     if run.step == run.start_step {
-        return 0; // members change their levels by attested results only
+        return 0; // only attested results change levels
     }
-    let first_applied = 1 + u32::from(run.config.overlap); // the round in which members apply the first results
+    let first_applied = 1 + u32::from(run.config.overlap); // the round in which members apply their first results
     let used = members.seats.iter().take_while(|seat| seat.used == 1);
     from_smallest(
         run,
@@ -79,12 +81,13 @@ pub fn trained(run: &Run, members: &Members) -> u8 {
     )
 }
 
+/// Return the mask of the levels that the given members hold.
 fn from_smallest<'a>(run: &Run, holders: impl Iterator<Item = &'a Seat>) -> u8 {
     let smallest = holders.map(|seat| seat.tier).min().unwrap_or(MAX_LEVELS as u8);
     all(run.levels) & !all(smallest)
 }
 
-/// Mask of the levels of which the durable checkpoint is not the newest copy.
+/// Return the mask of the levels whose newest contents are not in the durable checkpoint.
 #[inline(never)]
 pub fn beyond_durable(run: &Run, model: &Model) -> u8 {
     let hashes = run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate();
@@ -92,7 +95,7 @@ pub fn beyond_durable(run: &Run, model: &Model) -> u8 {
     beyond & all(run.levels)
 }
 
-/// Members take these levels from the durable checkpoint, and the others from each other.
+/// Make members load these `levels` (a mask) from the durable checkpoint. They load the others from each other.
 pub fn go_back(run: &mut Run, model: &Model, levels: u8) {
     for level in (0..MAX_LEVELS).filter(|level| levels >> level & 1 == 1) {
         let durable = model.checkpoint_hashes[level];
@@ -102,7 +105,7 @@ pub fn go_back(run: &mut Run, model: &Model, levels: u8) {
     }
 }
 
-/// The members load the durable checkpoint; its hashes, where known, are the attested ones.
+/// Make members load all levels from the durable checkpoint. Its known hashes become the attested ones.
 #[inline(never)]
 pub fn use_durable(run: &mut Run, model: &Model) {
     run.model_source = model_source::DURABLE;

@@ -1,21 +1,21 @@
-//! The state machine: which transition is due, and when.
+//! The state machine of a run: it decides which transition is due and performs it.
 //!
-//! At most one transition happens per instruction, so that its cost is bounded.
+//! An instruction performs at most one transition, which bounds its cost.
 
-use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, sequence, Moment};
+use super::{bitmap, level_holders, levels, members, moment::elapsed, quorum, seeds, sequence, Moment};
 use crate::{
     constants::{Bitmap, HOLDERS_WAIT},
     state::*,
 };
 use anchor_lang::prelude::*;
 
-/// Which trusted holders of levels that no durable checkpoint has are absent.
+/// How many trusted holders of levels that no durable checkpoint contains are absent.
 enum Away {
     Nobody,
-    /// Some. The run waits `warmup_time` longer for them.
+    /// Some are. The run waits `warmup_time` longer for them.
     Some,
-    /// All, or some of whom other finishers claim to hold a level. The run waits a day for them. Newcomers alone wait
-    /// without a limit: only the owner may replace the model then (`rewind`).
+    /// All are, or a level's trusted holders are and only other finishers claim to hold it. The run waits a day for
+    /// them. If only newcomers wait, they wait without limit, until the owner replaces the model (`rewind`).
     All,
 }
 
@@ -28,7 +28,7 @@ pub struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Draw the seed and perform the transition that are due. Return whether there was one of them.
+    /// Draw the seed and perform the transition, if they are due. Return whether either of them was.
     #[inline(never)]
     pub fn tick(&mut self, moment: &Moment) -> Result<bool> {
         let drawn = seeds::draw(self.run, moment);
@@ -47,8 +47,9 @@ impl Machine<'_> {
         }
     }
 
-    /// Perform the transition that another instruction brings about. Time alone does not end a cooldown then: after an
-    /// outage, the first member to attest or to join would cut off those whose attestations are still on their way.
+    /// Perform the transition that another instruction makes due. Unlike `tick`, this does not end a cooldown because
+    /// its time is up: after an outage, the first member to attest or join would cut off attestations that are still in
+    /// flight.
     #[inline(never)]
     pub fn follow(&mut self, moment: &Moment) -> Result<()> {
         if self.run.state != run_state::COOLDOWN {
@@ -76,17 +77,19 @@ impl Machine<'_> {
         let mut wait = match self.away(&pending) {
             Away::Nobody => extra,
             Away::Some => extra.saturating_add(self.run.config.warmup_time),
-            // without a limit, one holder could stop the run by leaving
-            Away::All if self.anyone_known(&pending) => {
+            // The wait has a limit, or one holder could stop the run by leaving.
+            Away::All if self.known_member_waits(&pending) => {
                 extra.saturating_add(self.run.config.warmup_time).max(HOLDERS_WAIT)
             }
             Away::All => return Ok(false),
         };
         if !bitmap::is_empty(&members::expected(self.run, self.members, &pending)) {
-            // the owner chose the model (`rewind`): established members need only the time to join again
+            // After a `rewind`, the owner has chosen the model, so established members need only the time to join
+            // again.
             let rewound = self.run.epoch_started_at == 0;
-            let longer = if rewound { extra.saturating_add(self.run.config.warmup_time) } else { HOLDERS_WAIT };
-            wait = wait.max(longer);
+            let established_wait =
+                if rewound { extra.saturating_add(self.run.config.warmup_time) } else { HOLDERS_WAIT };
+            wait = wait.max(established_wait);
         }
         if !self.elapsed(moment, wait) {
             return Ok(false);
@@ -98,8 +101,8 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Return which trusted finishers are absent without whom the next epoch would take a level back to the durable
-    /// checkpoint, or rely on a finisher's word that it holds the level.
+    /// Return which of the trusted finishers that the next epoch needs are absent. Without them, a level would go back
+    /// to the durable checkpoint, or the epoch would rely on a finisher's unconfirmed claim to hold it.
     #[inline(never)]
     fn away(&self, pending: &Bitmap) -> Away {
         if self.run.model_source != model_source::PEERS {
@@ -117,9 +120,9 @@ impl Machine<'_> {
         }
     }
 
-    /// Return whether an established member or a finisher waits.
+    /// Return whether an established member or a finisher waits for the next epoch.
     #[inline(never)]
-    fn anyone_known(&self, pending: &Bitmap) -> bool {
+    fn known_member_waits(&self, pending: &Bitmap) -> bool {
         bitmap::intersects(&bitmap::either(&self.members.established, &self.run.finishers), pending)
     }
 
@@ -136,24 +139,24 @@ impl Machine<'_> {
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
             return Ok(false);
         }
-        holders::begin(self.run, self.members);
-        sequence::bump(&mut self.run.members_seq)?; // the counts of levels begin again
-        self.start_round(moment, (0, 0));
+        level_holders::begin(self.run, self.members);
+        sequence::bump(&mut self.run.members_seq)?; // the level scores begin again
+        self.start_round(moment, 0, 0);
         Ok(true)
     }
 
     fn tick_train(&mut self, moment: &Moment) -> Result<bool> {
-        let least = self.run.config.min_round_time;
-        if self.seed_is_missing() || (least > 0 && !self.elapsed(moment, least)) {
+        let min_time = self.run.config.min_round_time;
+        if self.seed_is_missing() || (min_time > 0 && !self.elapsed(moment, min_time)) {
             return Ok(false);
         }
         let round = self.run.current();
-        let quorum = u32::from(round.attestations) >= quorum::of_round(round, u32::from(round.elected));
+        let has_quorum = u32::from(round.attestations) >= quorum::of_round(round, u32::from(round.elected));
         if self.all_have_attested() {
             self.close_round(moment)?;
             return Ok(true);
         }
-        if !quorum && !self.elapsed(moment, self.run.config.max_round_train_time) {
+        if !has_quorum && !self.elapsed(moment, self.run.config.max_round_train_time) {
             return Ok(false);
         }
         self.enter(run_state::ROUND_WITNESS, moment);
@@ -168,7 +171,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Return whether the slot of the next seed has not passed, so the next round cannot begin yet.
+    /// Return whether the next seed is not drawn yet. The next round cannot begin before.
     fn seed_is_missing(&self) -> bool {
         self.run.seed_slot != 0
     }

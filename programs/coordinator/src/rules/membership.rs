@@ -1,33 +1,37 @@
-//! What passes between a wallet's seat and its membership, and where the bond goes.
+//! Create and check memberships, copy a seat's record into its owner's membership, and move bonds.
 //!
-//! A seat is handed out again when its owner stays away; the membership stays. So whatever a seat says of its owner is
-//! written down there before anybody else gets the seat, and when the owner leaves. A bond is marked as forfeited the
-//! moment its owner is ejected, by a bit in `Members`, since the membership need not be at hand then; the mark is carried
-//! over with the rest, and no bond comes back before.
+//! A seat may get another owner, the membership stays. So the record is copied before the seat changes hands and when
+//! the owner leaves. An ejection marks the bond as forfeited by a bit in `Members`, because the instruction may lack
+//! the membership. The mark is copied with the record, and no bond is returned before.
 
-use super::{bitmap, merit};
+use super::{bitmap, weights};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::{accounts::Account, address_eq, prelude::*};
 
-/// Nobody has the key of it, and what it holds is destroyed: so nobody gains from an ejection, the run's owner neither.
+/// Solana's incinerator, which destroys what it receives. So nobody gains from an ejection, not even the run's owner.
 pub const INCINERATOR: Address = anchor_lang::address!("1nc1nerator11111111111111111111111111111111");
 
-/// Whose membership, of which run.
+/// Identifies the membership of one wallet in one run.
 #[derive(Clone, Copy)]
-pub struct Whose<'a> {
+pub struct MembershipId<'a> {
     pub run: &'a Address,
     pub created: u64,
     pub wallet: &'a Address,
 }
 
-impl Whose<'_> {
-    /// Creates the account, at its address, with nothing in it but whose it is.
+impl MembershipId<'_> {
+    /// Create the account at its address. It contains only its identity and its sponsor.
     #[inline(never)]
     pub fn create(&self, view: &AccountView, payer: &AccountView) -> Result<()> {
         let created = self.created.to_le_bytes();
         let seeds: [&[u8]; 4] = [MEMBERSHIP_SEED, self.run.as_ref(), &created, self.wallet.as_ref()];
-        let (space, discriminator) = (8 + core::mem::size_of::<Membership>(), Membership::DISCRIMINATOR);
-        let bump = Blank { view: *view, seeds: &seeds, space, discriminator }.create(payer)?;
+        let blank = Blank {
+            view: *view,
+            seeds: &seeds,
+            space: 8 + core::mem::size_of::<Membership>(),
+            discriminator: Membership::DISCRIMINATOR,
+        };
+        let bump = blank.create(payer)?;
         // SAFETY: this instruction created the account, and nothing else borrows its bytes.
         let mut membership = unsafe { Account::<Membership>::load_mut(*view)? };
         membership.run = *self.run;
@@ -39,7 +43,7 @@ impl Whose<'_> {
         Ok(())
     }
 
-    /// The account, if it is this membership. No other instruction of the transaction may hold it meanwhile.
+    /// Return the account if it is this membership. The caller must not load the account twice.
     #[inline(never)]
     pub fn open(&self, view: &AccountView) -> Result<Account<Membership>> {
         require!(view.owned_by(&crate::ID), CoordinatorError::NotEnrolled);
@@ -54,21 +58,23 @@ impl Whose<'_> {
     }
 }
 
-/// Whether there is an account of the program at this address already.
+/// Return whether the account exists and belongs to the program.
 pub fn exists(view: &AccountView) -> bool {
     view.owned_by(&crate::ID)
 }
 
-/// Memberships exist at their own addresses only, which the program makes sure of when it creates them; and again here.
+/// Refuse a membership that is not at its own address. `create` ensures this too.
 #[inline(never)]
 pub fn check_address(membership: &Membership, address: &Address) -> Result<()> {
-    let (created, bump) = (membership.created.to_le_bytes(), [membership.bump]);
+    let created = membership.created.to_le_bytes();
+    let bump = [membership.bump];
     let seeds: [&[u8]; 5] = [MEMBERSHIP_SEED, membership.run.as_ref(), &created, membership.wallet.as_ref(), &bump];
     anchor_lang::verify_program_address(&seeds, &crate::ID, address)?;
     Ok(())
 }
 
-/// The member may ask for a place: it is enrolled, not barred, and has paid the bond that the run asks for now.
+/// Refuse a member that is barred, is not enrolled, or has paid less than the `bond` (lamports) that the run asks for
+/// now.
 pub fn check_bond(membership: &Membership, bond: u64) -> Result<()> {
     require!(membership.barred == 0, CoordinatorError::Barred);
     require!(membership.enrolled == 1, CoordinatorError::NotEnrolled);
@@ -76,25 +82,28 @@ pub fn check_bond(membership: &Membership, bond: u64) -> Result<()> {
     Ok(())
 }
 
-/// Writes down what the seat of a wallet says of it; returns whether its bond was marked as forfeited.
+/// Copy the record of a seat into its owner's membership. Return whether the bond was marked as forfeited.
 #[inline(never)]
 pub fn settle(run: &Run, members: &mut Members, index: usize, membership: &mut Membership) -> bool {
     let seat = &members.seats[index];
     membership.points = seat.points;
     membership.slashed = seat.slashed;
-    // of two attempts at an epoch it may have been in the first one alone
+    // If the epoch was attempted twice, the wallet may have been in the first attempt only.
     let began = bitmap::has(&run.began, index as u8);
     if began && seat.weight > 0 && seat.last_epoch == members.epoch {
-        let delivered = merit::delivered(members, index as u8) as u16;
+        let delivered = weights::delivered(members, index as u8) as u16;
         let due = members.judged as u16;
         if membership.epoch != members.epoch {
-            (membership.epoch, membership.epoch_delivered, membership.epoch_due) = (members.epoch, 0, 0);
+            membership.epoch = members.epoch;
+            membership.epoch_delivered = 0;
+            membership.epoch_due = 0;
         }
-        let (more, more_due) =
-            (delivered.saturating_sub(membership.epoch_delivered), due.saturating_sub(membership.epoch_due));
-        membership.delivered = membership.delivered.saturating_add(u32::from(more));
-        membership.due = membership.due.saturating_add(u32::from(more_due));
-        (membership.epoch_delivered, membership.epoch_due) = (delivered, due);
+        let new_delivered = delivered.saturating_sub(membership.epoch_delivered);
+        let new_due = due.saturating_sub(membership.epoch_due);
+        membership.delivered = membership.delivered.saturating_add(u32::from(new_delivered));
+        membership.due = membership.due.saturating_add(u32::from(new_due));
+        membership.epoch_delivered = delivered;
+        membership.epoch_due = due;
     }
     let marked = bitmap::has(&members.forfeited, index as u8);
     if marked {
@@ -106,16 +115,17 @@ pub fn settle(run: &Run, members: &mut Members, index: usize, membership: &mut M
     marked
 }
 
-/// Destroys what is forfeited.
+/// Destroy the forfeited lamports.
 pub fn burn(membership: &mut Membership, from: &AccountView, incinerator: &AccountView) -> Result<()> {
     let lamports = membership.forfeited;
     membership.forfeited = 0;
     pay(from, incinerator, lamports)
 }
 
-/// Moves lamports out of an account of the program.
+/// Move lamports out of an account of the program.
 pub fn pay(from: &AccountView, to: &AccountView, lamports: u64) -> Result<()> {
-    let (mut from, mut to) = (*from, *to);
+    let mut from = *from;
+    let mut to = *to;
     let left = from.lamports().checked_sub(lamports).ok_or(CoordinatorError::Overflow)?;
     from.set_lamports(left);
     let sum = to.lamports().checked_add(lamports).ok_or(CoordinatorError::Overflow)?;
@@ -123,8 +133,9 @@ pub fn pay(from: &AccountView, to: &AccountView, lamports: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes a wallet off its seat, if it has one and nothing holds it there: it is in no epoch, so that all verdicts about it
-/// are given, and it wants none. Returns whether it had one.
+/// Free the seat of a wallet, if it has one. Return whether it had one.
+///
+/// Refuse a wallet that is in the running epoch, because verdicts about it may still come, or that waits for the next.
 #[inline(never)]
 pub fn vacate(run: &mut Run, members: &mut Members, membership: &mut Membership) -> Result<bool> {
     let Some(index) = super::members::find(members, &membership.wallet) else { return Ok(false) };
@@ -136,6 +147,6 @@ pub fn vacate(run: &mut Run, members: &mut Members, membership: &mut Membership)
     bitmap::clear(&mut members.established, index as u8);
     let seat = &mut members.seats[index];
     *seat = bytemuck::Zeroable::zeroed();
-    seat.used = 1; // used seats come first; this one is nobody's
+    seat.used = 1; // used seats come first; a seat with `declared` 0 has no owner
     Ok(true)
 }

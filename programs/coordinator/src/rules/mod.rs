@@ -1,4 +1,4 @@
-//! Everything that decides. No file here knows an instruction; only `moment` and `seeds` touch syscalls.
+//! All decisions of the program. No module here depends on an instruction, and only `moment` and `seeds` use syscalls.
 
 pub mod agreement;
 pub mod assignment;
@@ -8,29 +8,29 @@ pub mod batch;
 pub mod bitmap;
 pub mod checkpoints;
 pub mod committee;
-pub mod convicted;
+pub mod conviction;
 pub mod cooldown;
 pub mod epoch;
 pub mod equivocation;
-pub mod holders;
 pub mod invariant;
+pub mod level_holders;
 pub mod levels;
 pub mod machine;
 pub mod members;
 pub mod membership;
-pub mod merit;
 pub mod moment;
+pub mod provisional;
 pub mod quorum;
 pub mod rounds;
 pub mod seeds;
 pub mod sequence;
 pub mod shuffle;
 pub mod slot_hashes;
-pub mod source;
 pub mod text;
 pub mod validate_config;
 pub mod validate_model;
 pub mod verdicts;
+pub mod weights;
 
 pub use machine::Machine;
 pub use moment::{now, Moment};

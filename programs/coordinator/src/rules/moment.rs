@@ -1,9 +1,9 @@
-//! When an instruction runs: the chain's clock and the hashes of its last slots.
+//! The moment at which an instruction runs: the chain's clock and the hashes of its last slots.
 
 use super::slot_hashes;
 use anchor_lang::prelude::*;
 
-/// Read once per instruction.
+/// The clock and the slot hashes, read once per instruction.
 pub struct Moment {
     /// Unix seconds.
     pub now: u64,
@@ -17,19 +17,20 @@ impl Moment {
         Ok(Self { now: seconds(&clock), slot: clock.slot, sysvar: *sysvar.account() })
     }
 
-    /// The SlotHashes sysvar.
+    /// Return the data of the SlotHashes sysvar.
     pub fn slot_hashes(&self) -> &[u8] {
         // SAFETY: a shared view of a sysvar, which no program can borrow mutably.
         unsafe { self.sysvar.borrow_unchecked() }
     }
 
-    /// The newest slot's hash: the sender of an instruction knows it and can wait for another one.
+    /// Return the newest slot's hash. It is not unpredictable: the sender of an instruction knows it and can wait for
+    /// another.
     pub fn entropy(&self) -> [u8; 32] {
         slot_hashes::newest(self.slot_hashes())
     }
 }
 
-/// Unix seconds of the chain's clock.
+/// Return the chain's clock in Unix seconds.
 pub fn now() -> Result<u64> {
     Ok(seconds(&Clock::get()?))
 }
@@ -38,7 +39,7 @@ fn seconds(clock: &Clock) -> u64 {
     clock.unix_timestamp.max(0) as u64
 }
 
-/// A duration is over once at least one second has passed and `duration` seconds have.
+/// Return whether `duration` seconds, and at least one, have passed since `started`.
 pub fn elapsed(now: u64, started: u64, duration: u64) -> bool {
     now > started && now >= started.saturating_add(duration)
 }

@@ -1,42 +1,44 @@
-//! Quorum, and the tally of participation.
+//! Quorums and majorities, and bit-sliced vote counts over all seats.
 
 use super::bitmap;
 use crate::{
     constants::{Bitmap, VOTE_PLANES as PLANES},
-    state::{alone, Attestation, Round},
+    state::{established_only, Attestation, Round},
 };
 
-/// ceil(2/3) of those elected, at least 1.
+/// Return the quorum of `elected` voters: two thirds, rounded up, at least one.
 pub fn of(elected: u32) -> u32 {
     (2 * elected).div_ceil(3).max(1)
 }
 
-/// The quorum of a round's witnesses. Where only established members witness, it is at least two: one that is left alone
-/// would decide by itself who delivered and who is dropped.
+/// Return the quorum of a round's `elected` witnesses. If only established members witness, it is at least two: a
+/// single one would decide alone who delivered and who is dropped.
 pub fn of_round(round: &Round, elected: u32) -> u32 {
-    let least = if round.established == alone::NOTHING { 1 } else { 2 };
-    of(elected).max(least)
+    let minimum = if round.established == established_only::NOTHING { 1 } else { 2 };
+    of(elected).max(minimum)
 }
 
-/// More than half. Where nobody has shown anything yet a minority must neither take the others' word nor have its own.
-pub fn majority(of: u32) -> u32 {
-    of / 2 + 1
+/// Return the smallest majority of `voters`: more than half. It decides where no member is established, so that a
+/// minority can neither block the others nor decide alone.
+pub fn majority(voters: u32) -> u32 {
+    voters / 2 + 1
 }
 
-/// Seats that at least `quorum` attestations name, of which there are as many or more, 64 at a time.
+/// Return the seats that at least `quorum` attestations name, counting 64 seats at a time. There must be at least
+/// `quorum` attestations.
 pub(super) fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let mut result = [0; 32];
     for index in 0..bitmap::WORDS {
         let words = attestations.clone().map(|attestation| bitmap::word(&attestation.participation, index));
-        let first = words.clone().next().unwrap_or(0);
-        // honest witnesses agree
-        let same = words.clone().all(|word| word == first);
-        bitmap::set_word(&mut result, index, if same { first } else { count(words, quorum) });
+        let first_word = words.clone().next().unwrap_or(0);
+        // The usual case: honest witnesses agree.
+        let all_equal = words.clone().all(|word| word == first_word);
+        bitmap::set_word(&mut result, index, if all_equal { first_word } else { count(words, quorum) });
     }
     result
 }
 
-/// Seats that at least `quorum` attestations leave out; none when there are fewer attestations than that.
+/// Return the seats that at least `quorum` attestations leave out. Return no seat if there are fewer attestations.
 pub fn left_out<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let count = attestations.clone().count() as u32;
     if count < quorum {
@@ -45,23 +47,23 @@ pub fn left_out<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone,
     bitmap::without(&[0xff; 32], &tally(attestations, count + 1 - quorum))
 }
 
-/// Bits set in at least `quorum` words (at most 63).
+/// Return the bits that are set in at least `quorum` of the words (at most 63).
 pub(super) fn count(words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
     at_least(&planes(words), quorum)
 }
 
-/// Counts the words (at most 63) that set each bit; the counters are in bit planes. Four words at a time are added up
-/// before the carry ripples on (Harley-Seal), which halves the work.
+/// Count, for each bit, the words (at most 63) that set it. Return the counters as bit planes, lowest bit first. Adding
+/// four words before the carry ripples on (Harley-Seal) halves the work.
 #[inline(always)]
 pub(super) fn planes(mut words: impl Iterator<Item = u64>) -> [u64; PLANES] {
     let mut planes = [0u64; PLANES];
     while let Some(first) = words.next() {
         let [second, third, fourth] = core::array::from_fn(|_| words.next().unwrap_or(0));
-        let (sum, low) = add(planes[0], first, second);
-        let (sum, high) = add(sum, third, fourth);
-        planes[0] = sum;
-        let (sum, mut carry) = add(planes[1], low, high);
-        planes[1] = sum;
+        let (ones, low_carry) = add(planes[0], first, second);
+        let (ones, high_carry) = add(ones, third, fourth);
+        planes[0] = ones;
+        let (twos, mut carry) = add(planes[1], low_carry, high_carry);
+        planes[1] = twos;
         for plane in planes[2..].iter_mut() {
             let sum = *plane ^ carry;
             carry &= *plane;
@@ -71,14 +73,14 @@ pub(super) fn planes(mut words: impl Iterator<Item = u64>) -> [u64; PLANES] {
     planes
 }
 
-/// Adds three bits in every place: the sums and the carries.
+/// Add three bits in each of 64 places (a full adder). Return the sums and the carries.
 #[inline(always)]
 fn add(left: u64, middle: u64, right: u64) -> (u64, u64) {
-    let both = left ^ middle;
-    (both ^ right, left & middle | both & right)
+    let half_sum = left ^ middle;
+    (half_sum ^ right, left & middle | half_sum & right)
 }
 
-/// Seats whose counter is at least `quorum`: compares from the lowest plane up.
+/// Return the seats whose counter is at least `quorum`, comparing from the lowest plane up.
 pub(super) fn at_least<const N: usize>(planes: &[u64; N], quorum: u32) -> u64 {
     let mut result = u64::MAX;
     for (bit, plane) in planes.iter().enumerate() {
@@ -99,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn tally_equals_counting() {
+    fn tally_and_left_out_equal_counting() {
         let mut attestations = [Attestation { seat: 0, participation: [0; 32], fingerprints: [0; 320] }; 32];
         for (index, attestation) in attestations.iter_mut().enumerate() {
             for seat in 0..=255u8 {

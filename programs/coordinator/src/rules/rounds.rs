@@ -1,57 +1,56 @@
-//! Rounds: starting one, closing one, and what follows.
+//! Start and close rounds, and decide whether another round or the cooldown follows.
 
 use super::{agreement, agreement::Votes, assignment, assignment::Plan, backlog, backlog::Gaps, batch, bitmap};
-use super::{committee, merit, merit::Counted, moment::elapsed, quorum, seeds, validate_config, Machine, Moment};
+use super::{committee, moment::elapsed, quorum, seeds, validate_config, weights, weights::Counted, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
-/// What a closed round has settled of the round that it judges.
+/// The outcome of the round that a closed round judges.
 struct Settled {
-    /// Members of whom a quorum of the witnesses holds the same result, or who owed none.
+    /// Members whose result a quorum of the witnesses recorded alike, and members that owed none.
     attested: Bitmap,
-    /// Those of them who owed one: if there are any, it was a step.
+    /// The attested members that owed a result. If there are any, the round made a step.
     delivered: Bitmap,
-    /// What is remembered of its members.
+    /// The members that the round counts for in `weights`.
     counted: Counted,
 }
 
 impl Machine<'_> {
-    /// Starts round `height` with the seed that is drawn and the members that were there when it was not; the drain round,
-    /// which a run with overlap needs, has no data. `unsettled`: steps of the epoch that are not made yet and may be.
+    /// Start round `height` with the drawn seed and the roster that was fixed before the draw. `unsettled` is the
+    /// number of steps that rounds not yet judged may still make. The drain round of a run with overlap has no data.
     #[inline(never)]
-    pub fn start_round(&mut self, moment: &Moment, (height, unsettled): (u32, u32)) {
+    pub fn start_round(&mut self, moment: &Moment, height: u32, unsettled: u32) {
         let run = &mut *self.run;
-        let (seed, roster) = (run.next_seed, run.next_roster);
-        let wanted = if run.draining == 1 { 0 } else { batch::size(&run.config, run.data_index) };
+        let seed = run.next_seed;
+        let roster = run.next_roster;
+        let global_batch = if run.draining == 1 { 0 } else { batch::size(&run.config, run.data_index) };
         let backlog = &mut self.witnesses.backlog;
-        let (redo_index, redo) = backlog.take(run, wanted);
-        let again = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
+        let (redo_index, redo) = backlog.take(run, global_batch);
+        let redo_total = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
         let previous = run.head as usize;
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
         let mut seated = bitmap::both(&roster, &self.members.healthy);
-        let mut established = alone::NOTHING;
-        let mut most = if backlog.has_room(0) { wanted } else { 0 };
-        // Settled by those that began the epoch: otherwise one established member of three that leaves would give
-        // newcomers the vote.
+        let mut established = established_only::NOTHING;
+        let mut max_batch = if backlog.has_room(0) { global_batch } else { 0 };
+        // The first round decides for the epoch. Otherwise newcomers would get the vote when one of three established
+        // members leaves.
         let only_established = if height == 0 {
-            committee::enough(run, self.members)
+            committee::only_established_witness(run, self.members)
         } else {
-            run.rounds[previous].established != alone::NOTHING
+            run.rounds[previous].established != established_only::NOTHING
         };
-        let mut nodes = run.config.witness_nodes;
+        let wanted_witnesses = committee::wanted_witnesses(run.config.witness_nodes, only_established);
         if only_established {
-            // A quorum of established witnesses is two or more, so a config that asks for one elects two.
-            nodes = if nodes == 1 { 2 } else { nodes };
             seated = bitmap::both(&seated, &self.members.judges);
-            established = alone::WITNESS;
-            let others = !bitmap::is_subset(&roster, &self.members.judges);
-            if others && !backlog.has_room(BACKLOG / 2) && run.config.verification_percent == 0 {
-                established = alone::TRAIN;
-                most = assignment::part(self.members, &roster, most);
+            established = established_only::WITNESS;
+            let has_newcomers = !bitmap::is_subset(&roster, &self.members.judges);
+            if has_newcomers && !backlog.has_room(BACKLOG / 2) && run.config.verification_percent == 0 {
+                established = established_only::TRAIN;
+                max_batch = assignment::established_share(self.members, &roster, max_batch);
             }
         }
-        let batch = most.max(again);
+        let batch = max_batch.max(redo_total);
         run.rounds[run.head as usize] = Round {
             seed,
             salt: seeds::salt(moment),
@@ -62,14 +61,14 @@ impl Machine<'_> {
             batch,
             redo,
             clients: bitmap::count(&roster) as u16,
-            elected: committee::elected(nodes, bitmap::count(&seated) as u16),
+            elected: committee::elected(wanted_witnesses, bitmap::count(&seated) as u16),
             attestations: 0,
             roster,
             attested: Bitmap::zeroed(),
             made_step: 0,
             established,
         };
-        run.data_index = run.data_index.saturating_add(u64::from(batch - again));
+        run.data_index = run.data_index.saturating_add(u64::from(batch - redo_total));
         run.next_roster = self.members.healthy;
         if run.draining == 0 {
             seeds::fix(run, moment);
@@ -78,7 +77,7 @@ impl Machine<'_> {
         self.enter(run_state::ROUND_TRAIN, moment);
     }
 
-    /// Closes the current round: results, untrained data, step, and the round or phase that follows.
+    /// Close the current round: settle the round that it judges, then start the next round or the cooldown.
     #[inline(never)]
     pub fn close_round(&mut self, moment: &Moment) -> Result<()> {
         let head = self.run.ring(0);
@@ -89,7 +88,7 @@ impl Machine<'_> {
             if !bitmap::is_empty(&delivered) {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
-                merit::count(self.members, &counted);
+                weights::count(self.members, &counted);
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();
@@ -97,9 +96,9 @@ impl Machine<'_> {
         if self.run.draining == 1 {
             return self.start_cooldown(moment);
         }
-        let overlap = self.run.config.overlap == 1; // its own results wait for the next round's witnesses
+        let overlap = self.run.config.overlap == 1; // the next round's witnesses judge this round's results
         let unsettled = u32::from(overlap && round.batch > 0);
-        let reason = self.exit_reason(&round, unsettled, moment);
+        let reason = self.why_epoch_ends(&round, unsettled, moment);
         self.run.exit_reason = reason;
         if reason == exit_reason::NO_ATTESTATION && overlap {
             self.witnesses.backlog.put(self.run, &backlog::whole(&round));
@@ -109,12 +108,12 @@ impl Machine<'_> {
         }
         self.run.draining = u8::from(reason != exit_reason::NONE);
         let height = round.height.checked_add(1).ok_or(CoordinatorError::Overflow)?;
-        self.start_round(moment, (height, unsettled));
+        self.start_round(moment, height, unsettled);
         Ok(())
     }
 
-    /// Returns who delivered in the `judged` round. The rest of its data is untrained; if the backlog has no room for
-    /// that, then all of it is.
+    /// Return the outcome of the round at ring index `judged`, and put its untrained data back into the backlog. If the
+    /// backlog has no room for the gaps, the round's whole data goes back and nobody has delivered.
     #[inline(never)]
     fn settle(&mut self, round: &Round, judged: usize) -> Settled {
         let judged = self.run.rounds[judged];
@@ -128,7 +127,8 @@ impl Machine<'_> {
             let delivered = if judged.batch > 0 { attested } else { Bitmap::zeroed() };
             return Settled { attested, delivered, counted: Counted { attested, delivered } };
         }
-        let (mut idle, mut gaps) = (Bitmap::zeroed(), Gaps::new());
+        let mut idle = Bitmap::zeroed(); // members without a share
+        let mut gaps = Gaps::new();
         let plan = Plan::new(&judged, &self.run.began, self.members, self.run.config.verification_percent);
         for share in plan.shares() {
             if share.len == 0 {
@@ -139,31 +139,36 @@ impl Machine<'_> {
         }
         let mut untrained = gaps.intervals(&judged);
         if !untrained.is_empty() && !self.witnesses.backlog.has_room(untrained.len()) {
-            (attested, untrained) = (Bitmap::zeroed(), backlog::whole(&judged));
+            attested = Bitmap::zeroed();
+            untrained = backlog::whole(&judged);
         }
         self.witnesses.backlog.put(self.run, &untrained);
-        let idle = bitmap::both(&idle, &judged.roster); // who had gone before has no part in it
-        let most = match round.established {
-            // Where newcomers witness, more than a third of the witnesses can keep all others from a quorum, and is the
+        let idle = bitmap::both(&idle, &judged.roster); // without members that left before the round
+        let credited = match round.established {
+            // If newcomers witness, more than a third of the witnesses can deny all others a quorum, and can be the
             // majority while others are late. So a late witness counts as one that leaves nobody out.
-            alone::NOTHING if round.attestations == round.elected => bitmap::both(&agreed.by_majority, &judged.roster),
-            alone::NOTHING => {
+            established_only::NOTHING if round.attestations == round.elected => {
+                bitmap::both(&agreed.by_majority, &judged.roster)
+            }
+            established_only::NOTHING => {
                 let majority = quorum::majority(u32::from(round.elected));
                 bitmap::without(&judged.roster, &quorum::left_out(attestations.iter(), majority))
             }
             _ => attested,
         };
-        let counted = Counted { attested: bitmap::either(&most, &idle), delivered: bitmap::without(&most, &idle) };
+        let counted =
+            Counted { attested: bitmap::either(&credited, &idle), delivered: bitmap::without(&credited, &idle) };
         let delivered = bitmap::without(&attested, &idle);
         Settled { attested: bitmap::either(&attested, &idle), delivered, counted }
     }
 
-    /// Why the epoch ends after this round, if it does.
-    fn exit_reason(&self, round: &Round, unsettled: u32, moment: &Moment) -> u8 {
-        let (run, config) = (&*self.run, &self.run.config);
+    /// Return why the epoch ends after this round, or `exit_reason::NONE`.
+    fn why_epoch_ends(&self, round: &Round, unsettled: u32, moment: &Moment) -> u8 {
+        let run = &*self.run;
+        let config = &run.config;
         let rounds = round.height.saturating_add(1);
-        // members that left have their bonds back once the epoch has ended, so it must end
-        let longest = if config.epoch_time > 0 { config.epoch_time } else { validate_config::MAX_TIME };
+        // Every epoch must end, because members that left get their bonds back only after it.
+        let max_time = if config.epoch_time > 0 { config.epoch_time } else { validate_config::MAX_TIME };
         if round.attestations == 0 {
             exit_reason::NO_ATTESTATION
         } else if u32::from(round.attestations) < quorum::of_round(round, u32::from(round.elected)) {
@@ -174,7 +179,7 @@ impl Machine<'_> {
             exit_reason::TOTAL_STEPS
         } else if config.rounds_per_epoch > 0 && rounds >= config.rounds_per_epoch {
             exit_reason::ROUNDS_PER_EPOCH
-        } else if elapsed(moment.now, run.epoch_started_at, longest) {
+        } else if elapsed(moment.now, run.epoch_started_at, max_time) {
             exit_reason::EPOCH_TIME
         } else if run.pending_pause == 1 {
             exit_reason::PAUSE

@@ -1,23 +1,22 @@
-//! Seeds of rounds and of the shuffles within a round.
+//! Draw the seeds of rounds and of the shuffles within a round.
 //!
-//! Nobody chooses a seed. What it decides (the orders of those who began the epoch, and who of them is in the round) is
-//! fixed by an instruction that also names a slot to come, and the seed is drawn from that slot's hash: by whichever
-//! instruction comes first afterwards, which can draw nothing else. While a round runs, the seed of the next one is drawn.
+//! Nobody chooses a seed. An instruction fixes the roster together with a future slot, and the first instruction after
+//! that slot draws the seed from its hash. The next round's seed is drawn while a round runs.
 
 use super::{slot_hashes, Moment};
 use crate::state::{run_state, Run};
 use solana_sha256_hasher::hashv;
 
-/// Slots that one validator leads in a row.
-const TURN: u64 = 4;
+/// Number of slots that one validator leads in a row.
+const LEADER_SLOTS: u64 = 4;
 
-/// Fixes the slot that the next seed is drawn from: the first of the next validator's turn, so that the
-/// validator that leads the present slot, and decides what is in it, seldom makes that hash too.
+/// Fix the slot from whose hash the next seed is drawn: the first slot of the next leader. The present leader decides
+/// what this instruction fixes, and so seldom makes that hash too.
 pub fn fix(run: &mut Run, moment: &Moment) {
-    run.seed_slot = (moment.slot / TURN).wrapping_add(1).wrapping_mul(TURN);
+    run.seed_slot = (moment.slot / LEADER_SLOTS).wrapping_add(1).wrapping_mul(LEADER_SLOTS);
 }
 
-/// Draws the seed that waits for its slot, once that has passed; returns whether it did.
+/// Draw the next seed if its slot has passed. Return whether it was drawn.
 #[inline(never)]
 pub fn draw(run: &mut Run, moment: &Moment) -> bool {
     let running = matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
@@ -35,17 +34,17 @@ pub fn draw(run: &mut Run, moment: &Moment) -> bool {
     true
 }
 
-/// Names an epoch that begins before its seed is drawn: no two attempts have the same name.
+/// Return a seed that names an epoch before its own seed is drawn. No two attempts at an epoch have the same name.
 pub fn name(old: u64, moment: &Moment) -> u64 {
     first_word(&[&old.to_le_bytes(), &moment.entropy(), &moment.slot.to_le_bytes()])
 }
 
-/// What nobody knew before this moment.
+/// Return a number that nobody knew before this moment.
 pub fn salt(moment: &Moment) -> u64 {
     word(&moment.entropy())
 }
 
-/// Initial state of the shuffle for one purpose of a round.
+/// Return the initial state of the shuffle for one purpose of a round.
 pub fn of_purpose(seed: u64, purpose: &[u8]) -> u64 {
     first_word(&[&seed.to_le_bytes(), purpose])
 }

@@ -1,4 +1,4 @@
-//! Sequence numbers by which clients tell whether an account changed.
+//! Sequence numbers, which tell clients that an account changed, and the invariant check that ends each instruction.
 
 use super::invariant;
 use crate::{
@@ -7,33 +7,33 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Counts a change of one account. It starts at 0 again at its end: any wallet can make it rise, and readers ask only whether
-/// it is another one than before.
+/// Count a change of one account. The counter wraps, because any wallet can make it rise and readers only compare it
+/// for equality.
 pub fn bump(counter: &mut u32) -> Result<()> {
     *counter = counter.wrapping_add(1);
     Ok(())
 }
 
-/// Ends an instruction that changed a run: what must hold does, and the change is counted.
+/// End an instruction that changed a run: check the invariants and count the change.
 pub fn seal(run: &mut Run, members: &Members, witnesses: &Witnesses) -> Result<()> {
     invariant::check_all(run, members, witnesses)?;
     advance(run)
 }
 
-/// The same of an instruction that changes nothing but the run and its members.
+/// End an instruction that changed only the run and its members.
 pub fn seal_members(run: &mut Run, members: &Members) -> Result<()> {
     invariant::check(run)?;
     invariant::check_members(run, members)?;
     advance(run)
 }
 
-/// The same where the other accounts stayed as they were.
+/// End an instruction that changed only the run, or also its model.
 pub fn seal_run(run: &mut Run) -> Result<()> {
     invariant::check(run)?;
     advance(run)
 }
 
-/// Counts a change of any account.
+/// Count a change of any account.
 fn advance(run: &mut Run) -> Result<()> {
     run.seq = run.seq.checked_add(1).ok_or(CoordinatorError::Overflow)?;
     Ok(())

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 
 const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 const INCREMENT: u64 = 1_442_695_040_888_963_407;
-/// Adds 8 to each of eight ranks; none of them passes 255 before the last addition.
+/// Adds 8 to each of eight ranks at once. No rank exceeds 255 before the last addition.
 const EIGHT_MORE: u64 = 0x0808_0808_0808_0808;
 const LAST: usize = MAX_MEMBERS - 1;
 
@@ -20,12 +20,12 @@ pub struct Order {
 }
 
 impl Order {
-    /// Shuffles all of `len` ranks (at most 256) from the generator's initial `state`.
+    /// Shuffle all of `len` ranks (at most 256) from the generator's initial `state`.
     pub fn new(state: u64, len: usize) -> Self {
         Self::first(state, len, len)
     }
 
-    /// The first `drawn` of those: each place is drawn from the ranks that are left, so few cost little.
+    /// Return the first `drawn` ranks of the same shuffle. Positions are drawn in ascending order, so few cost little.
     #[inline(never)]
     pub fn first(mut state: u64, len: usize, drawn: usize) -> Self {
         let len = len.min(MAX_MEMBERS);
@@ -36,11 +36,12 @@ impl Order {
             entry.copy_from_slice(&eight.to_le_bytes());
             eight = eight.wrapping_add(EIGHT_MORE);
         }
-        let (mut left, mut place) = (len as u64, 0usize);
-        let after = (len - drawn) as u64;
-        while left > after {
+        let mut left = len as u64;
+        let mut place = 0usize;
+        let undrawn = (len - drawn) as u64;
+        while left > undrawn {
             state = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
-            // the masks change nothing; they spare the bounds checks
+            // The masks never change a value; they remove the bounds checks.
             let other = place.wrapping_add(((state >> 32) % left) as usize) & LAST;
             let moved = ranks[place];
             ranks[place] = ranks[other];
@@ -51,7 +52,7 @@ impl Order {
         Self { ranks, drawn }
     }
 
-    /// Ranks by position, as far as they were drawn.
+    /// Return the drawn ranks by position.
     pub fn ranks(&self) -> &[u8] {
         &self.ranks[..self.drawn]
     }
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_order_is_a_permutation() {
+    fn new_order_is_a_permutation() {
         for len in [0usize, 1, 2, 3, 17, 255, 256] {
             let mut ranks = Order::new(len as u64 ^ 0x5eed, len).ranks().to_vec();
             ranks.sort_unstable();
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_an_order_is_its_beginning() {
+    fn first_ranks_equal_start_of_whole_order() {
         for len in [0usize, 1, 2, 17, 256] {
             let whole = Order::new(0x5eed, len);
             for drawn in [0, 1, len / 2, len, len + 1] {

@@ -3,7 +3,7 @@
 use crate::errors::CoordinatorError;
 use anchor_lang::prelude::*;
 
-/// Stores `text`, or fails with `error` when it is longer than its field.
+/// Store `text`, or fail with `error` if it is longer than its field.
 pub fn copy(field: &mut [u8], text: &str, error: CoordinatorError) -> Result<()> {
     if fill(field, text) {
         Ok(())
@@ -12,7 +12,8 @@ pub fn copy(field: &mut [u8], text: &str, error: CoordinatorError) -> Result<()>
     }
 }
 
-/// Stores `text` if it fits. Four words of arguments: a call on sBPF takes no more than five.
+/// Store `text` if it fits. Return whether it did. `copy` without the error, because a call on sBPF takes at most five
+/// words.
 #[inline(never)]
 fn fill(field: &mut [u8], text: &str) -> bool {
     if text.len() > field.len() {
@@ -23,7 +24,7 @@ fn fill(field: &mut [u8], text: &str) -> bool {
     true
 }
 
-/// The text without its padding.
+/// Return the text without its padding.
 pub fn read(field: &[u8]) -> &[u8] {
     let length = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     &field[..length]

@@ -1,12 +1,12 @@
-//! What a config must satisfy. One error per rule; the client checks the same rules before it sends.
+//! Validate a config. Each rule has its own error, and the client checks the same rules before it sends.
 
 use crate::{constants::*, errors::CoordinatorError, state::Config};
 use anchor_lang::prelude::*;
 
-/// More warm-up tokens would overflow the batch size's product.
+/// Maximum number of batch warm-up tokens. More would overflow the product in `batch::size`.
 const MAX_WARMUP_TOKENS: u64 = 1 << 47;
 
-/// Seconds. An epoch in which nobody acts ends by time only, so no time may be endless.
+/// Maximum duration in seconds. An epoch in which nobody acts ends only by time, so no time may be unlimited.
 pub const MAX_TIME: u64 = 30 * 24 * 60 * 60;
 
 #[inline(never)]
@@ -21,7 +21,8 @@ pub fn check(config: &Config) -> Result<()> {
 }
 
 fn check_times(config: &Config) -> Result<()> {
-    let (epoch, round) = (config.epoch_time, config.max_round_train_time);
+    let epoch = config.epoch_time;
+    let round = config.max_round_train_time;
     require!(epoch > 0 || config.rounds_per_epoch > 0, CoordinatorError::EpochLengthMissing);
     require!(epoch == 0 || config.warmup_time < epoch, CoordinatorError::WarmupTooLong);
     require!(config.cooldown_time > 0, CoordinatorError::CooldownTimeZero);
@@ -36,17 +37,20 @@ fn check_times(config: &Config) -> Result<()> {
 }
 
 fn check_clients(config: &Config) -> Result<()> {
-    let (least, initial, witnesses) = (config.min_clients, config.init_min_clients, u16::from(config.witness_nodes));
-    require!(least > 0, CoordinatorError::MinClientsZero);
-    let initial_fits = initial >= least && initial as usize <= MAX_MEMBERS;
+    let minimum = config.min_clients;
+    let initial = config.init_min_clients;
+    let witnesses = u16::from(config.witness_nodes);
+    require!(minimum > 0, CoordinatorError::MinClientsZero);
+    let initial_fits = initial >= minimum && initial as usize <= MAX_MEMBERS;
     require!(initial_fits, CoordinatorError::InitMinClientsOutOfRange);
     require!(witnesses as usize <= MAX_WITNESSES, CoordinatorError::WitnessNodesTooMany);
-    require!(witnesses <= least, CoordinatorError::WitnessNodesAboveMinClients);
+    require!(witnesses <= minimum, CoordinatorError::WitnessNodesAboveMinClients);
     Ok(())
 }
 
 fn check_batch(config: &Config) -> Result<()> {
-    let (start, end) = (config.global_batch_size_start, config.global_batch_size_end);
+    let start = config.global_batch_size_start;
+    let end = config.global_batch_size_end;
     require!(start > 0, CoordinatorError::BatchSizeZero);
     require!(end >= start, CoordinatorError::BatchSizeShrinks);
     let warmup = config.global_batch_size_warmup_tokens;
@@ -54,7 +58,7 @@ fn check_batch(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// The learning rate's cold start must end within an epoch. Checked once config and model are both set.
+/// Refuse a learning-rate cold start of `steps` that does not end within an epoch. Needs both config and model.
 pub fn check_cold_start(config: &Config, steps: u32) -> Result<()> {
     let by_count = config.rounds_per_epoch == 0 || steps <= config.rounds_per_epoch;
     let training = config.epoch_time.saturating_sub(config.warmup_time);

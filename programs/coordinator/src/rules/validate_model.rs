@@ -1,4 +1,4 @@
-//! What a model and a schema must satisfy. Clients check the training spec, which the program does not read.
+//! Validate a model and a schema. The program does not read the training spec; clients check it.
 
 use crate::{constants::*, errors::CoordinatorError, instructions::*, state::*};
 use anchor_lang::prelude::*;
@@ -11,12 +11,12 @@ pub fn check_length(max_seq_len: u32) -> Result<()> {
     Ok(())
 }
 
-/// Only a spec that is complete has the hash that its owner names.
+/// Refuse a training spec whose hash differs from the one the owner names, because it was not written completely.
 #[inline(never)]
 pub fn check_spec(spec: &[u8; SPEC_BYTES], named: &SpecParams) -> Result<()> {
     let length = usize::from(named.len);
     require!((1..=SPEC_BYTES).contains(&length), CoordinatorError::SpecLength);
-    // SHA-256 as everywhere else in the program: its syscall is on every cluster, BLAKE3's depends on a feature
+    // SHA-256, because every cluster has its syscall; BLAKE3's depends on a feature.
     let hash = hashv(&[&spec[..length]]).to_bytes();
     require!(hash == named.hash, CoordinatorError::SpecMismatch);
     Ok(())

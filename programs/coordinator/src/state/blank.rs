@@ -1,4 +1,4 @@
-//! `Blank`: an account that the program is about to create.
+//! `Blank`: the description of an account that the program creates.
 
 use anchor_lang::{
     find_and_verify_program_address,
@@ -13,7 +13,7 @@ use pinocchio_system::instructions::{Allocate, Assign, Transfer};
 /// Maximum number of seeds of any of the program's addresses.
 const SEEDS: usize = 4;
 
-/// What an account is made from; its bytes begin with the discriminator and are zero after that.
+/// An account to create. Its data begins with the discriminator, followed by zeros.
 pub struct Blank<'a> {
     pub view: AccountView,
     /// Without the bump.
@@ -25,8 +25,8 @@ pub struct Blank<'a> {
 impl Blank<'_> {
     /// Create the account at its canonical address, paid by `payer`, and return its bump.
     ///
-    /// Anyone may have sent lamports to the address before, which System's CreateAccount refuses:
-    /// so the account is topped up, allocated and assigned, with the same instructions in any case.
+    /// System's CreateAccount refuses an address that has lamports, and anyone may send some there. So this uses
+    /// Transfer, Allocate and Assign in every case.
     #[inline(never)]
     pub fn create(&self, payer: &AccountView) -> Result<u8> {
         let bump = [find_and_verify_program_address(self.seeds, &crate::ID, self.view.address())?];
@@ -46,9 +46,9 @@ impl Blank<'_> {
         Ok(bump[0])
     }
 
-    /// Pay what the account still lacks to be exempt from rent.
+    /// Transfer the lamports that the account lacks to be exempt from rent.
     fn fund(&self, payer: &AccountView) -> Result<()> {
-        // as u32: a product of 64 bits that may overflow needs 128 bits, which sBPF has not
+        // As u32, so that the product cannot overflow: a checked 64-bit product needs 128 bits, which sBPF lacks.
         let size = u64::from(self.space as u32) + ACCOUNT_STORAGE_OVERHEAD;
         let lamports = (size * DEFAULT_LAMPORTS_PER_BYTE).saturating_sub(self.view.lamports());
         if lamports > 0 {

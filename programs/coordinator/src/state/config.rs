@@ -1,4 +1,4 @@
-//! The run's configuration: owned by the main authority, checked by `rules::config`, copied into `Run` as it is.
+//! `Config`: the settings of a run. The main authority sets them, and `rules::validate_config` checks them.
 
 use anchor_lang::prelude::*;
 use bytemuck::{Pod, Zeroable};

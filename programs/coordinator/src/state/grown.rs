@@ -1,4 +1,4 @@
-//! `Grown<T>`: an account too large to be created at once, refused with a useful error until it is fully grown.
+//! `Grown<T>`: an account too large to be created at once. It fails with `NotGrown` until it has its full size.
 
 use crate::errors::CoordinatorError;
 use anchor_lang::{accounts::Account, prelude::*, SlabInit};
@@ -9,7 +9,7 @@ use core::ops::{Deref, DerefMut};
 pub struct Grown<T: Pod + Zeroable + Owner + Discriminator>(Account<T>);
 
 impl<T: Pod + Zeroable + Owner + Discriminator> Grown<T> {
-    /// Bytes of the fully grown account.
+    /// Size of the fully grown account.
     pub const BYTES: usize = 8 + core::mem::size_of::<T>();
 
     pub fn address(&self) -> &Address {
@@ -17,10 +17,10 @@ impl<T: Pod + Zeroable + Owner + Discriminator> Grown<T> {
     }
 }
 
-/// Checks owner and discriminator of a `T` that may still be growing; returns whether it is fully grown.
+/// Check owner and discriminator of a `T` that may still be growing. Return whether it is fully grown.
 pub fn check_growing<T: Pod + Zeroable + Owner + Discriminator>(view: &AccountView) -> Result<bool> {
     require!(view.owned_by(&T::OWNER), ProgramError::IllegalOwner);
-    // SAFETY: a shared view of bytes that live as long as the instruction; nothing borrows them mutably here.
+    // SAFETY: the bytes live as long as the instruction, and nothing borrows them mutably here.
     let data = unsafe { view.borrow_unchecked() };
     require!(data.len() >= 8 && data[..8] == *T::DISCRIMINATOR, ProgramError::InvalidAccountData);
     Ok(data.len() >= Grown::<T>::BYTES)

@@ -1,4 +1,4 @@
-//! `Members`: one slot for each of up to 256 wallets. A seat index identifies a member throughout an epoch.
+//! `Members`: one seat for each of up to 256 wallets. A seat index identifies a member throughout an epoch.
 
 use crate::constants::*;
 use anchor_lang::prelude::*;
@@ -7,11 +7,11 @@ use bytemuck::{Pod, Zeroable};
 /// Values of `Seat::pending`.
 pub mod wish {
     pub const NONE: u8 = 0;
-    /// Wants to be in the next epoch.
+    /// Waits for the next epoch.
     pub const WAITS: u8 = 1;
-    /// Was taken out of the line by an authority; may ask again.
+    /// An authority took the member out of the line. It may join again.
     pub const REMOVED: u8 = 2;
-    /// May not ask: the membership says so, and this is what others see of it.
+    /// The member is barred. The membership decides this; the seat shows it to others.
     pub const BARRED: u8 = 3;
 }
 
@@ -20,15 +20,15 @@ pub mod member_state {
     /// Not in the running epoch.
     pub const IDLE: u8 = 0;
     pub const HEALTHY: u8 = 1;
-    /// Found missing by the witnesses.
+    /// Convicted by the witnesses.
     pub const DROPPED: u8 = 2;
     /// Left by itself.
     pub const WITHDRAWN: u8 = 3;
-    /// Convicted by the verifiers, or of two results.
+    /// Convicted by the verifiers, or of signing two results for one share.
     pub const EJECTED: u8 = 4;
-    /// Left by itself in the warm-up, before there was anything to deliver; its share of round 0 stays undone.
+    /// Left by itself in the warm-up, before it owed a result. Its share of round 0 stays untrained.
     pub const LEFT_EARLY: u8 = 5;
-    /// Joined again without a replica in the rounds: it restarted, or could not get what was attested.
+    /// Joined again without a replica during the rounds: it restarted, or could not get an attested result.
     pub const RESTARTED: u8 = 6;
 }
 
@@ -45,7 +45,7 @@ pub struct Seat {
     pub last_epoch: u32,
     /// Round in which the member stopped being healthy.
     pub exited_height: u32,
-    /// What its share is measured by in the running epoch; between epochs, the most that it may be in the next one. 0 of
+    /// Weight of its share in the running epoch; between epochs, the highest weight that it may have in the next. 0 for
     /// a newcomer.
     pub weight: u16,
     /// Declared throughput in sequences per minute, at least 1; 0 where the owner has withdrawn.
@@ -58,7 +58,7 @@ pub struct Seat {
     pub used: u8,
 }
 
-/// What the run knew of its model before an epoch that may be undone.
+/// What the run knew of its model before a provisional epoch.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Source {
@@ -70,7 +70,7 @@ pub struct Source {
     pub levels_attested: u8,
     pub model_source: u8,
     pub levels_lost: u8,
-    /// 1 = the run goes back to this unless the epoch stands (`source::conclude`).
+    /// 1 = the run goes back to this unless the epoch stands (`provisional::confirm`).
     pub kept: u8,
 }
 
@@ -82,16 +82,18 @@ pub struct Members {
     pub judged: u32,
     /// In how many of these a seat delivered all it owed: bit i of the count is in the bitmap i.
     pub delivered: [[u8; 32]; COUNT_BITS],
-    /// Seats that delivered anything that they owed; of those who have gone, the ones that did so in half of the rounds. In
-    /// cooldown: whose word counts about the levels of its tier.
+    /// Seats that delivered a result in the epoch; members that have gone must have delivered in half of the rounds. In
+    /// a cooldown: seats that may attest the levels of their tiers.
     pub proven: [u8; 32],
-    /// Of the rounds in which the holders of all its levels judged a seat: by how many more it delivered every level than
-    /// not, plus 64, and not below 0, where it stays, nor above 127. Bit i is in the bitmap i.
+    /// The level score of each seat, in bit planes: 64, plus the judged rounds in which it delivered every level of its
+    /// tier, minus those in which it did not. Between 0, where it stays, and 127. Bit i of the score is in bitmap i.
     pub shown: [[u8; 32]; SHOWN_BITS],
-    /// Seats that delivered every level of their tier in an epoch before, and not less than half since.
+    /// Seats that showed every level of their tier in an earlier epoch, and in at least half of the judged rounds
+    /// since.
     pub established: [u8; 32],
-    /// Those of them with whom the epoch began: who judges deliveries of levels. The same to its end, although some may have gone or
-    /// were convicted by then, because members apply its results at different moments and read this before.
+    /// Established members that began the epoch. They judge which levels were delivered. The set stays the same to the
+    /// end of the epoch, even if members leave or are ejected, because members read it at different moments before they
+    /// apply results.
     pub judges: [u8; 32],
     /// Seats of healthy members.
     pub healthy: [u8; 32],

@@ -1,8 +1,8 @@
-//! `Membership`: what a run keeps of one wallet for longer than that has a seat: its bond, its points, what it delivered
-//! of what was due, and whether it is barred.
+//! `Membership`: what a run keeps of a wallet even without a seat: its bond, points, deliveries, and whether it is
+//! barred.
 //!
-//! It is bound to the run's address and to the moment the run was created: another run of the same name has memberships
-//! of its own. While the wallet has a seat, its points there are newer; see `rules::membership`.
+//! It belongs to the run's address and creation slot, so another run of the same name has its own memberships. While
+//! the wallet has a seat, the points in the seat are newer; see `rules::membership`.
 
 use anchor_lang::prelude::*;
 
@@ -16,16 +16,19 @@ pub struct Membership {
     pub created: u64,
     /// Lamports beyond the rent that go back to the wallet when it leaves.
     pub bond: u64,
-    /// Lamports beyond the rent that go to nobody: bonds of this wallet when it was ejected.
+    /// Lamports beyond the rent that will be destroyed: bonds that this wallet lost by ejections.
     pub forfeited: u64,
     pub points: u64,
     pub slashed: u64,
-    /// Rounds of which the wallet delivered all that it owed, and rounds of the epochs that it began.
+    /// Rounds in which the wallet delivered all that it owed.
     pub delivered: u32,
+    /// Rounds of the epochs that the wallet began.
     pub due: u32,
-    /// The epoch that was counted last, and what is counted of it above.
+    /// The epoch that was counted last.
     pub epoch: u32,
+    /// What `delivered` contains of that epoch.
     pub epoch_delivered: u16,
+    /// What `due` contains of that epoch.
     pub epoch_due: u16,
     /// How often the wallet was ejected.
     pub ejections: u32,

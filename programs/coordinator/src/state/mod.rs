@@ -1,4 +1,6 @@
-//! The four accounts of a run, and that of each member. All are plain old data: `repr(C)` without padding, little-endian, integers only.
+//! The four accounts of a run, and the membership of each wallet.
+//!
+//! All are plain old data: `repr(C)` with explicit padding only, little-endian integers and byte arrays.
 
 pub mod blank;
 pub mod config;

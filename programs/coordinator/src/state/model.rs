@@ -1,4 +1,4 @@
-//! `Model`: what is trained, on what data and how. Changes on `update`, `write_spec` and `checkpoint` only.
+//! `Model`: what is trained, on what data and how. Only the owner's instructions and `checkpoint` change it.
 
 use crate::constants::*;
 use anchor_lang::prelude::*;
@@ -64,12 +64,12 @@ pub struct Model {
     /// Number of tiers; 0 = no schema set.
     pub tiers: u8,
     pub version: u8,
-    /// Whose turn it was to name the checkpoint: see `rules::checkpoints`.
+    /// Turn of the member that named the checkpoint (`rules::checkpoints`).
     pub checkpoint_turn: u8,
     pub pad: [u8; 7],
     /// The first sequence that the checkpoint was not trained on.
     pub checkpoint_data_index: u64,
-    /// What the checkpoint was before, newest first; of kind 0 where there is none.
+    /// Earlier checkpoints, newest first. Unused entries have kind 0.
     pub earlier: [Recorded; EARLIER],
     /// What is trained, on what data and how: canonical JSON. Clients read it; the program checks its length and its
     /// hash only.

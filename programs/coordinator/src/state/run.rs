@@ -20,11 +20,11 @@ pub mod run_state {
 pub mod model_source {
     /// Members load the checkpoint named in `Model`.
     pub const DURABLE: u8 = 0;
-    /// Members load from each other what the level hashes attest.
+    /// Members load the attested levels from each other.
     pub const PEERS: u8 = 1;
 }
 
-/// Values of `Run::exit_reason`: why the running (or last) epoch left its rounds.
+/// Values of `Run::exit_reason`: why the rounds of the running or last epoch ended.
 pub mod exit_reason {
     pub const NONE: u8 = 0;
     /// A round closed with fewer attestations than its quorum.
@@ -39,13 +39,13 @@ pub mod exit_reason {
     pub const NO_ATTESTATION: u8 = 7;
 }
 
-/// Values of `Round::established`: what the established members do alone.
-pub mod alone {
+/// Values of `Round::established`: what only the established members do.
+pub mod established_only {
     /// Nothing.
     pub const NOTHING: u8 = 0;
     /// They witness.
     pub const WITNESS: u8 = 1;
-    /// They witness, and they train: while much waits to be trained again, and others are there.
+    /// They witness and train, because the backlog is large and the round has newcomers.
     pub const TRAIN: u8 = 2;
 }
 
@@ -55,7 +55,7 @@ pub mod alone {
 pub struct Round {
     /// Seed of every committee and assignment of the round.
     pub seed: u64,
-    /// What the fingerprints of the results are mixed with that are attested in this round: nobody knew it before.
+    /// Random number that is mixed into the fingerprints of the results attested in this round. Nobody knew it before.
     pub salt: u64,
     /// First fresh sequence.
     pub data_index: u64,
@@ -65,35 +65,35 @@ pub struct Round {
     pub height: u32,
     /// The step that this round makes if all rounds before it make theirs.
     pub step: u32,
-    /// How many of each of these are trained again, the first positions of the batch.
+    /// Length of each interval that is trained again. They come first in the batch.
     pub redo: [u16; REDO],
     /// Sequences in total; 0 in the drain round.
     pub batch: u16,
-    /// Members of the round: how many.
+    /// Number of members of the round.
     pub clients: u16,
-    /// Witnesses elected: how many.
+    /// Number of elected witnesses.
     pub elected: u8,
     /// Attestations received.
     pub attestations: u8,
-    /// Members of the round, also those who have left since it was fixed: when the round before began.
+    /// Members of the round. Fixed when the previous round began, so it contains members that have left since.
     pub roster: [u8; 32],
-    /// Warm-up: who reported ready. Running round: who attested. Closed round: members of the round that its witnesses
-    /// judged whose results a quorum holds.
+    /// Warm-up: members that reported ready. Running round: members that attested. Closed round: members of the judged
+    /// round whose results a quorum recorded, and members that owed none.
     pub attested: [u8; 32],
-    /// Closed round: 1 = what its witnesses attested was a step.
+    /// Closed round: 1 = the results that its witnesses attested made a step.
     pub made_step: u8,
-    /// See `alone`.
+    /// See `established_only`.
     pub established: u8,
 }
 
 impl Round {
-    /// How many sequences nobody was assigned before.
+    /// Return how many sequences of the batch are assigned for the first time.
     pub fn fresh(&self) -> u16 {
         self.redo.iter().fold(self.batch, |left, again| left.saturating_sub(*again))
     }
 }
 
-/// Names a round: what a vote is about. Every attempt at an epoch has other seeds.
+/// Names the round that a vote is about. Each attempt at an epoch has a different seed.
 #[derive(Clone, Copy, AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct Place {
     pub epoch: u32,
@@ -110,13 +110,14 @@ pub struct Run {
     pub epoch_started_at: u64,
     /// Next fresh sequence.
     pub data_index: u64,
-    /// Sequences that nobody trained and that wait to be trained again; where they are is in `Witnesses`.
+    /// Number of untrained sequences that wait to be trained again. `Witnesses::backlog` lists them.
     pub backlog: u64,
     /// Sequences that the backlog could not hold: none, ever.
     pub lost_sequences: u64,
-    /// The first sequence that what `level_hashes` describe was not trained on.
+    /// The first sequence that the model of `level_hashes` was not trained on.
     pub attested_data_index: u64,
-    /// The slot whose hash the seed of the next round is drawn from (in warm-up, that of the warm-up); 0 once it is drawn.
+    /// Slot from whose hash the next seed is drawn: the warm-up's in a warm-up, else the next round's. 0 once it is
+    /// drawn.
     pub seed_slot: u64,
     /// Seed of the next round, as soon as it is drawn.
     pub next_seed: u64,
@@ -139,7 +140,7 @@ pub struct Run {
     pub main_authority: Address,
     pub join_authority: Address,
     pub run_id: [u8; RUN_ID_BYTES],
-    /// Members that began the epoch: all orders are of these, so that who leaves moves nobody else.
+    /// Members that began the epoch. All orders shuffle these, so that a member that leaves moves no other.
     pub began: [u8; 32],
     /// Members of the next round.
     pub next_roster: [u8; 32],
@@ -160,24 +161,24 @@ pub struct Run {
     pub levels: u8,
     /// Bit l: `level_hashes[l]` is attested.
     pub levels_attested: u8,
-    /// Bit l: level l went back to an older durable checkpoint, because nobody of the running epoch held it when it
-    /// began, or because half of those who could speak for it had gone when the last one ended.
+    /// Bit l: level l went back to an older durable checkpoint. Nobody held it when the running epoch began, or half of
+    /// its committee had gone when the last epoch ended.
     pub levels_lost: u8,
-    /// Bit l: the running epoch began with established holders of level l, and only these judge who delivers it.
+    /// Bit l: the running epoch began with established holders of level l, and only these judge its deliveries.
     pub levels_established: u8,
 }
 
 impl Run {
-    /// The run id without its zero padding: the variable seed of the four addresses.
+    /// Return the run id without its zero padding: the variable seed of the four addresses.
     pub fn seed(&self) -> &[u8] {
         let length = self.run_id.iter().position(|byte| *byte == 0).unwrap_or(RUN_ID_BYTES);
         &self.run_id[..length]
     }
 
-    /// The address of one of the run's four accounts.
+    /// Return the address of one of the run's four accounts.
     ///
-    /// The instructions compare with it by `address =`: Anchor copies what `seeds =` checks to every
-    /// account of every instruction, which was a quarter of the program.
+    /// The instructions compare with it by `address =`, because Anchor generates the code of `seeds =` again for every
+    /// account of every instruction. That was a quarter of the program.
     #[inline(never)]
     pub fn address_of(&self, seed: &[u8], index: usize) -> Address {
         let seeds = [seed, self.seed(), &[self.bumps[index]]];
@@ -187,22 +188,24 @@ impl Run {
         }
     }
 
+    /// Return whether the run is new, finished or paused.
     pub fn halted(&self) -> bool {
         matches!(self.state, run_state::UNINITIALIZED | run_state::FINISHED | run_state::PAUSED)
     }
 
-    /// An epoch trains or cools down.
+    /// Return whether an epoch trains or cools down.
     pub fn active(&self) -> bool {
         matches!(self.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS | run_state::COOLDOWN)
     }
 
-    /// Ring index of the round `back` rounds before the current one (`back` at most 3).
+    /// Return the ring index of the round `back` rounds before the current one (`back` at most 3).
     pub fn ring(&self, back: usize) -> usize {
         (self.head as usize + STORED_ROUNDS - back) % STORED_ROUNDS
     }
 
-    /// Ring index of the round that the attestations of the round `back` rounds before the current one are about: that
-    /// round itself, or with overlap the one before it. None if the epoch had no such round (`back` at most 2).
+    /// Return the ring index of the round that is judged by the round `back` rounds before the current one (`back` at
+    /// most 2). A round judges itself or, with overlap, the round before it. Return None if the epoch had no such
+    /// round.
     pub fn judged(&self, back: usize) -> Option<usize> {
         let back = back + usize::from(self.config.overlap);
         (back <= self.current().height as usize).then(|| self.ring(back))
@@ -212,15 +215,15 @@ impl Run {
         &self.rounds[self.ring(0)]
     }
 
-    /// The round `back` rounds before the current one (at most 3) is the one that `place` names, and the
-    /// epoch had that many rounds.
+    /// Return whether `place` names the round `back` rounds before the current one (`back` at most 3).
     pub fn is_at(&self, place: &Place, back: usize) -> bool {
         let round = &self.rounds[self.ring(back)];
-        let was = back <= self.current().height as usize;
-        was && self.epoch == place.epoch && round.height == place.height && round.seed == place.seed
+        let exists = back <= self.current().height as usize;
+        exists && self.epoch == place.epoch && round.height == place.height && round.seed == place.seed
     }
 
-    /// The round that a member misses first if it stops now; in cooldown, the one after the last.
+    /// Return the height of the first round that a member misses if it stops now: in a cooldown, the one after the
+    /// last.
     pub fn exit_height(&self) -> u32 {
         self.current().height.saturating_add(u32::from(self.state == run_state::COOLDOWN))
     }

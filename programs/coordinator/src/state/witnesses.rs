@@ -1,32 +1,33 @@
-//! `Witnesses`: the attestations and verdicts of the stored rounds, the level attestations of a cooldown, the backlog.
+//! `Witnesses`: the attestations and verdicts of the stored rounds, the level attestations of a cooldown, and the
+//! backlog.
 //!
-//! Entries at and beyond a count are leftovers of earlier rounds.
+//! Entries at and after a count are leftovers of earlier rounds.
 
 use crate::constants::*;
 use anchor_lang::prelude::*;
 use bytemuck::{Pod, Zeroable};
 
-/// What one witness of a round holds of the round that it judges (`Run::judged`).
+/// Which results of the judged round (`Run::judged`) one witness holds.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Attestation {
     pub seat: u8,
     /// Members whose results the witness holds.
     pub participation: [u8; 32],
-    /// A fingerprint of each of these results, in bit planes: with c = 1, 2 or 4 words of 64 seats, as many as hold the
-    /// roster, bit k of seat s, for k < 40 / c, is bit s % 64 of the 64-bit word k * c + s / 64. The bits are the lowest
-    /// of sha256(commitment || this round's seed as 8 little-endian bytes).
+    /// A fingerprint of each of these results, in bit planes. The roster takes c = 1, 2 or 4 words of 64 seats. Bit k
+    /// of seat s, for k < 40 / c, is bit s % 64 of the 64-bit word k * c + s / 64. The bits are the lowest of
+    /// sha256(commitment || this round's salt as 8 little-endian bytes).
     pub fingerprints: [u8; FINGERPRINT_BYTES],
 }
 
-/// What most witnesses of the running round recorded about each seat, by the majority vote of Boyer and Moore: whatever
-/// more than half of them agree on is here.
+/// The result of each seat that leads the Boyer-Moore majority vote of the running round's witnesses. If more than half
+/// of them recorded the same result, it is this one.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Leading {
     pub participation: [u8; 32],
     pub fingerprints: [u8; FINGERPRINT_BYTES],
-    /// How far ahead each seat's entry is, in bit planes, lowest first.
+    /// The vote's margin of each seat, in bit planes, lowest bit first.
     pub margins: [[u8; 32]; VOTE_PLANES],
 }
 
@@ -57,7 +58,7 @@ pub struct Interval {
     pub len: u32,
 }
 
-/// Ascending, none touches the next.
+/// The intervals of untrained sequences, ascending. No interval touches the next.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Backlog {
@@ -70,6 +71,6 @@ pub struct Witnesses {
     pub rounds: [WitnessRound; STORED_ROUNDS],
     pub leading: Leading,
     pub backlog: Backlog,
-    /// What the committee of each level states at cooldown, by the place in it; zero = nothing yet.
+    /// The hashes that the committee of each level stated in the cooldown, by position; zero = none yet.
     pub cooldown: [[[u8; 32]; MAX_WITNESSES]; MAX_LEVELS],
 }

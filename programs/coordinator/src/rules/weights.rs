@@ -1,36 +1,37 @@
-//! What a member counts for: no more than it has shown.
+//! The weight of a member, which decides its share of the work: at most what it has shown.
 //!
-//! A newcomer counts at most as much as the median of those who have finished an epoch; a member that was in one, at most
-//! twice what it delivered of its share there, and eight times the median: nobody checks what a member delivers, so no
-//! wallet may have nearly all of the work by declaring that it is fast. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
-//! all who delivered costs as much as a few words, where 256 counters would cost more than closing a round may.
+//! A newcomer's weight is at most the median of experienced members. Theirs is at most twice what they delivered of
+//! their last share, and eight medians: nobody recomputes results, so a declared speed must not win most of the work.
 
-use super::{bitmap, holders, quorum};
+use super::{bitmap, level_holders, quorum};
 use crate::{constants::*, state::*};
 
-/// A share of what was due is judged in eighths.
+/// The delivered fraction of an epoch's rounds is rounded down to eighths.
 const EIGHTHS: u32 = 8;
-/// For each N members that delivered, one that owed nothing may vote as they do.
-const IDLE: u32 = 4;
+/// Number of members that delivered for each member that owed nothing and may still attest levels.
+const DELIVERING_PER_IDLE: u32 = 4;
 /// Maximum weight of a member, in medians.
-const MEDIANS: u32 = 8;
-pub const MOST: u32 = (1 << COUNT_BITS) - 1;
+const MAX_MEDIANS: u32 = 8;
+/// Maximum number of counted rounds per epoch.
+pub const MAX_JUDGED: u32 = (1 << COUNT_BITS) - 1;
 
-/// The members that a round counts for: those whose results a quorum of the witnesses recorded. Where the epoch began
-/// without established holders, those that a majority of the elected witnesses recorded alike or, while some
-/// witnesses are late, that no majority left out.
+/// The members that a round counts for: those whose results a quorum of the witnesses recorded.
+///
+/// If the round was witnessed by newcomers too: those that a majority of the elected witnesses recorded alike or, while
+/// some witnesses are late, those that no majority left out.
 pub struct Counted {
-    /// Delivered all that they owed.
+    /// Members that delivered all that they owed.
     pub attested: Bitmap,
-    /// Those of them who owed something.
+    /// The attested members that owed something.
     pub delivered: Bitmap,
 }
 
-/// Counts a round that made a step.
+/// Count a round that made a step. The counters are bit planes: adding one for all members costs a few words, and 256
+/// single counters would cost more than closing a round may.
 #[inline(never)]
 pub fn count(members: &mut Members, counted: &Counted) {
     members.proven = bitmap::either(&members.proven, &counted.delivered);
-    if members.judged == MOST {
+    if members.judged == MAX_JUDGED {
         return;
     }
     members.judged += 1;
@@ -47,26 +48,26 @@ pub fn count(members: &mut Members, counted: &Counted) {
     }
 }
 
-/// Begins the counts of an epoch, and gives everybody who is in it its weight.
+/// Reset the counts for a new epoch, and set the weights of its members.
 #[inline(never)]
 pub fn begin(members: &mut Members) {
     members.judged = 0;
     members.delivered = [[0; 32]; COUNT_BITS];
     members.proven = [0; 32];
     let median = median(members);
-    let highest = (u32::from(median) * MEDIANS).min(u32::from(u16::MAX)) as u16;
+    let highest = (u32::from(median) * MAX_MEDIANS).min(u32::from(u16::MAX)) as u16;
     for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
         if seat.state == member_state::HEALTHY {
-            let most = if seat.weight == 0 { median } else { seat.weight.min(highest) };
-            seat.weight = seat.declared.min(most).max(1);
+            let max_weight = if seat.weight == 0 { median } else { seat.weight.min(highest) };
+            seat.weight = seat.declared.min(max_weight).max(1);
         }
     }
 }
 
-/// The warm-up was given up, or the epoch made no step: nobody has shown anything, so who had not before is a newcomer
-/// again, whatever it was given.
+/// Make newcomers again of all members of the epoch that were not established before. Called if the warm-up was
+/// abandoned or the epoch made no step, so that nobody has shown anything.
 #[inline(never)]
-pub fn forget(members: &mut Members) {
+pub fn reset_newcomers(members: &mut Members) {
     let Members { seats, established, .. } = members;
     for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
         match seat.state {
@@ -78,12 +79,12 @@ pub fn forget(members: &mut Members) {
     }
 }
 
-/// The lower median of what those count for who have been in an epoch; of what all declare, if nobody has.
+/// Return the lower median of the weights of experienced members, or of all declared weights if there are none.
 fn median(members: &Members) -> u16 {
     let healthy =
         || members.seats.iter().take_while(|seat| seat.used == 1).filter(|seat| seat.state == member_state::HEALTHY);
-    let known = healthy().any(|seat| seat.weight > 0);
-    let weights: alloc::vec::Vec<u16> = if known {
+    let has_experienced = healthy().any(|seat| seat.weight > 0);
+    let weights: alloc::vec::Vec<u16> = if has_experienced {
         healthy().filter(|seat| seat.weight > 0).map(|seat| seat.declared.min(seat.weight)).collect()
     } else {
         healthy().map(|seat| seat.declared).collect()
@@ -91,16 +92,16 @@ fn median(members: &Members) -> u16 {
     lower_median(&weights)
 }
 
-/// Found byte by byte: sorting 256 numbers would cost several times as much.
+/// Return the lower median, found byte by byte: sorting 256 numbers would cost several times as much.
 fn lower_median(weights: &[u16]) -> u16 {
     let mut place = weights.len().saturating_sub(1) as u32 / 2;
     let high = nth(weights.iter().map(|weight| (weight >> 8) as u8), &mut place);
-    let same = weights.iter().filter(|weight| (*weight >> 8) as u8 == high);
-    let low = nth(same.map(|weight| *weight as u8), &mut place);
+    let with_high = weights.iter().filter(|weight| (*weight >> 8) as u8 == high);
+    let low = nth(with_high.map(|weight| *weight as u8), &mut place);
     u16::from(high) << 8 | u16::from(low)
 }
 
-/// The byte at `place` of the sorted bytes; `place` is then counted from the first of its equals.
+/// Return the byte at `place` of the sorted bytes, and make `place` relative to the first byte of that value.
 fn nth(bytes: impl Iterator<Item = u8>, place: &mut u32) -> u8 {
     let mut counts = alloc::vec![0u32; 256];
     for byte in bytes {
@@ -115,29 +116,29 @@ fn nth(bytes: impl Iterator<Item = u8>, place: &mut u32) -> u8 {
     0
 }
 
-/// At the end of an epoch: the most that each of its members may count for in the next.
+/// Set, at the end of an epoch, the highest weight that each of its members may have in the next.
 #[inline(never)]
 pub fn end(members: &mut Members) {
     if members.judged == 0 {
-        return forget(members);
+        return reset_newcomers(members);
     }
     for index in 0..bitmap::WORDS {
         let digits = eighths(members, index);
         for (byte, seats) in members.seats[64 * index..64 * (index + 1)].chunks_exact_mut(8).enumerate() {
             let [one, two, four, eight] = digits.map(|digit| spread(digit >> (8 * byte)));
-            let mut shown = one | two << 1 | four << 2 | eight << 3; // a byte for each of the eight seats
+            let mut packed = one | two << 1 | four << 2 | eight << 3; // a byte for each of the eight seats
             for seat in seats {
                 if seat.used == 0 {
                     return;
                 }
-                let eighths = shown & 0xff;
-                shown >>= 8;
+                let eighths = packed & 0xff;
+                packed >>= 8;
                 seat.weight = match seat.state {
                     member_state::IDLE => continue,
-                    // it did not begin, but one share was planned for it: so a member that does this often fades away
+                    // It left one share undone. Halving its weight makes a member that does this often lose its share.
                     member_state::LEFT_EARLY => (seat.weight / 2).max(1),
                     member_state::EJECTED => 1,
-                    // in 64 bits: the VM has no others, and would cut every smaller number off by itself
+                    // In 64 bits: the VM has only 64-bit registers, so smaller types cost extra instructions.
                     _ => {
                         (u64::from(seat.weight) * 2 * eighths / u64::from(EIGHTHS)).clamp(1, u64::from(u16::MAX)) as u16
                     }
@@ -147,72 +148,77 @@ pub fn end(members: &mut Members) {
     }
 }
 
-/// The lowest eight bits as bytes of 0 or 1.
+/// Return the lowest eight bits as eight bytes of 0 or 1.
 #[inline(always)]
 fn spread(bits: u64) -> u64 {
     const EACH: u64 = u64::from_le_bytes([1; 8]);
-    let own = (bits & 0xff).wrapping_mul(EACH) & u64::from_le_bytes([1, 2, 4, 8, 16, 32, 64, 128]);
-    own.wrapping_add(0x7f * EACH) >> 7 & EACH
+    let one_bit_per_byte = (bits & 0xff).wrapping_mul(EACH) & u64::from_le_bytes([1, 2, 4, 8, 16, 32, 64, 128]);
+    one_bit_per_byte.wrapping_add(0x7f * EACH) >> 7 & EACH
 }
 
-/// How many eighths of the epoch's rounds each of 64 seats delivered in, by its binary digits: a look at eight sets for
-/// each of 256 seats would cost several times as much.
+/// Return in how many eighths of the epoch's rounds each of 64 seats delivered, as four bit planes. Testing each of 256
+/// seats on eight bitmaps would cost several times as much.
 #[inline(never)]
 fn eighths(members: &Members, index: usize) -> [u64; 4] {
     let counts = members.delivered.each_ref().map(|plane| bitmap::word(plane, index));
     let mut digits = [0; 4];
-    for part in 1..=EIGHTHS {
-        let least = (members.judged * part).div_ceil(EIGHTHS);
-        let mut carry = quorum::at_least(&counts, least);
+    for eighth in 1..=EIGHTHS {
+        let threshold = (members.judged * eighth).div_ceil(EIGHTHS);
+        let mut carry = quorum::at_least(&counts, threshold);
         for digit in digits.iter_mut() {
-            (*digit, carry) = (*digit ^ carry, *digit & carry);
+            let old = *digit;
+            *digit = old ^ carry;
+            carry &= old;
         }
     }
     digits
 }
 
-/// In how many of the epoch's rounds a seat delivered all that it owed.
+/// Return in how many of the epoch's rounds a seat delivered all that it owed.
 pub fn delivered(members: &Members, seat: u8) -> u32 {
     let bits = members.delivered.iter().enumerate();
     bits.fold(0, |count, (bit, plane)| count | u32::from(bitmap::has(plane, seat)) << bit)
 }
 
-/// The seats that delivered in at least half of the epoch's rounds so far, and every level of their tier in half of those
-/// in which that was judged.
+/// Return the seats that delivered in at least half of the epoch's rounds so far, and every level of their tier in at
+/// least half of the rounds in which that was judged.
 pub fn half_delivered(members: &Members) -> Bitmap {
-    bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), holders::in_half(members))
+    bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), level_holders::in_half(members))
 }
 
-/// At the end of the rounds: whose word counts about what the epoch has made of the model are those who delivered in at
-/// least half of the rounds that they were in, every level of their tier. That they owed nothing in any is held against
-/// newcomers alone: shares are few where members are many, and one of great weight leaves the others none. A member that is
-/// gone by now is still one of them: see `members::exit`.
+/// Fix, when the rounds are over, which members attest the levels (`Members::proven`): those that delivered in at least
+/// half of the rounds, every level of their tier.
+///
+/// Judges that are still there need not have owed anything: shares are few where members are many. Members that have
+/// gone were checked in `members::exit`.
 #[inline(never)]
-pub fn settle(members: &mut Members) {
+pub fn fix_attesters(members: &mut Members) {
     if members.judged == 0 {
         return;
     }
     let gone = bitmap::without(&members.proven, &members.healthy);
     let half = half_delivered(members);
     let delivered = bitmap::both(&members.proven, &half);
-    // A judge that is still there needs no quorum's word: one of the last two could refuse it to the other.
-    let judges = bitmap::both(&bitmap::both(&members.judges, &members.healthy), holders::in_half(members));
+    // A judge that is still there needs no quorum, because one of the last two could deny it to the other.
+    let judges = bitmap::both(&bitmap::both(&members.judges, &members.healthy), level_holders::in_half(members));
     members.proven = bitmap::either(&gone, &bitmap::either(&delivered, &judges));
     if bitmap::is_empty(&members.judges) {
         admit_idle(members, &bitmap::both(&members.healthy, &half));
     }
 }
 
-/// Nobody had shown anything before the epoch: those who owed nothing in it would be newcomers in the next, and who comes
-/// then the equal of a level's only holder. So those of the smallest tiers have a word too, up to the first of which
-/// anybody delivered, if they are at most a quarter of all who did: else idle wallets would stop a run.
+/// Let members that owed nothing attest levels after an epoch without established members. Otherwise they would stay
+/// newcomers, and in the next epoch a stranger would be the equal of a level's only holder.
+///
+/// This admits the lowest tier numbers, up to the first of which a member delivered. It admits nobody if these are more
+/// than a quarter of the members that delivered, or idle wallets could stop the run.
 fn admit_idle(members: &mut Members, stayed: &Bitmap) {
-    let most = bitmap::count(&members.proven) / IDLE;
+    let max_idle = bitmap::count(&members.proven) / DELIVERING_PER_IDLE;
     let mut idle = [0; 32];
-    for of_tier in &holders::by_tier(members) {
+    for of_tier in &level_holders::by_tier(members) {
         let delivered = bitmap::intersects(of_tier, &members.proven);
         idle = bitmap::either(&idle, &bitmap::without(&bitmap::both(of_tier, stayed), &members.proven));
-        if bitmap::count(&idle) > most {
+        if bitmap::count(&idle) > max_idle {
             return;
         }
         if delivered {
@@ -222,11 +228,11 @@ fn admit_idle(members: &mut Members, stayed: &Bitmap) {
     members.proven = bitmap::either(&members.proven, &idle);
 }
 
-/// The seats whose count is at least `least`: compares from the lowest bit up.
-pub(super) fn at_least(planes: &[Bitmap], least: u32) -> Bitmap {
+/// Return the seats whose count is at least `threshold`, comparing from the lowest bit up.
+pub(super) fn at_least(planes: &[Bitmap], threshold: u32) -> Bitmap {
     let mut result = [0xff; 32];
     for (bit, plane) in planes.iter().enumerate() {
-        result = if least >> bit & 1 == 1 { bitmap::both(plane, &result) } else { bitmap::either(plane, &result) };
+        result = if threshold >> bit & 1 == 1 { bitmap::both(plane, &result) } else { bitmap::either(plane, &result) };
     }
     result
 }
@@ -236,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_one_of_the_sorted_numbers() {
+    fn lower_median_equals_sorting() {
         let mut state = 1u32;
         for len in 1..200usize {
             let mut weights: alloc::vec::Vec<u16> = (0..len)
@@ -245,14 +251,14 @@ mod tests {
                     (state >> 16) as u16 >> (state % 16)
                 })
                 .collect();
-            let found = lower_median(&weights);
+            let median = lower_median(&weights);
             weights.sort_unstable();
-            assert_eq!(found, weights[(len - 1) / 2]);
+            assert_eq!(median, weights[(len - 1) / 2]);
         }
     }
 
     #[test]
-    fn every_bit_has_a_byte() {
+    fn spread_gives_each_bit_a_byte() {
         for bits in 0..=u8::MAX {
             let expected = core::array::from_fn(|place| bits >> place & 1);
             assert_eq!(spread(u64::from(bits) | 0x500).to_le_bytes(), expected);
@@ -260,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_those_of_counters() {
+    fn bit_plane_counts_equal_counters() {
         let mut members: Members = bytemuck::Zeroable::zeroed();
         let mut counters = [0u32; MAX_MEMBERS];
         for round in 0..300u32 {
@@ -274,10 +280,10 @@ mod tests {
             count(&mut members, &Counted { attested, delivered: attested });
         }
         assert_eq!(members.judged, 300);
-        for least in [1, 2, 100, 255, 256, 257, 300] {
-            let found = at_least(&members.delivered, least);
+        for threshold in [1, 2, 100, 255, 256, 257, 300] {
+            let seats = at_least(&members.delivered, threshold);
             for seat in 0..=255u8 {
-                assert_eq!(bitmap::has(&found, seat), counters[seat as usize] >= least);
+                assert_eq!(bitmap::has(&seats, seat), counters[seat as usize] >= threshold);
                 assert_eq!(delivered(&members, seat), counters[seat as usize]);
             }
         }
