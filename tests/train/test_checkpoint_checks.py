@@ -174,7 +174,7 @@ def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool)
 
     sim = play(tmp_path, story, rounds_per_epoch=3)
     reached = sim.run.trained_steps
-    lost = f"{reached} steps of training are lost: nobody here has the model, and no checkpoint was kept"
+    lost = f"{reached} steps of training are lost: no member has the model, and no checkpoint was saved"
     for player in sim.players:
         assert any(lost in event["message"] for event in player.saw("warning")) is not keeps, (
             player.saw("warning")

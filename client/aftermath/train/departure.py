@@ -81,7 +81,7 @@ class Departure:
             if self._asks
             else "These steps are lost now."
         )
-        message = f"{stake.words()}\n{fix} {more}".rstrip()
+        message = f"{stake.sentence()}\n{fix} {more}".rstrip()
         self._events.emit(event_types.Warning(message=message))
         if self._asks:
             self._ask(message)

@@ -45,7 +45,7 @@ def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) ->
 def hub_of(settings: TrainSettings) -> Hub | None:
     """Return the upload of checkpoints that the options choose, or None."""
     if settings.checkpoint_put_links is not None:
-        return Hub("", PutLinks(settings.checkpoint_put_links).put, named=False)
+        return Hub("", PutLinks(settings.checkpoint_put_links).put, recordable=False)
     if settings.hub_repo is None:
         return None
     from aftermath.model.hub import upload

@@ -31,7 +31,7 @@ from aftermath.events import event_types
 from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
-from aftermath.member.stake import loss_found
+from aftermath.member.stake import find_loss
 from aftermath.member.status_events import StatusEvents
 from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
@@ -118,7 +118,7 @@ def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSet
     model = view.model
     notices.state(run)
     notices.finished(run, model)
-    if (lost := loss_found(view, wallet, settings.checkpoint_dir)) is not None:
+    if (lost := find_loss(view, wallet, settings.checkpoint_dir)) is not None:
         raise lost
     notices.never_saved(run, model)
 
