@@ -278,7 +278,9 @@ def test_checkpoint_of_ended_epoch_is_past_or_due(
 ) -> None:
     ended = run(RunState.COOLDOWN, epoch=4, step=13)
     assert (
-        archive._past(ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step))
+        archive._why_rejected(
+            ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step)
+        )
         == why
     )
 

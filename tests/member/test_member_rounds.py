@@ -217,7 +217,10 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     ]
     assert bool(said) is told
     # a share that is given up has taken more than was measured
-    sentence = r"3 sequences took (more than )?14 s and applying a round's results 14 s, but a round leaves at most 15 s"
+    sentence = (
+        r"3 sequences took (more than )?14 s and applying a round's results 14 s, "
+        "but a round leaves at most 15 s"
+    )
     assert not told or re.search(sentence, said[0])
     assert sim.check(dropped=[slow] if told else []) > 0
 

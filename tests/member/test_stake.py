@@ -14,7 +14,7 @@ from aftermath.member.stake import ModelLost, find_loss
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
-from aftermath.train.session import _tell_finished
+from aftermath.train.session import _emit_finished
 from aftermath.train.settings import TrainSettings
 from rules import builders
 
@@ -83,5 +83,5 @@ def test_train_on_a_finished_run_raises_the_loss(tmp_path: Path) -> None:
     view = Case().view()
     settings = TrainSettings(run_id="test", checkpoint_dir=tmp_path)
     with pytest.raises(ModelLost) as raised:
-        _tell_finished(view, Events(lambda: 0.0, []), view.members.seats[0].signer, settings)
+        _emit_finished(view, Events(lambda: 0.0, []), view.members.seats[0].signer, settings)
     assert raised.value.code == "model-lost"

@@ -110,7 +110,7 @@ class Epoch:
         return run.epoch_started_at == self.start.run.epoch_started_at
 
     def _step_after(self, run: Run) -> int:
-        """Return the step after the last stored round. A round without an attested result is none."""
+        """Return the step after the last stored round. Rounds without a result do not count."""
         last = run.current
         judged = run.round(self.rules.judged(last.height))
         if judged is None or not judged.batch:
