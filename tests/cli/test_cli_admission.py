@@ -31,7 +31,7 @@ from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import COORDINATOR_ID
 from aftermath.rules.state import RunState
-from aftermath.train.admission import let_in
+from aftermath.train.admission import check_admission
 from aftermath.train.connection import member_of, on_solana
 from aftermath.train.lock import only_process
 from aftermath.train.settings import TrainSettings
@@ -106,11 +106,11 @@ def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> N
     }
     with only_process(cache_directory("locks"), **place):
         assert verdict(waiting, run_id, waiting.wallet) == [
-            f"another process on this machine takes part in run {run_id} with this key"
+            f"another process on this machine already takes part in run {run_id} with this wallet"
         ]
         rehearsed = train(waiting, "--run-id", run_id, "--dry-run")
         assert rehearsed.code == 1
-        assert "another process on this machine takes part in" in rehearsed.err
+        assert "another process on this machine already takes part in" in rehearsed.err
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 
@@ -125,7 +125,7 @@ def test_run_id_taken_by_another_wallet_is_not_joined(
             owner=owner,
         )
         reach = on_solana(settings)
-        asyncio.run(let_in(settings, reach.pool, member_of(settings, reach)))
+        asyncio.run(check_admission(settings, reach.pool, member_of(settings, reach)))
 
     admit()
     assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
@@ -282,7 +282,7 @@ def test_can_join_tier_beyond_memory_is_refused_as_by_train(
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     (reason,) = verdict(owner, run_id, owner.wallet, "--matformer-tier", "0", "--device", "cpu")
     assert reason.startswith("tier 0 takes ")
-    assert "GB at least" in reason
+    assert "takes at least" in reason
     refused = train(
         owner, "--run-id", run_id, "--matformer-tier", "0", "--device", "cpu", "--logs", "json"
     )

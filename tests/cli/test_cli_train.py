@@ -167,9 +167,7 @@ def test_unknown_run(owner: Shell) -> None:
 def test_the_length_of_a_continuation_needs_a_text(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere", "--prompt-tokens", "8")
     assert done.code == 2
-    assert done.err.startswith(
-        "error: --prompt-tokens is the length of a continuation, of no text\nfix: Pass --prompt"
-    )
+    assert done.err.startswith("error: --prompt-tokens requires --prompt-text\nfix: Pass --prompt")
 
 
 def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_path: Path) -> None:

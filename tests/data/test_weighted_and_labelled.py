@@ -141,5 +141,5 @@ def test_rows_that_are_wrong_are_named(
 
 
 def test_data_without_labels_is_refused_by_name() -> None:
-    with pytest.raises(Unsuitable, match="learns labels"):
+    with pytest.raises(Unsuitable, match="trains on labels"):
         open_source(location("Dummy"), 8, 40, labels=True)

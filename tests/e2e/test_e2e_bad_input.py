@@ -147,8 +147,8 @@ MISTAKES: dict[Mistake, tuple[str, str]] = {
     identity_that_is_no_key: ("identity is not an identity key", "32 raw bytes or 64 hex digits"),
     missing_data: ("there is no token data at", "Get the run's data from its owner"),
     truncated_data: ("is truncated", "Get the run's data from its owner"),
-    tier_out_of_range: ("has tiers 0 to 2", "Choose one of those"),
-    changed_model: ("does not fit run", "restore it, or update-config again"),
+    tier_out_of_range: ("has tiers 0 to 2", "Choose a tier from 0 to 2"),
+    changed_model: ("does not fit run", "Restore it, or run update-config again"),
     occupied_port: ("is already in use", "--bind-p2p-port"),
 }
 

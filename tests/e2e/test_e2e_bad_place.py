@@ -99,7 +99,8 @@ def test_checkpoint_without_model_is_skipped_for_an_earlier_one(
     trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any(
-        "is passed over" in message and str(place) in message for message in warnings(newcomer)
+        "skipped a checkpoint" in message and str(place) in message
+        for message in warnings(newcomer)
     )
     newcomer.process.interrupt(LEAVING_SECONDS)
 

@@ -153,7 +153,7 @@ def test_a_second_process_with_the_same_wallet_is_refused(crew: Company) -> None
     player.processes.remove(second)
     assert second.wait() == 1
     assert (
-        f"another process on this machine takes part in run {crew.run_id} with this key"
+        f"another process on this machine already takes part in run {crew.run_id} with this wallet"
         in second.output
     )
     crew.until_trains(player, mark, results=3)

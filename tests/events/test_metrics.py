@@ -163,7 +163,7 @@ def test_a_port_that_cannot_be_had_is_said_with_its_option() -> None:
     settings = TrainSettings(run_id="demo", metrics_port=port)
     with contextlib.ExitStack() as stack:
         events_of(settings, stack)
-        with pytest.raises(Unsuitable, match=f"^--metrics-port: port {port} cannot be had"):
+        with pytest.raises(Unsuitable, match=f"^--metrics-port: cannot listen on port {port}"):
             events_of(settings, stack)
 
 

@@ -24,7 +24,7 @@ import contextlib, json, os, sys
 sys.path[:0] = [os.environ["TESTS"]]
 from pathlib import Path
 from aftermath.train.option_checks import check_choices
-from aftermath.train.machine import looked_at
+from aftermath.train.machine import report_machine_use
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from events.sample_events import said

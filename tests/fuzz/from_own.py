@@ -15,7 +15,7 @@ from aftermath.data.server import load_server_settings
 from aftermath.data.source import DataError
 from aftermath.lab.saving import STATE, Counters, load_state, save_state
 from aftermath.member.own_state import StateRoot
-from aftermath.member.private import _Bound, _read, _save
+from aftermath.member.private import _Binding, _read, _save
 from aftermath.model.documents import CheckpointError
 from aftermath.model.tokenizer_process import read
 from aftermath.optim.interfaces import BadState
@@ -38,7 +38,7 @@ def optimizers() -> tuple[list[bytes], Decode]:
 def kept_optimizers() -> tuple[list[bytes], Decode]:
     _, engine = trained(OPTIMIZERS["distro"], 2)
     state = engine.state()
-    bound = _Bound("demo", "ab" * 32, "cd" * 32, 2, 3, {"2": "ef" * 32})
+    bound = _Binding("demo", "ab" * 32, "cd" * 32, 2, 3, {"2": "ef" * 32})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kept.safetensors"
         _save(file, state, bound, StateRoot(tree_of(state).root, 2, 5))

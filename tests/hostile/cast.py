@@ -31,7 +31,7 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.train import connection, session, sinks
 from aftermath.train.connection import on_solana
-from aftermath.train.device_options import named_by
+from aftermath.train.device_options import device_setup
 from aftermath.train.settings import TrainSettings
 from e2e.network import read
 from hostile.attacks import ATTACKS
@@ -134,8 +134,10 @@ async def _session(settings: TrainSettings) -> None:
     with contextlib.ExitStack() as stack:
         events = sinks.events_of(settings, stack)
         try:
-            named = named_by(settings, on_solana(settings))
-            session._introduce(settings, named.reach.wallet, named.reach.pool.signs_with, events)
+            named = device_setup(settings, on_solana(settings))
+            session._emit_started(
+                settings, named.backend.wallet, named.backend.pool.signs_with, events
+            )
             await session._session(settings, named, events)
         except Exception:  # an honest member's end is of no account here
             traceback.print_exc()

@@ -13,7 +13,7 @@ from aftermath.kernels import aggregate, encode
 from aftermath.kernels.runtime import unavailable_reason
 from aftermath.optim import compiled, proof
 from aftermath.optim.engine import Engine
-from aftermath.train.kernels import ready_kernels
+from aftermath.train.assembly import ready_kernels
 from optim.optim_oracle import toy_schema
 from optim.optim_replica import tensors
 

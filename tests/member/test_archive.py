@@ -111,8 +111,7 @@ def test_upload_without_end_is_given_up_and_directory_named(
     sim.check()
     assert not repository.sources
     assert (
-        _warned(sim.players[0])[0]
-        == "step 3 was not uploaded: it took longer than 300 s and is given up"
+        _warned(sim.players[0])[0] == "step 3 was not uploaded: the upload took longer than 300 s"
     )
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
@@ -224,7 +223,7 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(
     sim.check()
     *untold, last = _warned(sim.players[0])
     assert untold == [
-        f"the chain was not told of the checkpoint of step {step}: nobody expected this"
+        f"cannot record the checkpoint of step {step} on the chain: nobody expected this"
         for step in (3, 6)
     ]
     assert last.startswith("the chain knows of no checkpoint with the last 6 steps,")
@@ -244,7 +243,7 @@ def test_upload_without_name_leaves_directory_on_chain(
     repository.before = refuse
 
     async def story(sim: SimulatedRun) -> None:
-        sim.hub = Hub("", repository.upload, named=False)
+        sim.hub = Hub("", repository.upload, recordable=False)
         sim.upload_seconds = 1.0
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
@@ -279,7 +278,9 @@ def test_checkpoint_of_ended_epoch_is_past_or_due(
 ) -> None:
     ended = run(RunState.COOLDOWN, epoch=4, step=13)
     assert (
-        archive._past(ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step))
+        archive._why_rejected(
+            ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step)
+        )
         == why
     )
 

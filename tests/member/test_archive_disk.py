@@ -110,7 +110,7 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     sim.check()
     told = [event["message"] for event in sim.players[0].saw("warning")]
     failed = [
-        f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (3, 6)
+        f"no checkpoint of step {step} was saved: CUDA error: out of memory" for step in (3, 6)
     ]
     assert told == failed
     assert sim.model.checkpoint_step == 7

@@ -16,7 +16,7 @@ def test_shares_that_are_not_finite_in_a_row_end_the_member() -> None:
         else:
             seen.not_finite(step, "its loss is nan")
     with pytest.raises(
-        Diverged, match="5 shares in a row gave no finite result up to step 10"
+        Diverged, match="5 shares in a row had no finite result, the last at step 10"
     ) as raised:
         seen.not_finite(2 * MOST_IN_A_ROW, "its loss is nan")
     assert "base_lr" in str(raised.value.fix)

@@ -227,7 +227,7 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(
         async def announced_by_others(
             announcing: Announcing, plan: RoundPlan, trained: Trained
         ) -> None:
-            if sly.member is not None and announcing.epoch.began.seat == sly.member.seat:
+            if sly.member is not None and announcing.epoch.start.seat == sly.member.seat:
                 withheld.append(plan.header.height)
             else:
                 await announce(announcing, plan, trained)

@@ -64,7 +64,7 @@ def copies(
                         transport,
                         sign(
                             copier,
-                            copied(said, theirs.said, getattr(theirs, "key", b""), transport),
+                            copied(said, theirs.commitment, getattr(theirs, "key", b""), transport),
                         ),
                     )
                     return

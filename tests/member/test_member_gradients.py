@@ -24,7 +24,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from aftermath.train.checkpoint_checks import gradients_place
+from aftermath.train.checkpoint_checks import gradients_directory
 from aftermath.train.settings import TrainSettings
 from member.short_runs import ALONE, EITHER_OVERLAP, SHORT
 
@@ -189,34 +189,34 @@ def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
-        gradients_place(TrainSettings(**named), OURS).__enter__()
-    with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: that is a file"):
-        gradients_place(
+        gradients_directory(TrainSettings(**named), OURS).__enter__()
+    with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: it is a file"):
+        gradients_directory(
             TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"}), OURS
         ).__enter__()
     ours = TrainSettings(**named | {"write_gradients_dir": tmp_path / "new"})
-    with gradients_place(ours, OURS):
+    with gradients_directory(ours, OURS):
         (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
         with pytest.raises(Unsuitable, match="another process on this machine writes there"):
-            gradients_place(ours, OURS).__enter__()
+            gradients_directory(ours, OURS).__enter__()
         assert len([*(tmp_path / "new").iterdir()]) == 3, "what is being written is not taken away"
-    with gradients_place(ours, OURS):
+    with gradients_directory(ours, OURS):
         pass
     (tmp_path / "new" / ".lock").unlink()
     (tmp_path / "new" / ".lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*symbolic links"):
-        gradients_place(ours, OURS).__enter__()
+        gradients_directory(ours, OURS).__enter__()
     assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", MARK}
 
 
 def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) -> None:
     settings = TrainSettings(run_id="r", write_gradients_dir=tmp_path)
-    with gradients_place(settings, OURS):
+    with gradients_directory(settings, OURS):
         (tmp_path / "step-000001-member-0.safetensors").write_bytes(b"a result")
-    with gradients_place(settings, OURS):  # started again
+    with gradients_directory(settings, OURS):  # started again
         pass
     with pytest.raises(Unsuitable, match="has results of another run"):
-        gradients_place(settings, "fedcba9876543210").__enter__()
+        gradients_directory(settings, "fedcba9876543210").__enter__()
     assert (tmp_path / "step-000001-member-0.safetensors").read_bytes() == b"a result"
 
 

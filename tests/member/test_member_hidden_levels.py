@@ -336,7 +336,7 @@ def _attests_nothing(player: SimMember) -> None:
 def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
     assert liar.member is not None
     results = liar.member._results
-    held = results.held
+    held = results.attestable
 
     def lacking(height: int) -> dict[int, bytes]:
         return {
@@ -345,7 +345,7 @@ def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
             if sim.members.seats[seat].signer != victim.wallet
         }
 
-    results.held = lacking  # type: ignore[method-assign]
+    results.attestable = lacking  # type: ignore[method-assign]
 
 
 def _names(sim: SimulatedRun, seats: tuple[int, ...]) -> set[str]:

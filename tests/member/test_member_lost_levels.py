@@ -12,7 +12,7 @@ from aftermath.rules.state import RunState
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 
-WARNING = "too few are left who hold level 0 of the model as the run had it: it goes back to the checkpoint of step "
+WARNING = "level 0 of the model goes back to the checkpoint of step "
 
 
 async def _dies_after_attesting(sim: SimulatedRun, player: SimMember, epoch: int) -> None:

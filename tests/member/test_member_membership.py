@@ -223,8 +223,7 @@ def test_who_gives_its_place_up_asks_nobody_who_took_it(tmp_path: Path) -> None:
         told = [event["message"] for event in player.saw("warning")]
         assert len(told) >= 2
         assert all(
-            message.startswith("the place in the run was given up, asking for one again")
-            for message in told
+            message.startswith("this member gave up its seat; it joins again") for message in told
         )
 
     play(tmp_path, story)

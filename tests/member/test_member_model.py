@@ -43,7 +43,7 @@ def _steps_aside(player: SimMember) -> list[str]:
     return [
         e["message"]
         for e in player.saw("warning")
-        if "no source has given the model" in e["message"]
+        if "no source has delivered the model" in e["message"]
     ]
 
 
@@ -70,7 +70,8 @@ def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) 
             assert player.alive
             assert [e["source"] for e in player.saw("model") if e["t"] > died] == []
             assert any(
-                "is not the one the members attested" in e["message"] for e in player.saw("warning")
+                "is not the one that members attested" in e["message"]
+                for e in player.saw("warning")
             )
         file.write_bytes(good)
         await sim.until_finished()

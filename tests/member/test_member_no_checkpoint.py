@@ -89,7 +89,7 @@ def test_finished_run_holds_its_model_until_it_is_saved(
         (finished,) = player.saw("finished")
         assert finished["checkpoint_step"] == 3
         first, held = [event["message"] for event in player.saw("warning")]
-        assert first.startswith("no checkpoint of step 6 was kept: the disk of")
+        assert first.startswith("no checkpoint of step 6 was saved: the disk of")
         assert held.startswith("3 trained steps are in no checkpoint: this member holds the model")
         assert ("press Ctrl-C twice" in held) is asks
         assert ("The next Ctrl-C or SIGTERM loses these steps" in held) is not asks

@@ -419,5 +419,5 @@ def test_lost_results_are_not_awaited_after_the_epoch(tmp_path: Path) -> None:
         await sim.until_finished()
 
     sim = play(tmp_path, story)
-    assert any("could not be had" in e["message"] for e in sim.players[2].saw("warning"))
+    assert any("no peer has all results" in e["message"] for e in sim.players[2].saw("warning"))
     assert sim.compare(sim.players) > 0

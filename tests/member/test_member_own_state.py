@@ -108,7 +108,7 @@ def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
     (told,) = (
         event["message"] for event in away.saw("warning") if "the optimizer" in event["message"]
     )
-    assert "begins with nothing" in told
+    assert "starts without its saved state" in told
     assert "is of another epoch or other weights" in told
     assert not any(player.saw("remembered") for player in sim.players)
     assert not any(
@@ -140,7 +140,7 @@ def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
             for event in player.saw("warning")
             if "the optimizer" in event["message"]
         )
-        assert "begins with nothing" in told
+        assert "starts without its saved state" in told
         assert "is damaged" in told
 
 
@@ -160,7 +160,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sim.check() > 0
     for player in sim.players[1:]:
         assert any(
-            "what the optimizer knows is not kept: the disk of" in e["message"]
+            "the optimizer state was not saved: the disk of" in e["message"]
             for e in player.saw("warning")
         )
         assert not player.saw("remembered")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.member import own_state
-from aftermath.member.state_chain import Lineage
+from aftermath.member.state_chain import StateChain
 from aftermath.optim.engine import outline_of
 from aftermath.optim.state_merkle import tree_of
 from aftermath.p2p.transport import RequestRefused
@@ -31,7 +31,7 @@ from member.result_inbox import ResultInbox, commitment_of, plan_of
 from member.short_runs import ALONE, SHORT
 from member.test_member_own_state import ALL, SPARSELOCO, restart
 
-BROKEN = "its private state "
+BROKEN = "its optimizer state "
 
 
 def root(number: int) -> bytes:
@@ -45,8 +45,8 @@ def said(
     return commitment_of(None, 0, height, epoch=epoch, private=roots)
 
 
-def heard(*commitments: Commitment) -> Lineage:
-    lineage = Lineage()
+def heard(*commitments: Commitment) -> StateChain:
+    lineage = StateChain()
     for one in commitments:
         lineage.hear(one)
     return lineage
@@ -57,8 +57,8 @@ def heard(*commitments: Commitment) -> Lineage:
 
 def test_continuous_state_is_accepted() -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0)), said(3, 2, 3, (2, 1))]
-    assert [heard(*chain).broken(one) for one in chain] == [None] * 3
-    assert [heard(*reversed(chain)).broken(one) for one in chain] == [None] * 3, (
+    assert [heard(*chain).fault(one) for one in chain] == [None] * 3
+    assert [heard(*reversed(chain)).fault(one) for one in chain] == [None] * 3, (
         "in whatever order it was heard"
     )
 
@@ -82,35 +82,35 @@ def test_continuous_state_is_accepted() -> None:
 )
 def test_what_does_not_is_broken(wrong: Commitment) -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0))]
-    assert (heard(*chain).broken(wrong) or "").startswith(BROKEN)
-    assert heard().broken(wrong) is None, "who heard nothing of it cannot tell"
+    assert (heard(*chain).fault(wrong) or "").startswith(BROKEN)
+    assert heard().fault(wrong) is None, "who heard nothing of it cannot tell"
 
 
 def test_what_was_not_heard_is_no_fault() -> None:
     """The member's own announcement of round 1 was lost, or reached only others."""
-    assert heard(said(0, 0, 1, None)).broken(said(2, 7, 8, (2, 1))) is None
+    assert heard(said(0, 0, 1, None)).fault(said(2, 7, 8, (2, 1))) is None
 
 
 def test_epoch_continues_the_last_state_or_begins_without() -> None:
     lineage = heard(said(6, 0, 5, None), said(7, 5, 6, (2, 6)))
     lineage.begin(3)
-    assert lineage.broken(said(0, 6, 7, (2, 7), epoch=3)) is None
-    assert lineage.broken(said(0, 0, 7, None, epoch=3)) is None
-    assert lineage.broken(said(0, 9, 7, (2, 7), epoch=3)) is not None
-    assert lineage.broken(said(0, 5, 7, (2, 6), epoch=3)) is not None
+    assert lineage.fault(said(0, 6, 7, (2, 7), epoch=3)) is None
+    assert lineage.fault(said(0, 0, 7, None, epoch=3)) is None
+    assert lineage.fault(said(0, 9, 7, (2, 7), epoch=3)) is not None
+    assert lineage.fault(said(0, 5, 7, (2, 6), epoch=3)) is not None
     lineage.begin(4)
-    assert lineage._told == {}
+    assert lineage._roots == {}
 
 
 def test_another_attempt_at_an_epoch_knows_nothing_of_the_first() -> None:
     lineage = heard(said(0, 0, 1, None))
     lineage.begin(2)
-    assert lineage.broken(said(1, 9, 2, (2, 0))) is None
+    assert lineage.fault(said(1, 9, 2, (2, 0))) is None
 
 
 def test_state_may_continue_from_either_of_two_results() -> None:
     lineage = heard(said(0, 0, 1, None), said(0, 0, 2, None))
-    assert [lineage.broken(said(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [
+    assert [lineage.fault(said(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [
         True,
         True,
         False,
@@ -119,10 +119,10 @@ def test_state_may_continue_from_either_of_two_results() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=60))
 def test_what_is_remembered_is_bounded(told: list[tuple[int, int]]) -> None:
-    lineage = Lineage()
+    lineage = StateChain()
     for height, signer in told:
         lineage.hear(commitment_of(None, 0, height, signer=root(signer)))
-    assert all(len(places) <= 8 for places in lineage._told.values())
+    assert all(len(places) <= 8 for places in lineage._roots.values())
 
 
 # --- what a witness makes of it -------------------------------------------------------------------
@@ -137,10 +137,10 @@ def test_result_with_discontinuous_state_is_skipped() -> None:
         broken = inbox.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
         whole = inbox.hear(2, 5, private=PrivateRoots(root(8), root(3), (2, 4)))
         await asyncio.sleep(1)
-        assert inbox.results.held(5) == {2: whole.digest}
+        assert inbox.results.attestable(5) == {2: whole.digest}
         assert inbox.results.settled(5) == {1, 2}
         (candidate,) = inbox.results.candidates(5, 1)
-        assert inbox.results.payloads.whole(candidate), (
+        assert inbox.results.payloads.is_valid(candidate), (
             "it is there all the same, should a quorum accept it"
         )
         assert broken.digest == candidate.digest
@@ -159,11 +159,11 @@ def test_an_earlier_result_that_comes_later_is_compared_too() -> None:
             inbox.results.open(plan_of(height))
         inbox.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
         await asyncio.sleep(1)
-        assert set(inbox.results.held(5)) == {1}
+        assert set(inbox.results.attestable(5)) == {1}
         inbox.hear(1, 4, private=PrivateRoots(NOTHING, root(1), None))
         await asyncio.sleep(1)
-        assert inbox.results.held(5) == {}
-        assert set(inbox.results.held(4)) == {1}
+        assert inbox.results.attestable(5) == {}
+        assert set(inbox.results.attestable(4)) == {1}
         inbox.results.close()
 
     run_virtual(story())
@@ -421,4 +421,4 @@ def test_member_without_memory_for_a_copy_warns_and_continues(
     sim = play(tmp_path, story, **ALONE)
     sim.check()
     (warned,) = (e["message"] for e in sim.players[0].saw("warning"))
-    assert "no memory for a copy of what the optimizer knows" in warned
+    assert "no memory for a copy of the optimizer state" in warned

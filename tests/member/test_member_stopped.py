@@ -132,6 +132,8 @@ def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -
         assert place.name == "sim-step1"
         assert not list(place.parent.glob("*unfinished*")), "no mark to continue from it"
         warnings = [event["message"] for event in player.saw("warning")]
-        assert any("could not be had" in one and "saves step 1" in one for one in warnings)
+        assert any(
+            "cannot fetch the last results" in one and "saves step 1" in one for one in warnings
+        )
 
     play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 3})

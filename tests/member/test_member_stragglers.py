@@ -175,9 +175,7 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
     slow = sim.players[2]
     told = [e["message"] for e in slow.saw("warning") if "for its share" in e["message"]]
     assert len(told) == 1
-    assert (
-        "the others have waited for its results for 30 s in this epoch, and do no longer" in told[0]
-    )
+    assert "the others waited 30 s for its results in this epoch and no longer wait" in told[0]
     assert [epoch for epoch, _ in sim.record.dropped] == [0]
     assert [e["height"] for e in slow.saw("trained", epoch=1)] == [*range(ROUNDS)]
     assert sim.check(dropped=[slow]) > 0
@@ -220,11 +218,11 @@ def test_left_out_member_is_in_time_after_one_timely_round() -> None:
     plan = _plan()
     first = StragglerTracker(allowances, plan, 100.0)
     assert _waits(first, {2}, 104.0, 112.0) == [True, True]
-    first.closes(frozenset({2}), 124.0)
+    first.round_closed(frozenset({2}), 124.0)
     second = StragglerTracker(allowances, plan, 200.0)
     assert _waits(second, {2}, 203.9) == [False]
     assert _waits(second, set(), 204.0) == [True]
-    second.closes(frozenset(), 204.0)
+    second.round_closed(frozenset(), 204.0)
     third = StragglerTracker(allowances, plan, 300.0)
     assert _waits(third, {2}, 304.0, 311.9) == [True, True]
 
@@ -234,8 +232,8 @@ def test_time_for_a_key_is_charged_once() -> None:
     everybody = frozenset(range(3))
     late = StragglerTracker(allowances, _plan(), 0.0)
     assert _waits(late, set(), 3.0) == [True]
-    assert late.opening(frozenset({2}), 10.0) == {2}
-    late.closes(everybody - {0, 1}, 13.0)
+    assert late.waited_for_keys(frozenset({2}), 10.0) == {2}
+    late.round_closed(everybody - {0, 1}, 13.0)
     assert not allowances.used_up(2)
     allowances.use(2, 10.0)
     assert allowances.used_up(2)
@@ -271,7 +269,7 @@ def test_next_duty_counts_members_a_quorum_left_out(
             inbox.results,
             plan=plan_of(next_height),
             judged=next_height,
-            before=before,
+            previous=before,
             **parts,
         )
         return allowances

@@ -16,7 +16,7 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from member.lying_members import two_faced
 
-GONE_BACK = "too few said at the end of the last epoch what level 0 of the model is"
+GONE_BACK = "level 0 of the model goes back to the checkpoint of step "
 HOSTILE = 3
 
 

@@ -96,10 +96,10 @@ def test_a_result_is_held_once_all_its_levels_are_here() -> None:
         inbox.results.open(plan_of())
         said = inbox.hear(1)
         assert inbox.results.announced(4) == {1}
-        assert inbox.results.held(4) == {}
+        assert inbox.results.attestable(4) == {}
         assert inbox.results.settled(4) == frozenset()
         await asyncio.sleep(1)
-        assert inbox.results.held(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: said.digest}
         assert inbox.results.settled(4) == {1}
         inbox.results.close()
 
@@ -191,8 +191,8 @@ def test_applied_round_frees_votes_and_serves_payloads() -> None:
         assert sorted(candidate.votes) == [1, 2]
         inbox.results.applied(4)
         assert not candidate.votes
-        assert inbox.results.payloads.whole(candidate)
-        assert inbox.results.held(4) == {1: candidate.digest}
+        assert inbox.results.payloads.is_valid(candidate)
+        assert inbox.results.attestable(4) == {1: candidate.digest}
         assert digest in inbox.transports[0]._blobs
 
     run_virtual(story())
@@ -253,7 +253,7 @@ def test_payload_comes_from_another_holder_without_its_trainer() -> None:
         inbox.results.hear(said, encode_announcement(said, SECRETS[1]))
         inbox.tell(key_to(said))
         await asyncio.sleep(2)
-        assert inbox.results.held(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: said.digest}
 
     run_virtual(story())
 
@@ -266,8 +266,8 @@ class _HasForOthers(ResultInbox):
         self.results = Results(self.ports, replace(self.role, tier=2), self.workers.decode)
         self.results.begin(2)
         self.results.open(plan_of())
-        self.results.payloads.will_be_had(4, frozenset({1}), [p2p_of(2)])
-        self.results.have_for_others(4)
+        self.results.payloads.note_fetched_by_all(4, frozenset({1}), [p2p_of(2)])
+        self.results.fetch_for_others(4)
 
     async def hear_without(self, level: int) -> bytes:
         """Member 1's result is announced, and this level of it not to be had; the bytes of that, to
@@ -291,7 +291,7 @@ def test_witness_fetches_its_own_levels_first() -> None:
         inbox.transports[1].publish(own)
         await asyncio.sleep(10)
         assert inbox.fetched() == [1, 2]
-        assert list(inbox.results.held(4)) == [1]
+        assert list(inbox.results.attestable(4)) == [1]
 
     run_virtual(story())
 
@@ -300,8 +300,8 @@ def test_witness_stops_fetching_for_others_after_attesting() -> None:
     async def story() -> None:
         inbox = _HasForOthers()
         lacking = await inbox.hear_without(1)
-        assert not inbox.results.held(4)
-        inbox.results.has_attested(4)
+        assert not inbox.results.attestable(4)
+        inbox.results.stop_for_others(4)
         inbox.transports[1].publish(lacking)
         inbox.hear(2)
         await asyncio.sleep(30)
@@ -322,7 +322,7 @@ def test_only_first_failures_of_a_payload_are_reported() -> None:
             await inbox.ports.clock.sleep(1000)
             counts.append(sum(event["kind"] == "fetch_failed" for event in inbox.events))
         assert 1 < counts[0] == counts[1] < 10
-        assert not inbox.results.payloads.complete(inbox.results.candidates(4, 2)[0])
+        assert not inbox.results.payloads.is_decoded(inbox.results.candidates(4, 2)[0])
         inbox.results.close()
 
     run_virtual(story())

@@ -20,7 +20,7 @@ def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
         said = inbox.hear_sealed(1)
         await asyncio.sleep(1)
         assert inbox.results.fetched(4) == inbox.results.sealed(4) == {1}
-        assert inbox.results.held(4) == {}
+        assert inbox.results.attestable(4) == {}
         for wrong in (
             key_to(said, key=b"k" * 32),
             key_to(said, seed=8),
@@ -31,10 +31,10 @@ def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
         ):
             inbox.results.hear_key(wrong, b"")
         await asyncio.sleep(1)
-        assert inbox.results.held(4) == {}
+        assert inbox.results.attestable(4) == {}
         inbox.tell(key_to(said))
         await asyncio.sleep(1)
-        assert inbox.results.held(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: said.digest}
         answer = msgspec.msgpack.decode(
             await inbox.results._answer(b"", msgspec.msgpack.encode((4, [1])))
         )
@@ -55,7 +55,7 @@ def test_copied_bytes_cannot_be_revealed() -> None:
             inbox.results.hear_key(key, b"")
         await asyncio.sleep(1)
         assert not inbox.results.candidates(4, 1)[0].key
-        assert inbox.results.held(4) == {}
+        assert inbox.results.attestable(4) == {}
         inbox.results.close()
 
     run_virtual(story())
@@ -69,9 +69,9 @@ def test_what_is_heard_after_closing_is_kept_and_not_attested() -> None:
         inbox.results.close_round(4)
         late = inbox.hear(2)
         await asyncio.sleep(1)
-        assert inbox.results.held(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: said.digest}
         assert inbox.results.settled(4) == {1, 2}
-        assert [c.said for c in inbox.results.candidates(4, 2)] == [late]
+        assert [c.commitment for c in inbox.results.candidates(4, 2)] == [late]
         assert [(e["seat"], e["why"]) for e in inbox.events if e["kind"] == "refused"] == [
             (2, CLOSED_ON)
         ]
@@ -105,9 +105,9 @@ def test_closings_count_once_for_each_witness_of_the_round() -> None:
         {"seat": 9},
     ):
         closed_rounds.hear(closed(1, **wrong), b"")
-    assert closed_rounds.told(4, range(3)) == []
+    assert closed_rounds.announcements(4, range(3)) == []
     closed_rounds.hear(closed(1), b"one")
     closed_rounds.hear(closed(1), b"again")
-    assert closed_rounds.told(4, range(3)) == [b"one"]
+    assert closed_rounds.announcements(4, range(3)) == [b"one"]
     closed_rounds.hear(closed(2), b"two")
-    assert closed_rounds.told(4, [2, 0, 1]) == [b"two", b"one"]
+    assert closed_rounds.announcements(4, [2, 0, 1]) == [b"two", b"one"]

@@ -30,9 +30,9 @@ def _announcing(inbox: ResultInbox) -> Announcing:
 
     wallet: Any = SimpleNamespace(wallet=bytes(32))
     kept: Any = SimpleNamespace(
-        results=inbox.results, own=SimpleNamespace(trained=trained, offer=offer)
+        results=inbox.results, own_state=SimpleNamespace(trained=trained, offer=offer)
     )
-    epoch: Any = SimpleNamespace(began=SimpleNamespace(replica=None, seat=0))
+    epoch: Any = SimpleNamespace(start=SimpleNamespace(replica=None, seat=0))
     return Announcing(
         replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, kept, epoch
     )

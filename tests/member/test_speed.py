@@ -92,7 +92,7 @@ def test_stand_in_weights_have_the_right_shapes_and_train() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "weight", "took"),
-    [(9.0, 65535, 18.0), (11.0, 1, 11 + speed.PATIENCE), (900.0, 1, speed.MAKING)],
+    [(9.0, 65535, 18.0), (11.0, 1, 11 + speed.PATIENCE), (900.0, 1, speed.BUILD_SECONDS)],
 )
 def test_it_is_said_what_is_measured_and_how_long_that_can_take(
     seconds: float, weight: int, took: float
@@ -169,7 +169,7 @@ def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
     assert len(said) == bool(told)
     for sentence in said:
         assert (
-            f"its share of a round would be {told}, and a round leaves 20 s for it at most"
+            f"its share of a round would be {told}, but a round leaves at most 20 s for it"
             in sentence
         )
         assert "a higher --matformer-tier), another --device" in sentence

@@ -10,11 +10,11 @@ import pytest
 from aftermath.base.outputs import write_mark
 from aftermath.coordinator.view import View
 from aftermath.events.stream import Events
-from aftermath.member.stake import ModelLost, loss_found
+from aftermath.member.stake import ModelLost, find_loss
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
-from aftermath.train.session import _tell_finished
+from aftermath.train.session import _emit_finished
 from aftermath.train.settings import TrainSettings
 from rules import builders
 
@@ -70,18 +70,18 @@ def test_loss_is_found_by_a_member_that_alone_had_the_model(case: Case, tmp_path
         write_mark(place, maker_name(case.run().identity))
     view = case.view()
     wallet = view.members.seats[0].signer
-    lost = loss_found(view, wallet, tmp_path)
+    lost = find_loss(view, wallet, tmp_path)
     assert (lost is not None) is case.lost
     if lost is not None:
         assert lost.message.startswith("16 trained steps are lost: no checkpoint has them")
-    elsewhere = loss_found(view, wallet, None)
+    elsewhere = find_loss(view, wallet, None)
     assert elsewhere is None or "start it with the same --checkpoint-dir" in (elsewhere.fix or "")
-    assert loss_found(view, b"?" * 32, tmp_path) is None, "a wallet without a seat knows nothing"
+    assert find_loss(view, b"?" * 32, tmp_path) is None, "a wallet without a seat knows nothing"
 
 
 def test_train_on_a_finished_run_raises_the_loss(tmp_path: Path) -> None:
     view = Case().view()
     settings = TrainSettings(run_id="test", checkpoint_dir=tmp_path)
     with pytest.raises(ModelLost) as raised:
-        _tell_finished(view, Events(lambda: 0.0, []), view.members.seats[0].signer, settings)
+        _emit_finished(view, Events(lambda: 0.0, []), view.members.seats[0].signer, settings)
     assert raised.value.code == "model-lost"

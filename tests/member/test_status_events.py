@@ -31,6 +31,6 @@ def test_halt_warns_each_time_it_begins() -> None:
     ):
         notices.halt(builders.run(state))
     said = [
-        event.message.partition(":")[0] for event in told if isinstance(event, event_types.Warning)
+        event.message.partition(";")[0] for event in told if isinstance(event, event_types.Warning)
     ]
     assert said == ["the run has not begun", "the run is paused", "the run is paused"]

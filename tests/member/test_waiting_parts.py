@@ -138,7 +138,7 @@ class Calls:
 
 def _persist(call: Callable[[], Awaitable[None]], **options: Any) -> bool:
     return run_virtual(
-        persist(VirtualClock(), call, wanted=options.pop("wanted", lambda: True), **options)
+        persist(VirtualClock(), call, still_wanted=options.pop("wanted", lambda: True), **options)
     )
 
 
@@ -171,7 +171,7 @@ def test_a_refused_duty_is_a_warning_that_names_it() -> None:
     events: list[Any] = []
     ports = cast(Ports, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
     call = Calls(refusal("BadParticipation", "no such member"))
-    assert not run_virtual(Duty(ports, "the attestation", wanted=lambda: True).fulfil(call))
+    assert not run_virtual(Duty(ports, "the attestation", still_wanted=lambda: True).fulfil(call))
     assert events[0].message == "the attestation was refused: no such member"
 
 

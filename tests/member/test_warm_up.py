@@ -328,10 +328,10 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(
             )
 
         ending = asyncio.ensure_future(end())
-        with pytest.raises(Desync, match="warm-up ended before the model was here"):
+        with pytest.raises(Desync, match="warm-up ended before this member had the model"):
             await joiner.obtain()
         await ending
-        why = "cannot get the model yet: level 2 of the durable checkpoint is not the one the members attested"
+        why = "cannot get the model yet: level 2 of the durable checkpoint is not the one that members attested"
         assert joiner.said("warning", "message").count(why) == 1, (
             "it is tried several times, and said once"
         )
@@ -453,7 +453,7 @@ def test_level_without_hash_comes_from_the_current_place(tmp_path: Path) -> None
     [
         (
             4,
-            "A member named this place, so this member also asks others that have the checkpoint; or check ",
+            "Check this machine's internet connection. Meanwhile this member asks others",
         ),
         (0, "Check this machine's internet connection"),
     ],

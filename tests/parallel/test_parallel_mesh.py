@@ -12,7 +12,7 @@ import torch
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.parallel.launch import threads_of
 from aftermath.parallel.mesh import Mesh, mesh_of
-from aftermath.train.device_options import mesh_named
+from aftermath.train.device_options import device_mesh
 from aftermath.train.settings import TrainSettings
 
 
@@ -88,11 +88,9 @@ def test_devices_that_are_not_here_are_a_sentence(
 
 def test_passes_on_several_devices_are_not_compiled() -> None:
     given = TrainSettings(run_id="mine", device="cpu", compile="on")
-    assert mesh_named(given).alone
-    with pytest.raises(
-        UsageError, match="--compile on: passes on several devices are not compiled"
-    ):
-        mesh_named(replace(given, tensor_parallelism=2))
+    assert device_mesh(given).alone
+    with pytest.raises(UsageError, match="--compile on does not work with several devices"):
+        device_mesh(replace(given, tensor_parallelism=2))
 
 
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

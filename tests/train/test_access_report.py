@@ -20,7 +20,7 @@ from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
 from aftermath.rules.state import CheckpointKind
 from aftermath.sim.setup import CONFIG, RULES
 from aftermath.train import requirements
-from aftermath.train.access_report import reached_by
+from aftermath.train.access_report import access_report
 from faulty_web import serving
 from rules import builders
 
@@ -40,7 +40,7 @@ def lines(
     access: RunAccess, place: DataLocation, checkpoint: Checkpoint = HUB, *earlier: Recorded
 ) -> list[str]:
     model = builders.model(data_location=place, checkpoint=checkpoint, earlier=earlier)
-    return reached_by(model, access).lines()
+    return access_report(model, access).lines()
 
 
 MODEL = "contacts https://huggingface.co/me/model (model, without a token)"
@@ -114,7 +114,7 @@ def test_document_without_hash_on_chain_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files_hash", "advice"), [("", "ask its owner to correct"), ("0" * 64, "--data-path DIR")]
+    ("files_hash", "advice"), [("", "Ask its owner to correct"), ("0" * 64, "--data-path DIR")]
 )
 def test_unfit_tokens_fix_depends_on_hash_on_chain(
     tmp_path: Path, files_hash: str, advice: str

@@ -16,11 +16,11 @@ from aftermath.model.store import RESERVE
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import checkpoint_checks
 from aftermath.train.checkpoint_checks import (
+    check_directories,
     check_hub,
-    check_places,
     check_put_links,
     check_room,
-    keeping_advice,
+    checkpoint_warning,
 )
 from aftermath.train.settings import TrainSettings
 
@@ -75,7 +75,7 @@ def test_hub_repo_without_token_is_refused_with_a_fix() -> None:
     ("options", "why"),
     [
         ({"checkpoint_dir": Path("kept"), "hub_repo": "ada/model"}, "--hub-repo are both given"),
-        ({}, "copies checkpoints of a directory, and none is given"),
+        ({}, "requires --checkpoint-dir"),
         (
             {"checkpoint_dir": Path("kept"), "checkpoint_put_links": "links.json"},
             "cannot read links.json",
@@ -97,7 +97,7 @@ def test_put_links_are_not_among_the_settings_shown() -> None:
 
 
 def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path) -> None:
-    check_places(settings(checkpoint_dir=tmp_path / "new/er"))
+    check_directories(settings(checkpoint_dir=tmp_path / "new/er"))
     assert list((tmp_path / "new/er").iterdir()) == []
 
 
@@ -109,18 +109,18 @@ def test_a_directory_that_cannot_be_is_named_whole(
     with pytest.raises(
         AftermathError, match=f"--checkpoint-dir {tmp_path}/file/kept: Not a directory"
     ):
-        check_places(settings(checkpoint_dir=Path("file/kept")))
+        check_directories(settings(checkpoint_dir=Path("file/kept")))
     with pytest.raises(
         AftermathError, match=r"--optimizer-state-dir .*/file/kept: Not a directory"
     ):
-        check_places(settings(optimizer_state_dir=Path("file/kept"), matformer_tier=1))
+        check_directories(settings(optimizer_state_dir=Path("file/kept"), matformer_tier=1))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o500)
     with pytest.raises(AftermathError, match="Permission denied"):
-        check_places(settings(checkpoint_dir=tmp_path / "theirs"))
+        check_directories(settings(checkpoint_dir=tmp_path / "theirs"))
 
 
 def test_there_must_be_room_for_two_checkpoints(
@@ -130,10 +130,10 @@ def test_there_must_be_room_for_two_checkpoints(
     asked = settings(checkpoint_dir=tmp_path)
     monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     with pytest.raises(
-        AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints"
+        AftermathError, match=f"--checkpoint-dir {tmp_path}: 2 checkpoints .* are free"
     ) as caught:
         check_room(asked, schema)
-    assert "Make room" in caught.value.fix
+    assert "Free some space" in caught.value.fix
     monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
     check_room(asked, schema)
 
@@ -141,17 +141,17 @@ def test_there_must_be_room_for_two_checkpoints(
 def test_other_tiers_keep_nothing_and_are_told(tmp_path: Path, schema: StateSchema) -> None:
     asked = settings(checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1)
     check_hub(asked)
-    check_places(asked)
+    check_directories(asked)
     check_room(asked, schema)
     assert not (tmp_path / "never").exists()
-    assert "only members of tier 0" in (keeping_advice(asked) or "")
+    assert "only members of tier 0" in (checkpoint_warning(asked) or "")
 
 
 def test_a_whole_model_that_nobody_keeps_is_pointed_out() -> None:
-    assert "lives only in the run's members" in (keeping_advice(settings()) or "")
-    assert keeping_advice(settings(checkpoint_dir="kept")) is None
-    assert keeping_advice(settings(hub_repo="ada/model")) is None
-    assert keeping_advice(settings(matformer_tier=1)) is None
+    assert "is lost with the run's members" in (checkpoint_warning(settings()) or "")
+    assert checkpoint_warning(settings(checkpoint_dir="kept")) is None
+    assert checkpoint_warning(settings(hub_repo="ada/model")) is None
+    assert checkpoint_warning(settings(matformer_tier=1)) is None
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool)
 
     sim = play(tmp_path, story, rounds_per_epoch=3)
     reached = sim.run.trained_steps
-    lost = f"{reached} steps of training are lost: nobody here has the model, and no checkpoint was kept"
+    lost = f"{reached} steps of training are lost: no member has the model, and no checkpoint was saved"
     for player in sim.players:
         assert any(lost in event["message"] for event in player.saw("warning")) is not keeps, (
             player.saw("warning")

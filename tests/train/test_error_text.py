@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aftermath.base.errors import AftermathError
-from aftermath.train.error_text import OutOfMemory, known
+from aftermath.replica.pass_size import OutOfMemory
+from aftermath.train.session import as_user_error
 from aftermath.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(run_id="demo", matformer_tier=1)
@@ -14,7 +15,7 @@ SETTINGS = TrainSettings(run_id="demo", matformer_tier=1)
 
 def test_our_own_failures_stay_as_they_are() -> None:
     error = AftermathError("it broke", "fix it")
-    assert known(error, SETTINGS) is error
+    assert as_user_error(error, SETTINGS) is error
 
 
 def _more_than_there_is() -> None:
@@ -29,7 +30,7 @@ def test_too_little_memory_names_the_way_out(error: Exception | None) -> None:
         with pytest.raises(RuntimeError) as caught:
             _more_than_there_is()
         error = caught.value
-    found = known(error, SETTINGS)
+    found = as_user_error(error, SETTINGS)
     assert isinstance(found, OutOfMemory)
     assert "tier 1" in found.message
     assert "--matformer-tier" in found.fix
@@ -37,4 +38,4 @@ def test_too_little_memory_names_the_way_out(error: Exception | None) -> None:
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
 def test_what_nobody_should_meet_is_not_explained_away(kind: type[Exception]) -> None:
-    assert known(kind("shapes do not match"), SETTINGS) is None
+    assert as_user_error(kind("shapes do not match"), SETTINGS) is None

@@ -37,13 +37,13 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         assert other.stdout.readline() == "held\n"
         with (
             pytest.raises(
-                Unsuitable, match="on this machine takes part in run mine with this key"
+                Unsuitable, match="on this machine already takes part in run mine with this wallet"
             ) as caught,
             only_process(tmp_path / "locks", **PLACE),
         ):
             pass
         # on a server there are no wallets
-        assert caught.value.fix == "Stop that one, or take part with another key"
+        assert caught.value.fix == "Stop the other process, or use another wallet"
         other.kill()
     with only_process(tmp_path / "locks", **PLACE):
         pass

@@ -17,9 +17,10 @@ import pytest
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.train.machine import Look, looked_at
+from aftermath.train.machine import MachineProbe, report_machine_use
 
-ASKED = "import json, msgspec, pathlib; from aftermath.train.machine import Look; look = Look(pathlib.Path()); "
+ASKED = "import json, msgspec, pathlib; from aftermath.train.machine import MachineProbe; "
+ASKED += "look = MachineProbe(pathlib.Path()); "
 ASKED += "print(json.dumps(msgspec.to_builtins(look().gpus)))"
 
 NVML = """
@@ -45,7 +46,7 @@ made up.
 
 
 def test_the_figures_are_those_of_this_machine(tmp_path: Path) -> None:
-    seen = Look(tmp_path / "not" / "there" / "yet")()
+    seen = MachineProbe(tmp_path / "not" / "there" / "yet")()
     assert 0 <= seen.cpu <= 100
     assert psutil.Process().memory_info().rss / 4 < seen.resident < psutil.virtual_memory().total
     assert 0 < seen.available < psutil.virtual_memory().total
@@ -54,7 +55,7 @@ def test_the_figures_are_those_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_memory_of_the_members_other_processes_counts(tmp_path: Path) -> None:
-    look = Look(tmp_path)
+    look = MachineProbe(tmp_path)
     alone = look().resident
     hold = "held = bytearray(200_000_000); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
     with subprocess.Popen(
@@ -76,7 +77,7 @@ def test_it_is_told_until_it_is_over(tmp_path: Path) -> None:
         if len(told) == 3:
             third.set()
 
-    with looked_at(Events(lambda: 0.0, [hear]), tmp_path, 0.01):
+    with report_machine_use(Events(lambda: 0.0, [hear]), tmp_path, 0.01):
         assert third.wait(60)
     assert all(isinstance(event, event_types.Machine) for event in told)
     assert all(

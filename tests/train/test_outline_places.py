@@ -88,7 +88,7 @@ def test_outline_of_foreign_architecture_is_refused(
     said: dict[str, object], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_bytes(Outline(said).config_json())
-    with pytest.raises(Unsuitable, match="is of another architecture"):
+    with pytest.raises(Unsuitable, match="belongs to another architecture"):
         requirements.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)
 
 

@@ -139,7 +139,7 @@ async def test_address_signs_each_file_separately(bucket: Bucket, checkpoint: Pa
         TrainSettings(run_id="demo", checkpoint_dir=checkpoint.parent, checkpoint_put_links=address)
     )
     assert hub is not None
-    assert not hub.named
+    assert not hub.recordable
     await asyncio.to_thread(hub.upload, checkpoint, "demo step 6")
     assert bucket.stored == STORED
     assert bucket.asked[::2] == ["GET /links/demo-step6"] * 3
@@ -181,7 +181,7 @@ async def test_server_that_stays_away_is_given_up(
     bucket.unavailable = 99
     with pytest.raises(
         CheckpointError,
-        match=r"did not take the PUT of model\.safetensors in 5 tries: it answered 503",
+        match=r"the PUT of model\.safetensors to .* failed 5 times: it answered 503",
     ):
         await put(source, checkpoint)
     assert bucket.stored == {}
@@ -192,7 +192,7 @@ async def test_server_that_is_gone_is_an_error_without_the_link(
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     await bucket.server.close()
-    with pytest.raises(CheckpointError, match="in 5 tries: cannot connect") as caught:
+    with pytest.raises(CheckpointError, match="failed 5 times: cannot connect") as caught:
         await put(source, checkpoint)
     assert SECRET not in str(caught.value)
 
@@ -200,8 +200,8 @@ async def test_server_that_is_gone_is_an_error_without_the_link(
 @pytest.mark.parametrize(
     ("document", "why"),
     [
-        ("no json", "does not name links"),
-        (f'["https://bucket.example/?{SECRET}"]', "does not name links"),
+        ("no json", "is not a JSON object of links"),
+        (f'["https://bucket.example/?{SECRET}"]', "is not a JSON object of links"),
         (
             f'{{"config.json": "http://bucket.example/?{SECRET}"}}',
             r"the link for config\.json is not an https address",
@@ -236,7 +236,7 @@ async def test_file_without_a_link_is_found_before_any_put(
 ) -> None:
     source = links.name(json.dumps({"config.json": bucket.sign("demo-step6", "config.json", 10)}))
     with pytest.raises(
-        CheckpointError, match=r"no link is named for model\.safetensors, tokenizer\.json"
+        CheckpointError, match=r"there is no link for model\.safetensors, tokenizer\.json"
     ):
         await put(source, checkpoint)
     assert bucket.asked == []

@@ -17,8 +17,8 @@ from aftermath.chain.wallet import Wallet
 from aftermath.replica.exactness import is_exact
 from aftermath.replica.options import Arithmetic
 from aftermath.train.admission import check_options
-from aftermath.train.connection import Reach
-from aftermath.train.device_options import named_by
+from aftermath.train.connection import MemberBackend
+from aftermath.train.device_options import device_setup
 from aftermath.train.settings import TrainSettings
 
 
@@ -28,21 +28,21 @@ def settings(**given: Any) -> TrainSettings:
 
 def test_sums_of_gradients_in_anything_but_fp32_are_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"(?s)^--no-grad-accum-in-fp32: gradients are fp32 here.*--precision bf16"
+        UsageError, match=r"(?s)^--no-grad-accum-in-fp32 is not supported.*--precision bf16"
     ):
         check_options(settings(grad_accum_in_fp32=False))
 
 
-def there() -> Reach:
+def there() -> MemberBackend:
     """A way to a run that nobody goes."""
-    return Reach(
+    return MemberBackend(
         RpcPool([endpoint("http://127.0.0.1:9")]), None, None, Wallet(Keypair()), b"secret"
     )
 
 
 def test_the_device_is_exact_before_anything_is_joined() -> None:
     torch.backends.cudnn.allow_tf32 = True
-    named = named_by(settings(precision="bf16", compile="on"), there())
+    named = device_setup(settings(precision="bf16", compile="on"), there())
     assert is_exact()
     assert named.mesh.devices[0] == torch.device("cpu")
     assert named.arithmetic == Arithmetic(bf16=True, compiled=True)
@@ -53,4 +53,4 @@ def test_an_environment_that_rounds_ends_it_with_a_sentence(
 ) -> None:
     monkeypatch.setitem(os.environ, "CUBLAS_EMULATE_DOUBLE_PRECISION", "1")
     with pytest.raises(Unsuitable, match=re.escape("CUBLAS_EMULATE_DOUBLE_PRECISION is set")):
-        named_by(settings(), there())
+        device_setup(settings(), there())

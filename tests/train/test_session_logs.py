@@ -42,7 +42,7 @@ def test_event_file_begins_with_its_session_and_dates_each_event(
     for _ in range(2):
         with contextlib.ExitStack() as stack:
             events = session.events_of(settings, stack)
-            session._introduce(settings, wallet, "wallet", events)
+            session._emit_started(settings, wallet, "wallet", events)
             events.emit(said("trained", step=1, loss=2.0))
     after = datetime.now(UTC)
     files = sorted((tmp_path / "events").iterdir())
@@ -92,7 +92,7 @@ def test_a_log_that_cannot_be_written_is_said_with_its_option(
     settings = TrainSettings(run_id="demo", **{field: tmp_path / "file" / "log"})
     with (
         contextlib.ExitStack() as stack,
-        pytest.raises(Unsuitable, match=f"^{option}: {tmp_path}/file"),
+        pytest.raises(Unsuitable, match=f"^{option}: cannot write {tmp_path}/file"),
     ):
         session.events_of(settings, stack)
 
@@ -158,5 +158,5 @@ def test_a_member_that_goes_says_whether_the_run_knows(tmp_path: Path, reachable
         said.extend(event.get("message", event["kind"]) for event in going.events[before:])
 
     play(tmp_path, story)
-    not_told = "the chain could not be told that this member leaves: the others drop it"
+    not_told = "cannot tell the chain that this member leaves; the others will drop it"
     assert said == (["left"] if reachable else [not_told])

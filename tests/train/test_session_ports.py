@@ -24,7 +24,7 @@ async def test_peers_of_a_local_chain_are_found_in_a_directory(
         iroh_relay="disabled",
         iroh_discovery=discovery,
     )
-    transport = await session._open_transport(settings, bytes(range(32)), here=True)
+    transport = await session._open_transport(settings, bytes(range(32)), on_local_network=True)
     try:
         assert found(tmp_path / "peers") == entries
     finally:

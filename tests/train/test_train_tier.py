@@ -116,7 +116,7 @@ def test_named_tier_beyond_memory_is_refused_with_one_that_fits(
     here = torch.device("cpu")
     for free, fix in ((sizes[1], "--matformer-tier 1"), (sizes[-1] - 1, "--device")):
         leave_free(monkeypatch, free)
-        with pytest.raises(OutOfMemory, match=r"tier 0 takes .* GB at least") as refused:
+        with pytest.raises(OutOfMemory, match=r"tier 0 takes at least .* GB") as refused:
             check_memory(a_view(), SCHEMA, 0, [here])
         assert str(refused.value.fix).endswith(fix)
     leave_free(monkeypatch, sizes[0])
@@ -132,5 +132,5 @@ def test_model_of_billions_is_refused_without_its_weights() -> None:
         "num_attention_heads": 128,
     }
     large = replace(SCHEMA, state=state_schema({"vocab_size": 128_256, **sizes}, 1))
-    with pytest.raises(OutOfMemory, match=r"tier 0 takes [0-9,]+\.\d\d GB"):
+    with pytest.raises(OutOfMemory, match=r"tier 0 takes at least [0-9,]+\.\d\d GB"):
         check_memory(a_view(), large, 0, [torch.device("cpu")])

@@ -105,7 +105,7 @@ async def answer(subject: Subject, found: list[tuple[str, Finding]]) -> Result:
     """Check the machine, and return the answer of `can-join`. `found`: the chain's findings."""
     from aftermath.cli.check_list import FIT, examine, refusals
     from aftermath.coordinator.errors import Unavailable
-    from aftermath.train.access_report import reached_by
+    from aftermath.train.access_report import access_report
 
     assert subject.view is not None
     if not any(refusal.code in _WHATEVER_THE_MACHINE for refusal in refusals(found)):
@@ -115,7 +115,7 @@ async def answer(subject: Subject, found: list[tuple[str, Finding]]) -> Result:
     warnings = [one.message for _, one in found if one.status == "warning"]
     for warning in warnings:
         note(f"warning: {warning}")
-    reached = reached_by(subject.view.model, subject.access())
+    reached = access_report(subject.view.model, subject.access())
     data = _data(subject, reasons) | {
         "warnings": warnings,
         "reads": reached.files,

@@ -14,7 +14,7 @@ from aftermath.cli.present import Ended, Result, facts, note, plain_text
 if TYPE_CHECKING:
     from aftermath.chain.dry_run import Rehearsed
     from aftermath.cli.findings import Finding, Subject
-    from aftermath.train.connection import Reach
+    from aftermath.train.connection import MemberBackend
     from aftermath.train.settings import TrainSettings
 
 
@@ -28,19 +28,19 @@ async def rehearsed(settings: TrainSettings) -> Ended:
     from aftermath.events.text import LOADING
     from aftermath.train.admission import check_words
     from aftermath.train.connection import on_solana
-    from aftermath.train.device_options import named_by
+    from aftermath.train.device_options import device_setup
 
     check_words(settings)
-    reach = on_solana(settings)
-    async with reach.pool:
-        subject = _subject(settings, reach)
+    backend = on_solana(settings)
+    async with backend.pool:
+        subject = _subject(settings, backend)
         _refuse(await admission(subject))
         note(LOADING)
-        named_by(settings, reach)
+        device_setup(settings, backend)
         fits = await examine(subject, ("torch", *FIT))
         _refuse(fits)
         assert subject.tier is not None
-        found = await _join(settings, reach, subject, subject.tier)
+        found = await _join(settings, backend, subject, subject.tier)
     found.output = {
         "run_id": settings.run_id,
         "tier": subject.tier,
@@ -51,21 +51,23 @@ async def rehearsed(settings: TrainSettings) -> Ended:
     return _ended(found, subject.tier, subject.why_tier)
 
 
-def _subject(settings: TrainSettings, reach: Reach) -> Subject:
+def _subject(settings: TrainSettings, backend: MemberBackend) -> Subject:
     """Return what the checks look at. They do not ask for test money."""
     from aftermath.chain.authorizer import Authorizer
     from aftermath.chain.client import CoordinatorClient
     from aftermath.cli.connection import Cluster
     from aftermath.cli.findings import Subject
 
-    pool = reach.pool
+    pool = backend.pool
     return Subject(
         device=settings.device,
         tier=settings.matformer_tier,
         files=settings,
-        chain=Cluster(pool, CoordinatorClient(pool, program_id=reach.program_id), Authorizer(pool)),
-        wallet=reach.wallet.pubkey,
-        authorizer=reach.authorizer,
+        chain=Cluster(
+            pool, CoordinatorClient(pool, program_id=backend.program_id), Authorizer(pool)
+        ),
+        wallet=backend.wallet.pubkey,
+        authorizer=backend.authorizer,
         owner=settings.owner,
         max_bond=settings.max_bond,
         run_id=settings.run_id,
@@ -95,7 +97,9 @@ def _warnings(found: list[tuple[str, Finding]]) -> list[str]:
     return warnings
 
 
-async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: int) -> Rehearsed:
+async def _join(
+    settings: TrainSettings, backend: MemberBackend, subject: Subject, tier: int
+) -> Rehearsed:
     """Return what the join would do. It assumes weight 1: the measured weight does not change the
     costs.
     """
@@ -111,11 +115,11 @@ async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: i
 
     assert subject.view is not None
     run = subject.view.run
-    program = coordinator_program(reach.program_id)
-    async with member_of(settings, reach) as member:
+    program = coordinator_program(backend.program_id)
+    async with member_of(settings, backend) as member:
         bond = await member.bond_due()
         steps = await member.joining(
-            p2p=identity_public(reach.secret),
+            p2p=identity_public(backend.secret),
             tier=tier,
             weight=1,
             schema_hash=subject.view.model.schema_hash,
@@ -123,14 +127,14 @@ async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: i
         )
     errors = error_tables(program, authorizer_program())
     sender = DrySender(
-        reach.pool, reach.wallet, errors=errors, max_priority_fee=settings.max_priority_fee
+        backend.pool, backend.wallet, errors=errors, max_priority_fee=settings.max_priority_fee
     )
     place = membership_address(
-        program.id, run_addresses(program.id, run.run_id).run, run.created, reach.wallet.pubkey
+        program.id, run_addresses(program.id, run.run_id).run, run.created, backend.wallet.pubkey
     )
     await sender.creating({place: membership_account().size})
     # train asks that the wallet hold this much in all, its own account's rent included
-    await sender.ensure_funds(FEES_IN_HAND + bond - await rent(reach.pool, 0))
+    await sender.ensure_funds(FEES_IN_HAND + bond - await rent(backend.pool, 0))
     return await sender.rehearse([PlannedTransaction(steps)], TRANSITION_UNITS, bond=bond)
 
 

@@ -251,7 +251,7 @@ async def owner(subject: Subject) -> Finding | None:
     from solders.pubkey import Pubkey
 
     from aftermath.base.files import state_directory
-    from aftermath.train.admission import owner_named
+    from aftermath.train.admission import owner_key
     from aftermath.train.known_runs import KnownRuns
 
     run = subject.view.run
@@ -261,7 +261,7 @@ async def owner(subject: Subject) -> Finding | None:
         cluster=cluster,
         program=str(subject.chain.coordinator.program_id),
     )
-    known.check(run, owner_named(subject.owner))
+    known.check(run, owner_key(subject.owner))
     return fine(f"the run's owner is {Pubkey.from_bytes(run.main_authority)}")
 
 
@@ -346,9 +346,9 @@ def reach(subject: Subject) -> Finding | None:
     """Name the local files that the run reads, and the addresses that it contacts."""
     if subject.view is None or not subject.view.model.configured:
         return None
-    from aftermath.train.access_report import reached_by
+    from aftermath.train.access_report import access_report
 
-    lines = reached_by(subject.view.model, subject.access()).lines()
+    lines = access_report(subject.view.model, subject.access()).lines()
     return fine(f"the run {'; '.join(lines) or 'reads no files and contacts no addresses'}")
 
 
@@ -410,7 +410,7 @@ def _choose_tier(subject: Subject) -> None:
     """Set the tier that this machine would take. Raises UsageError or OutOfMemory."""
     from aftermath.replica.passes import arithmetic_of
     from aftermath.train.settings import TrainSettings
-    from aftermath.train.tier import AUTO_TIER, check_alone, chosen_here
+    from aftermath.train.tier import AUTO_TIER, check_alone, choose_tier_here
 
     if subject.mesh is None:
         return
@@ -420,7 +420,9 @@ def _choose_tier(subject: Subject) -> None:
     check_alone(AUTO_TIER, subject.mesh)
     settings = TrainSettings(run_id=subject.view.run.run_id, device=subject.device)
     arithmetic = arithmetic_of(subject.mesh.devices[0], settings.precision, settings.compile)
-    choice = chosen_here(subject.view, bytes(subject.wallet), subject.schema, settings, arithmetic)
+    choice = choose_tier_here(
+        subject.view, bytes(subject.wallet), subject.schema, settings, arithmetic
+    )
     subject.tier = choice.tier
     subject.why_tier = choice.why
 

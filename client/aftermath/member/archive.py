@@ -1,6 +1,6 @@
 """Durable checkpoints: a tier-0 member saves the model at the end of an epoch.
 
-It saves to its disk or to the Hub, and has the chain name the checkpoint. Every failure here is a
+It saves to its disk or to the Hub and records the checkpoint on chain. Every failure here is a
 warning: the run does not depend on one member's disk or connection.
 """
 
@@ -44,7 +44,7 @@ class Hub:
     repo: str
     upload: Callable[[Path, str], str]
     """Pushes a directory with a commit message. Returns the commit. Raises CheckpointError."""
-    named: bool = True
+    recordable: bool = True
     """Whether the chain can name the upload. If not, it is only a copy, and `upload` returns its
     location.
     """
@@ -68,10 +68,10 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _SavedModel:
     """A checkpoint on this disk, of the model with which `run` ended its epoch."""
 
-    place: Path
+    directory: Path
     run: Run
     hashes: Mapping[int, bytes]
     scratch: Path | None
@@ -82,8 +82,8 @@ class _Kept:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-class Keeper:
-    """Writes one member's checkpoints and has the chain name them."""
+class CheckpointWriter:
+    """Writes one member's checkpoints and records them on chain."""
 
     def __init__(self, ports: Ports, role: Role, workers: Workers, archive: Archive) -> None:
         self._ports = ports
@@ -91,11 +91,11 @@ class Keeper:
         self._workers = workers
         self._archive = archive
         self._uploading: asyncio.Task[None] | None = None
-        self._sending: _Kept | None = None
-        self._next: _Kept | None = None
-        self._read: Checkpoint | None = None  # the last Hub checkpoint that passed the check
+        self._sending: _SavedModel | None = None
+        self._next: _SavedModel | None = None
+        self._checked: Checkpoint | None = None  # the last Hub checkpoint that passed the check
         # a Hub checkpoint that got no answer, and the epoch of that check
-        self._away: tuple[Checkpoint, int] | None = None
+        self._silent_hub: tuple[Checkpoint, int] | None = None
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
         self._failed_step = -1  # the step whose failure was last warned of
         self._attested: list[Path] = []  # directories of models that members attested, newest last
@@ -118,25 +118,25 @@ class Keeper:
         """Save the model with which `run` ended its epoch. Return when the replica may change
         again.
 
-        Return False, after a warning, if it could not be written: a later try may succeed.
+        Return False after a warning if writing failed; a later try may succeed.
         """
         if not self.keeps:
             return True
         self.saved_step = None
-        kept = await self._save(run, replica, hashes)
-        if kept is None:
+        saved = await self._save(run, replica, hashes)
+        if saved is None:
             return False
         if self._archive.directory is not None:
             self.saved_step = run.trained_steps
             self._ports.events.emit(
-                event_types.CheckpointWritten(step=run.trained_steps, path=str(kept.place))
+                event_types.CheckpointWritten(step=run.trained_steps, path=str(saved.directory))
             )
         late = self._sending is not None
         if self._archive.hub is not None:
-            self._line_up(self._archive.hub, kept)
-        if self._archive.hub is None or not self._archive.hub.named or late:
-            await self._name_directory(kept)
-        await self._prune(kept)
+            self._enqueue(self._archive.hub, saved)
+        if self._archive.hub is None or not self._archive.hub.recordable or late:
+            await self._record_directory(saved)
+        await self._prune(saved)
         return True
 
     async def save_now(self, run: Run, replica: Replica) -> Path | None:
@@ -144,8 +144,8 @@ class Keeper:
 
         The chain cannot name it, since no member attested it. Older checkpoints stay.
         """
-        kept = await self._save(run, replica, {})
-        return None if kept is None else kept.place
+        saved = await self._save(run, replica, {})
+        return None if saved is None else saved.directory
 
     async def settle(self) -> None:
         """Wait for the uploads under way."""
@@ -165,17 +165,19 @@ class Keeper:
 
     # --- the disk ---------------------------------------------------------------------------------
 
-    async def _save(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> _Kept | None:
+    async def _save(
+        self, run: Run, replica: Replica, hashes: Mapping[int, bytes]
+    ) -> _SavedModel | None:
         """Write the checkpoint. If that fails, warn once per step and return None."""
         temporary: Path | None = None
         place: Path | None = None
         try:
             directory = self._archive.directory or (temporary := scratch())
             place = await self._write(directory, run, replica)
-            return _Kept(place, run, hashes, temporary)
+            return _SavedModel(place, run, hashes, temporary)
         except Exception as error:
             if self._failed_step != run.trained_steps:
-                self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
+                self._warn(f"no checkpoint of step {run.trained_steps} was saved: {error}")
             self._failed_step = run.trained_steps
             return None
         finally:
@@ -209,8 +211,8 @@ class Keeper:
         saved = await self._workers.compute(write)
         if saved.replaced is not None:
             self._warn(
-                f"{saved.place} held another model of step {run.trained_steps}, of a past that the run has gone back "
-                f"from: it was moved to {saved.replaced}, and is the first to be removed"
+                f"{saved.place} held another model of step {run.trained_steps}, from before a rewind: it was moved to "
+                f"{saved.replaced} and will be removed first"
             )
         return saved.place.resolve()
 
@@ -218,10 +220,10 @@ class Keeper:
         """Return the directories to keep: those waiting for the Hub, and those the chain names,
         which a returning member needs.
         """
-        needed = {kept.place for kept in (self._sending, self._next) if kept is not None}
+        needed = {saved.directory for saved in (self._sending, self._next) if saved is not None}
         return needed | _directories(model, newest=1)
 
-    async def _prune(self, newest: _Kept) -> None:
+    async def _prune(self, newest: _SavedModel) -> None:
         """Remove old steps."""
         directory = self._archive.directory
         keep = self._archive.keep_steps
@@ -230,16 +232,16 @@ class Keeper:
         model = (await self._ports.coordinator.view()).model
         run = newest.run
         self._note_attested(directory, run, model)
-        needed = {newest.place, *self._needed(model), *self._attested}
+        needed = {newest.directory, *self._needed(model), *self._attested}
 
         def remove() -> None:
             stem = stem_of_run(directory, run.run_id, run.identity)
             # Keep our copy of every recorded step: the recorded location may be wrong, and ours the
             # only copy.
             recorded = {
-                step_directory(directory, stem, steps_before(one.step))
-                for one in model.recorded
-                if one.exists
+                step_directory(directory, stem, steps_before(recorded_one.step))
+                for recorded_one in model.recorded
+                if recorded_one.exists
             }
             prune(directory, stem, run.trained_steps, keep, needed | recorded | _directories(model))
 
@@ -255,12 +257,15 @@ class Keeper:
             self._attested = []
             return
         stem = stem_of_run(directory, run.run_id, run.identity)
-        place = step_directory(directory, stem, steps_before(attested))
-        self._attested = [*(one for one in self._attested if one != place), place][-_ATTESTED_KEPT:]
+        attested_directory = step_directory(directory, stem, steps_before(attested))
+        self._attested = [
+            *(one for one in self._attested if one != attested_directory),
+            attested_directory,
+        ][-_ATTESTED_KEPT:]
 
     # --- the Hub ----------------------------------------------------------------------------------
 
-    def _line_up(self, hub: Hub, kept: _Kept) -> None:
+    def _enqueue(self, hub: Hub, saved: _SavedModel) -> None:
         """Queue a checkpoint for upload, next after the one under way."""
         if (skipped := self._next) is not None:
             step = skipped.run.trained_steps
@@ -268,96 +273,99 @@ class Keeper:
                 f"step {step} is not uploaded: an earlier upload took so long that it is outdated"
             )
             skipped.release()
-        self._next = kept
+        self._next = saved
         if self._uploading is None or self._uploading.done():
             self._uploading = asyncio.ensure_future(self._upload_all(hub))
 
     async def _upload_all(self, hub: Hub) -> None:
         """Upload queued checkpoints until the queue is empty."""
-        while (kept := self._next) is not None:
-            self._sending = kept
+        while (saved := self._next) is not None:
+            self._sending = saved
             self._next = None
             try:
-                await self._upload(hub, kept)
+                await self._upload(hub, saved)
             except Exception as error:  # nobody awaits this task, so report the error here
-                keeper = self._ports.coordinator.called
-                step = kept.run.trained_steps
-                self._warn(f"{keeper} was not told of the checkpoint of step {step}: {error}")
+                coordinator = self._ports.coordinator.called
+                step = saved.run.trained_steps
+                self._warn(f"cannot record the checkpoint of step {step} on {coordinator}: {error}")
             finally:
                 self._sending = None
-                kept.release()
+                saved.release()
 
     # An upload can outlast a cooldown, so uploads run during the next epochs, one at a time. Only
     # the newest queued checkpoint is uploaded.
-    async def _upload(self, hub: Hub, kept: _Kept) -> None:
-        step = kept.run.trained_steps
+    async def _upload(self, hub: Hub, saved: _SavedModel) -> None:
+        step = saved.run.trained_steps
         try:
-            commit = await self._push(hub, kept)
+            commit = await self._push(hub, saved)
         except Exception as error:
             self._warn(f"step {step} was not uploaded: {error}")
-            if hub.named:
-                await self._name_directory(kept)
+            if hub.recordable:
+                await self._record_directory(saved)
             return
         self.saved_step = step
         self._ports.events.emit(
             event_types.CheckpointWritten(
-                step=step, path=f"{hub.repo}@{commit}" if hub.named else commit
+                step=step, path=f"{hub.repo}@{commit}" if hub.recordable else commit
             )
         )
-        if not hub.named:
+        if not hub.recordable:
             return
-        await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)
+        await self._record(Checkpoint(CheckpointKind.HUB, hub.repo, commit), saved)
 
-    async def _push(self, hub: Hub, kept: _Kept) -> str:
+    async def _push(self, hub: Hub, saved: _SavedModel) -> str:
         """Upload within LONGEST_UPLOAD seconds and return the commit. Raises CheckpointError, or
         what the upload raises.
         """
 
         async def push() -> str | None:
-            return await self._workers.upload(lambda: hub.upload(kept.place, message))
+            return await self._workers.upload(lambda: hub.upload(saved.directory, message))
 
-        message = f"{kept.run.run_id} step {kept.run.trained_steps}"
+        message = f"{saved.run.run_id} step {saved.run.trained_steps}"
         commit = await first_of(push(), self._ports.clock.sleep(LONGEST_UPLOAD))
         if commit is None:
-            raise CheckpointError(f"it took longer than {LONGEST_UPLOAD:.0f} s and is given up")
+            raise CheckpointError(f"the upload took longer than {LONGEST_UPLOAD:.0f} s")
         return commit
 
     # --- the chain --------------------------------------------------------------------------------
 
-    async def _name_directory(self, kept: _Kept) -> None:
+    async def _record_directory(self, saved: _SavedModel) -> None:
         """Record a local directory on chain, unless the run has a readable Hub checkpoint."""
         # A member that uploads names its directory only if the upload fails or outlasts an epoch. A
         # directory replaces a place on the Hub only if that place does not hold the run's model:
         # any tier-0 member may have named it.
         model = (await self._ports.coordinator.view()).model
         before, self._named_step = self._named_step, model.checkpoint_step
-        if kept.scratch is not None or model.checkpoint_step > kept.run.step:
+        if saved.scratch is not None or model.checkpoint_step > saved.run.step:
             return
-        wrong = await self._wrong_with(model.checkpoint, kept.run.epoch)
+        wrong = await self._wrong_with(model.checkpoint, saved.run.epoch)
         if model.checkpoint.kind is CheckpointKind.LOCAL or wrong is not None:
-            await self._name(
-                Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept, model.checkpoint, wrong
+            await self._record(
+                Checkpoint(CheckpointKind.LOCAL, str(saved.directory), ""),
+                saved,
+                model.checkpoint,
+                wrong,
             )
-        elif before == model.checkpoint_step < kept.run.step:
-            self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
+        elif before == model.checkpoint_step < saved.run.step:
+            self._warn_unnamed(saved, "no member uploaded a newer one in the last epoch")
 
     async def _wrong_with(self, checkpoint: Checkpoint, epoch: int) -> str | None:
         """Return why a Hub checkpoint is not the run's model.
 
         None if it is the run's model, or if the Hub does not answer.
         """
-        if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
+        if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._checked:
             return None
         if (
-            self._away is not None
-            and self._away[0] == checkpoint
-            and epoch < self._away[1] + _AWAY_EPOCHS
+            self._silent_hub is not None
+            and self._silent_hub[0] == checkpoint
+            and epoch < self._silent_hub[1] + _AWAY_EPOCHS
         ):
             return None
 
         async def read() -> None:
             await self._workers.upload(lambda: self._archive.read_hub(checkpoint))
-            self._read = checkpoint
+            self._checked = checkpoint
 
         try:
             require_place(checkpoint)
@@ -368,98 +376,102 @@ class Keeper:
             return error.message
         except Exception as error:  # a stranger chose the files: refuse the place for any error
             return f"{escaped(checkpoint.repo)} cannot be read: {type(error).__name__}: {escaped(str(error))}"
-        if self._read != checkpoint:
-            self._away = checkpoint, epoch
+        if self._checked != checkpoint:
+            self._silent_hub = checkpoint, epoch
         return None
 
-    def _warn_unnamed(self, kept: _Kept, why: str) -> None:
+    def _warn_unnamed(self, saved: _SavedModel, why: str) -> None:
         """Warn that the chain does not name this member's newer directory, with the fix."""
-        keeper = self._ports.coordinator.called
-        run = kept.run
+        coordinator = self._ports.coordinator.called
+        run = saved.run
         self._warn(
-            f"{keeper} does not name {kept.place} of step {run.trained_steps}: {why}\n"
+            f"{coordinator} does not name {saved.directory} of step {run.trained_steps}: {why}\n"
             "Start a tier-0 member that uploads the next checkpoint: train --hub-repo OWNER/NAME. Or ask the run's "
             f"owner to name this one: aftermath-solana checkpoint --run-id {shlex.quote(run.run_id)} "
-            f"--path {shlex.quote(str(kept.place))} -w FILE"
+            f"--path {shlex.quote(str(saved.directory))} -w FILE"
         )
 
-    async def _name(
+    async def _record(
         self,
-        place: Checkpoint,
-        kept: _Kept,
-        before: Checkpoint | None = None,
+        checkpoint: Checkpoint,
+        saved: _SavedModel,
+        replaced_one: Checkpoint | None = None,
         wrong: str | None = None,
     ) -> None:
         """Record a checkpoint on chain. Warn if the chain then names another or an older one.
 
-        `before`: the checkpoint on chain. `wrong`: why it is not the run's model. An unrecorded
-        upload is a warning, because the run then depends on a checkpoint that fewer members can
-        read.
+        `replaced_one`: the checkpoint on chain. `wrong`: why it is not the run's model. An
+        unrecorded upload is a warning, because the run then depends on a checkpoint that fewer
+        members can read.
         """
-        refusal = await self._offer(place, kept)
+        refusal = await self._offer(checkpoint, saved)
         if refusal is None:
             return
         model = (await self._ports.coordinator.view(fresh=True)).model
-        newer = model.checkpoint_step - kept.run.step
-        replaced = wrong is None or model.checkpoint != before
-        if model.checkpoint == place or (
-            newer >= 0 and place.kind is CheckpointKind.LOCAL and replaced
+        newer = model.checkpoint_step - saved.run.step
+        replaced = wrong is None or model.checkpoint != replaced_one
+        if model.checkpoint == checkpoint or (
+            newer >= 0 and checkpoint.kind is CheckpointKind.LOCAL and replaced
         ):
             return  # our reply was lost, or another member's equal directory was first
         if wrong is not None:
-            self._warn_unnamed(kept, f"{wrong}, and {refusal.splitlines()[0]}")
+            self._warn_unnamed(saved, f"{wrong}, and {refusal.splitlines()[0]}")
             return
         if newer == 0:
-            refusal = f"it names {model.checkpoint.repo} of step {steps_before(model.checkpoint_step)} already"
-        what = f"{place.repo}@{place.revision}" if place.revision else place.repo
+            refusal = f"it already names {model.checkpoint.repo} of step {steps_before(model.checkpoint_step)}"
+        what = (
+            f"{checkpoint.repo}@{checkpoint.revision}" if checkpoint.revision else checkpoint.repo
+        )
         self._warn(
-            f"{self._ports.coordinator.called} does not name {what} of step {kept.run.trained_steps}: {refusal}"
+            f"{self._ports.coordinator.called} does not name {what} of step {saved.run.trained_steps}: {refusal}"
         )
 
-    async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
+    async def _offer(self, checkpoint: Checkpoint, saved: _SavedModel) -> str | None:
         """Record a checkpoint once all levels are attested. Return why that failed, or None."""
-        run = kept.run
-        hashes = [kept.hashes[level] for level in range(kept.run.levels)]
+        run = saved.run
+        hashes = [saved.hashes[level] for level in range(saved.run.levels)]
         now = await self._ports.feed.until(
-            lambda now: _all_attested(now) or _past(run, now) is not None
+            lambda now: _all_attested(now) or _why_rejected(run, now) is not None
         )
-        if (gone := _past(run, now)) is not None:
-            return gone
+        if (reason := _why_rejected(run, now)) is not None:
+            return reason
         try:
-            named = await persist(
+            recorded = await persist(
                 self._ports.clock,
                 lambda: self._ports.coordinator.checkpoint(
-                    place.kind, place.repo, place.revision, hashes
+                    checkpoint.kind, checkpoint.repo, checkpoint.revision, hashes
                 ),
-                wanted=lambda: _past(run, self._ports.feed.run) is None,
+                still_wanted=lambda: _why_rejected(run, self._ports.feed.run) is None,
             )
         except Refused as refused:
             return str(refused)
-        return None if named else _past(run, self._ports.feed.run)
+        return None if recorded else _why_rejected(run, self._ports.feed.run)
 
 
 def _directories(model: Model, newest: int | None = None) -> set[Path]:
     """Return the directories recorded on chain: of all checkpoints, or only of the `newest`
     ones.
     """
-    found = set[Path]()
-    for one in model.recorded[:newest]:
-        if one.checkpoint.kind is CheckpointKind.LOCAL:
+    directories = set[Path]()
+    for recorded in model.recorded[:newest]:
+        if recorded.checkpoint.kind is CheckpointKind.LOCAL:
             with contextlib.suppress(CheckpointError):  # not a valid place
-                found.add(local_directory(one.checkpoint))
-    return found
+                directories.add(local_directory(recorded.checkpoint))
+    return directories
 
 
 def _all_attested(run: Run) -> bool:
     return run.levels_attested == (1 << run.levels) - 1
 
 
-def _past(ended: Run, now: Run) -> str | None:
-    """Return why the chain no longer accepts a checkpoint of the epoch that `ended`, or None."""
-    if now.epoch > ended.epoch + 1 or (now.epoch > ended.epoch and now.state is RunState.COOLDOWN):
+def _why_rejected(ended_run: Run, now: Run) -> str | None:
+    """Return why the chain no longer accepts a checkpoint of `ended_run`, or None."""
+    if now.epoch > ended_run.epoch + 1 or (
+        now.epoch > ended_run.epoch and now.state is RunState.COOLDOWN
+    ):
         return "a later epoch has ended meanwhile"
-    if now.epoch > ended.epoch and not _all_attested(now):
+    if now.epoch > ended_run.epoch and not _all_attested(now):
         return "the epoch ended before its members had attested all levels"
-    if _all_attested(now) and now.attested_step != ended.step:
+    if _all_attested(now) and now.attested_step != ended_run.step:
         return f"the members attested step {steps_before(now.attested_step)}"
     return None

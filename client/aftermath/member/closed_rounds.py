@@ -21,25 +21,27 @@ class ClosedRounds:
 
     def __init__(self, feed: RunFeed) -> None:
         self._feed = feed
-        self._heard: dict[RoundId, dict[int, bytes]] = {}
+        self._raw_by_round: dict[RoundId, dict[int, bytes]] = {}
         self.changed = Pulse()
 
-    def hear(self, said: Closed, raw: bytes) -> None:
+    def hear(self, closing: Closed, raw: bytes) -> None:
         """Record an announcement whose signature was checked."""
         run = self._feed.run
         members = self._feed.members
-        place = RoundId(said.epoch, said.height, said.seed)
-        member = members.seats[said.seat]
-        if said.run_id != run.run_id or self._place(said.height) != place:
+        round_id = RoundId(closing.epoch, closing.height, closing.seed)
+        member = members.seats[closing.seat]
+        if closing.run_id != run.run_id or self._round_id(closing.height) != round_id:
             return
-        if (said.sender, said.signer) != (member.p2p, member.signer):
+        if (closing.sender, closing.signer) != (member.p2p, member.signer):
             return
-        self._heard = {
-            kept: heard for kept, heard in self._heard.items() if self._place(kept.height) == kept
+        self._raw_by_round = {
+            known: raw_by_seat
+            for known, raw_by_seat in self._raw_by_round.items()
+            if self._round_id(known.height) == known
         }
-        heard = self._heard.setdefault(place, {})
-        if said.seat not in heard:
-            heard[said.seat] = raw
+        raw_by_seat = self._raw_by_round.setdefault(round_id, {})
+        if closing.seat not in raw_by_seat:
+            raw_by_seat[closing.seat] = raw
             self.changed.fire()
 
     def missing(self, height: int) -> frozenset[int]:
@@ -51,11 +53,11 @@ class ClosedRounds:
         # that leaves makes room for another.
         run = self._feed.run
         attesting = run.round(run.config.judges(height))
-        place = self._place(height)
-        if attesting is None or place is None:
+        round_id = self._round_id(height)
+        if attesting is None or round_id is None:
             return frozenset()
         elected = witnesses(attesting, self._feed.members)
-        missing = frozenset(elected) - self._heard.get(place, {}).keys()
+        missing = frozenset(elected) - self._raw_by_round.get(round_id, {}).keys()
         closed = len(elected) - len(missing)
         return missing if closed < round_quorum(attesting, attesting.elected) else frozenset()
 
@@ -64,20 +66,20 @@ class ClosedRounds:
         return self.is_judged(height) and not self.missing(height)
 
     def by_number(self, height: int) -> bool:
-        """Return whether as many members of the next round closed the newest round as a quorum has.
+        """Return whether enough members of the next round closed the newest round for a quorum.
 
         Its witnesses are not elected yet, so members are counted instead.
         """
         run = self._feed.run
-        place = self._place(height)
-        if place is None or height != run.current.height or self.is_judged(height):
+        round_id = self._round_id(height)
+        if round_id is None or height != run.current.height or self.is_judged(height):
             return False
         seated = run.next_roster & self._feed.members.healthy
         if run.current.established:
             seated &= self._feed.members.judges
-        wanted = wanted_witnesses(run.current, run.config.witness_nodes)
-        elected = min(wanted, seated.bit_count())
-        closed = sum(bitmap.contains(seated, seat) for seat in self._heard.get(place, {}))
+        wanted_count = wanted_witnesses(run.current, run.config.witness_nodes)
+        elected = min(wanted_count, seated.bit_count())
+        closed = sum(bitmap.contains(seated, seat) for seat in self._raw_by_round.get(round_id, {}))
         return closed >= round_quorum(run.current, elected)
 
     def is_judged(self, height: int) -> bool:
@@ -85,12 +87,12 @@ class ClosedRounds:
         run = self._feed.run
         return run.round(run.config.judges(height)) is not None
 
-    def told(self, height: int, seats: Iterable[int]) -> list[bytes]:
+    def announcements(self, height: int, seats: Iterable[int]) -> list[bytes]:
         """Return the signed announcements of these seats for a round."""
-        place = self._place(height)
-        heard = self._heard.get(place, {}) if place is not None else {}
-        return [heard[seat] for seat in seats if seat in heard]
+        round_id = self._round_id(height)
+        raw_by_seat = self._raw_by_round.get(round_id, {}) if round_id is not None else {}
+        return [raw_by_seat[seat] for seat in seats if seat in raw_by_seat]
 
-    def _place(self, height: int) -> RoundId | None:
+    def _round_id(self, height: int) -> RoundId | None:
         header = self._feed.run.round(height)
         return None if header is None else RoundId(self._feed.run.epoch, height, header.seed)

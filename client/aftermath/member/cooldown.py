@@ -9,7 +9,7 @@ from aftermath.base.concurrency import Worker, first_of
 from aftermath.base.rate_limit import Backoff
 from aftermath.events import event_types
 from aftermath.events.stream import hexed
-from aftermath.member.archive import Keeper
+from aftermath.member.archive import CheckpointWriter
 from aftermath.member.ports import Ports, Role
 from aftermath.member.private import PrivateState
 from aftermath.member.retry import Duty
@@ -34,7 +34,7 @@ class Cooldown:
         compute: Worker,
         share: ModelShare,
         replica: Replica,
-        keeper: Keeper,
+        checkpoints: CheckpointWriter,
         private: PrivateState,
         seat: int,
     ) -> None:
@@ -43,7 +43,7 @@ class Cooldown:
         self._compute = compute
         self._share = share
         self._replica = replica
-        self._keeper = keeper
+        self._checkpoints = checkpoints
         self._private = private
         self._seat = seat
 
@@ -67,13 +67,13 @@ class Cooldown:
         self._share.offer(
             await self._compute(lambda: snapshot(replica.params, state, tier, run.step))
         )
-        saved = await self._keeper.keep(run, replica, hashes)
+        saved = await self._checkpoints.keep(run, replica, hashes)
         await self._private.keep(replica, run.epoch, hashes)
         report_traffic(self._ports)
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while not saved:
             await first_of(self._until_over(run), self._ports.clock.sleep(pauses.next()))
-            saved = self._over(run, self._ports.feed.run) or await self._keeper.keep(
+            saved = self._over(run, self._ports.feed.run) or await self._checkpoints.keep(
                 run, replica, hashes
             )
         await self._until_over(run)
@@ -90,7 +90,7 @@ class Cooldown:
             duty = Duty(
                 self._ports,
                 "the attestation of the model",
-                wanted=lambda: not self._over(run, self._ports.feed.run),
+                still_wanted=lambda: not self._over(run, self._ports.feed.run),
             )
             await duty.fulfil(
                 lambda: self._ports.coordinator.attest(

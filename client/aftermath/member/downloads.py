@@ -18,7 +18,7 @@ _MOST_FAILURES = 16  # so that an author is on a par with others soon after a lo
 
 
 class Downloads:
-    """The turns to download of one member."""
+    """Hands out one member's turns to download."""
 
     def __init__(self, most: int | None) -> None:
         """`most`: limit of concurrent downloads. None for no limit."""
@@ -45,38 +45,39 @@ class Downloads:
             self._end(author)
 
     async def _wait(self, author: bytes) -> None:
-        given = asyncio.get_running_loop().create_future()
-        self._waiting.append((author, given))
-        self._give()
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((author, turn))
+        self._grant()
         try:
-            await given
+            await turn
         except asyncio.CancelledError:
-            if given.cancelled():
-                self._waiting.remove((author, given))
+            if turn.cancelled():
+                self._waiting.remove((author, turn))
             else:  # the turn came at the same moment
                 self._end(author)
             raise
 
     def _end(self, author: bytes) -> None:
         self._running[author] -= 1
-        self._give()
+        self._grant()
 
-    def _give(self) -> None:
+    def _grant(self) -> None:
         """Give out free turns: fewest failures first, among these the longest wait first."""
         assert self._most is not None
         half = max(1, self._most // 2)
         while self._running.total() < self._most:
             # A future that is done was cancelled, and is about to be removed.
-            waiting = [one for one in self._waiting if not one[1].done()]
+            waiting = [entry for entry in self._waiting if not entry[1].done()]
             failed = sum(self._running[author] for author in self._failures)
             ready = [
-                one
-                for one in waiting
-                if self._running[one[0]] < half and (failed < half or one[0] not in self._failures)
+                entry
+                for entry in waiting
+                if self._running[entry[0]] < half
+                and (failed < half or entry[0] not in self._failures)
             ]
             if not ready:
                 return
-            chosen = min(ready, key=lambda one: self._failures[one[0]])
+            chosen = min(ready, key=lambda entry: self._failures[entry[0]])
             self._waiting.remove(chosen)
             self._running[chosen[0]] += 1
             chosen[1].set_result(None)

@@ -44,13 +44,21 @@ def proves(pair: Pair) -> bool:
     return (
         isinstance(one, Commitment)
         and isinstance(other, Commitment)
-        and _place(one) == _place(other)
+        and _result_of(one) == _result_of(other)
         and one.digest != other.digest
     )
 
 
-def _place(said: Commitment) -> tuple[object, ...]:
-    return said.sender, said.signer, said.run_id, said.epoch, said.height, said.seed, said.seat
+def _result_of(commitment: Commitment) -> tuple[object, ...]:
+    return (
+        commitment.sender,
+        commitment.signer,
+        commitment.run_id,
+        commitment.epoch,
+        commitment.height,
+        commitment.seed,
+        commitment.seat,
+    )
 
 
 def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]:
@@ -58,11 +66,11 @@ def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]
 
     A peer may have heard only one of the results, so this member asks its peers for both.
     """
-    seen: dict[int, set[Fingerprint]] = {}
+    fingerprints: dict[int, set[Fingerprint]] = {}
     for attestation in attestations:
-        for seat, found in unpack_fingerprints(attestation, roster).items():
-            seen.setdefault(seat, set()).add(found)
-    return frozenset(seat for seat, found in seen.items() if len(found) > 1)
+        for seat, fingerprint in unpack_fingerprints(attestation, roster).items():
+            fingerprints.setdefault(seat, set()).add(fingerprint)
+    return frozenset(seat for seat, different in fingerprints.items() if len(different) > 1)
 
 
 class Evidence:
@@ -70,24 +78,24 @@ class Evidence:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._kept: dict[tuple[int, int, int], Pair] = {}
-        self.show: Callable[[Commitment, Pair], None] | None = None
+        self._pairs: dict[tuple[int, int, int], Pair] = {}
+        self.on_pair: Callable[[Commitment, Pair], None] | None = None
         """Called with a new pair and one of its commitments."""
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """Return all kept pairs, oldest first."""
-        return tuple(self._kept.values())
+        return tuple(self._pairs.values())
 
     def add(self, first: Commitment, raw: bytes, other_raw: bytes) -> None:
         """Keep two announcements of one seat and round, if they prove equivocation and are new."""
-        place = (first.epoch, first.height, first.seat)
+        key = (first.epoch, first.height, first.seat)
         pair = Pair(raw, other_raw)
-        if place in self._kept or not proves(pair):
+        if key in self._pairs or not proves(pair):
             return
-        self._kept[place] = pair
-        if len(self._kept) > MOST:
-            del self._kept[next(iter(self._kept))]
+        self._pairs[key] = pair
+        if len(self._pairs) > MOST:
+            del self._pairs[next(iter(self._pairs))]
         self._events.emit(
             event_types.Equivocated(
                 epoch=first.epoch,
@@ -97,26 +105,30 @@ class Evidence:
                 second=other_raw.hex(),
             )
         )
-        if self.show is not None:
-            self.show(first, pair)
+        if self.on_pair is not None:
+            self.on_pair(first, pair)
 
 
-async def show_equivocation(ports: Ports, seat: int, said: Commitment, pair: Pair) -> None:
+async def show_equivocation(ports: Ports, seat: int, commitment: Commitment, pair: Pair) -> None:
     """Submit the proof when it is this member's turn, unless the signer is already ejected.
 
     A seeded order gives the turns. `seat` is this member's seat.
     """
-    order = [one for one in tick_order(ports.feed.run, ports.feed.members) if one != said.seat]
+    order = [
+        other
+        for other in tick_order(ports.feed.run, ports.feed.members)
+        if other != commitment.seat
+    ]
     if seat not in order:
         return
     await ports.clock.sleep(TICK_STEP * order.index(seat))
 
-    def wanted() -> bool:
+    def is_needed() -> bool:
         run = ports.feed.run
-        member = ports.feed.members.seats[said.seat]
-        here = member.state not in (MemberState.IDLE, MemberState.EJECTED)
-        return here and run.active and run.epoch == said.epoch
+        member = ports.feed.members.seats[commitment.seat]
+        in_run = member.state not in (MemberState.IDLE, MemberState.EJECTED)
+        return in_run and run.active and run.epoch == commitment.epoch
 
-    duty = Duty(ports, "the proof that a member signed two results", wanted=wanted)
+    duty = Duty(ports, "the proof that a member signed two results", still_wanted=is_needed)
     if await duty.fulfil(lambda: ports.coordinator.prove_equivocation(pair.first, pair.second)):
-        ports.events.emit(event_types.Ejected(seat=said.seat, height=said.height))
+        ports.events.emit(event_types.Ejected(seat=commitment.seat, height=commitment.height))

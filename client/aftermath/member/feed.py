@@ -55,10 +55,10 @@ class RunFeed:
         await self.put(await coordinator.view())
         return self.view
 
-    async def until(self, wanted: Callable[[Run], bool]) -> Run:
-        """Return the newest state as soon as it is `wanted`."""
+    async def until(self, condition: Callable[[Run], bool]) -> Run:
+        """Return the newest state as soon as it is `condition`."""
         async with self._changed:
-            await self._changed.wait_for(lambda: wanted(self.run))
+            await self._changed.wait_for(lambda: condition(self.run))
             return self.run
 
     async def after(self, seq: int) -> Run:

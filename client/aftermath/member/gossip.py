@@ -35,7 +35,7 @@ class GossipListener:
         self._results = results
         self._complaints = LogLimits(_log)
         self._members_seq = -1
-        self._unwanted: dict[bytes, bool] = {}
+        self._kicked: dict[bytes, bool] = {}
 
     async def follow_members(self) -> None:
         """Keep the transport's allow-list equal to the members on chain."""
@@ -45,60 +45,64 @@ class GossipListener:
                 members = self._ports.feed.members
                 # A dropped member may hold the only copy of a level. It still fetches the last
                 # results of the epoch.
-                here = members.mask(MemberState.HEALTHY) | members.mask(MemberState.DROPPED)
-                wanted = members.pending | here | run.finishers
+                present = members.mask(MemberState.HEALTHY) | members.mask(MemberState.DROPPED)
+                allowed = members.pending | present | run.finishers
                 self._ports.transport.set_members(
-                    members.seats[seat].p2p for seat in bitmap.seats(wanted)
+                    members.seats[seat].p2p for seat in bitmap.seats(allowed)
                 )
-                self._tell_of_kicks(members)
+                self._report_kicks(members)
                 self._members_seq = run.members_seq
             await self._ports.feed.after(run.seq)
 
-    def _tell_of_kicks(self, members: Members) -> None:
+    def _report_kicks(self, members: Members) -> None:
         """Report members that an authority has removed or barred since the last call."""
-        unwanted = {one.signer: one.barred for one in members.seats if one.removed or one.barred}
-        for index, one in enumerate(members.seats):
+        kicked = {
+            member.signer: member.barred
+            for member in members.seats
+            if member.removed or member.barred
+        }
+        for index, member in enumerate(members.seats):
             if (
-                one.signer in unwanted
-                and self._unwanted.get(one.signer) is not one.barred
-                and one.used
+                member.signer in kicked
+                and self._kicked.get(member.signer) is not member.barred
+                and member.used
             ):
-                wallet = based58.b58encode(one.signer).decode()
+                wallet = based58.b58encode(member.signer).decode()
                 self._ports.events.emit(
-                    event_types.Kicked(seat=index, wallet=wallet, barred=one.barred)
+                    event_types.Kicked(seat=index, wallet=wallet, barred=member.barred)
                 )
-        self._unwanted = unwanted
+        self._kicked = kicked
 
     async def listen(self) -> NoReturn:
         """Handle members' announcements until cancelled. Raises TransportError if the endpoint
         closes.
         """
-        async for heard in self._ports.transport.announcements():
+        async for message in self._ports.transport.announcements():
             try:
-                self._hear(heard)
+                self._hear(message)
             except Exception as error:  # an invalid message must not end this member
-                self._complaints.about("hearing", heard.sender, error)
+                self._complaints.about("reading a message of", message.sender, error)
         raise TransportError(
-            "the endpoint for peers has closed", "Start the member again; it rejoins by itself"
+            "the p2p endpoint has closed", "Restart the member; it rejoins by itself"
         )
 
-    def _hear(self, heard: Announcement) -> None:
+    def _hear(self, message: Announcement) -> None:
         try:
-            said = decode_announcement(heard.data)
+            announcement = decode_announcement(message.data)
         except BadAnnouncement as error:
-            self._bar(heard.sender, str(error))
+            self._bar(message.sender, str(error))
             return
-        if said.sender != heard.sender or said.run_id != self._role.run_id:
-            self._bar(heard.sender, "an announcement of another member or another run")
+        if announcement.sender != message.sender or announcement.run_id != self._role.run_id:
+            self._bar(message.sender, "it sent an announcement of another member or run")
             return
-        if not 0 <= said.epoch - self._ports.feed.run.epoch <= 1:
+        if not 0 <= announcement.epoch - self._ports.feed.run.epoch <= 1:
             return
-        if isinstance(said, Ready):
-            self._readiness.hear(said)
-        elif isinstance(said, Commitment):
-            self._results.hear(said, heard.data)
+        if isinstance(announcement, Ready):
+            self._readiness.hear(announcement)
+        elif isinstance(announcement, Commitment):
+            self._results.hear(announcement, message.data)
         else:
-            self._results.hear_of_opening(said, heard.data)
+            self._results.hear_reveal(announcement, message.data)
 
     def _bar(self, peer: bytes, why: str) -> None:
         """Ban a peer for a while. Report it once."""

@@ -39,15 +39,15 @@ class GradientFiles:
         """Write the accepted results of a round, applied at this rate, in the background."""
         if (directory := self._directory) is None:
             return
-        found = [candidate for candidate in applied if candidate.valid]
-        if not found:
+        results = [candidate for candidate in applied if candidate.valid]
+        if not results:
             return
-        step = found[0].said.step
+        step = results[0].commitment.step
         # Queued payloads take memory, so no more rounds wait for a slow disk than the chain stores.
         if len(self._writing) >= STORED_ROUNDS:
             self._warn(step, f"{directory} is slower than the rounds")
             return
-        task = asyncio.ensure_future(self._write(directory, step, found, learning_rate))
+        task = asyncio.ensure_future(self._write(directory, step, results, learning_rate))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
@@ -61,24 +61,26 @@ class GradientFiles:
         await cancel(self._writing)
 
     def _file(self, candidate: Candidate, learning_rate: float) -> GradientFile:
-        said = candidate.said
+        commitment = candidate.commitment
         about = About(
-            run_id=said.run_id,
-            epoch=said.epoch,
-            round=said.height,
-            step=said.step,
-            seat=said.seat,
-            tier=said.tier,
+            run_id=commitment.run_id,
+            epoch=commitment.epoch,
+            round=commitment.height,
+            step=commitment.step,
+            seat=commitment.seat,
+            tier=commitment.tier,
             learning_rate=learning_rate,
         )
         return GradientFile(self._schema, about, candidate.unmasked())
 
     async def _write(
-        self, directory: Path, step: int, found: Sequence[Candidate], learning_rate: float
+        self, directory: Path, step: int, results: Sequence[Candidate], learning_rate: float
     ) -> None:
         try:
             await self._disk(
-                lambda: write_files(directory, (self._file(one, learning_rate) for one in found))
+                lambda: write_files(
+                    directory, (self._file(result, learning_rate) for result in results)
+                )
             )
             self._failing = False
         except Exception as error:  # nobody awaits this task, so report the error here
@@ -88,7 +90,7 @@ class GradientFiles:
         if not self._failing:
             self._events.emit(
                 event_types.Warning(
-                    message=f"not all results of step {step} were kept as files: {why}"
+                    message=f"not all results of step {step} were written to files: {why}"
                 )
             )
         self._failing = True

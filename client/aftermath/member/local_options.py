@@ -22,7 +22,7 @@ class LocalOptions:
     optimizer_state_dir: Path | None = None
     """Directory for the optimizer state, for a restart."""
     signed_dir: Path | None = None
-    """Directory for the record of signed results. None: a restarted member does not know them."""
+    """Directory for the record of signed results. None keeps it in memory only."""
     downloads: int | None = None
     """Most results of others to fetch at once. None: no limit."""
     share_delay: float = 0.0

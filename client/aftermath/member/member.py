@@ -17,12 +17,12 @@ from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source
 from aftermath.events import event_types
-from aftermath.member.archive import Archive, Keeper
+from aftermath.member.archive import Archive, CheckpointWriter
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.gossip import GossipListener
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.local_options import LocalOptions
-from aftermath.member.membership import Enrolment
+from aftermath.member.membership import MembershipRequests
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
@@ -35,7 +35,7 @@ from aftermath.member.rounds.epoch import CarriedOver, EpochStart
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.run_changes import require_unchanged
 from aftermath.member.signed_results import SignedResults
-from aftermath.member.stake import ModelLost, Stake, loss_found
+from aftermath.member.stake import ModelLost, Stake, find_loss
 from aftermath.member.status_events import StatusEvents
 from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, UnsavedWork
@@ -71,45 +71,47 @@ class Member:
         self._ports = ports
         self._role = role
         self._workers = workers
-        self._wishes = local_options
+        self._options = local_options
         self._first = ports.feed.model  # the model account from which data and model were built
         self._origin = origin
         self._parallel = parallel
-        self._keeper = Keeper(ports, role, workers, archive)
+        self._checkpoints = CheckpointWriter(ports, role, workers, archive)
         self._gradients = GradientFiles(
             ports.events, workers.write, role.schema, local_options.gradients_dir
         )
-        self._own = OwnState(ports, workers.state)
+        self._own_state = OwnState(ports, workers.state)
         self._private = PrivateState(
-            ports, role, workers, self._own, local_options.optimizer_state_dir
+            ports, role, workers, self._own_state, local_options.optimizer_state_dir
         )
         self._weight = weight
         self._share = ModelShare(ports.transport)
         signed = SignedResults(local_options.signed_dir, ports.transport.node_id)
         self._results = Results(ports, role, workers.decode, signed, local_options.downloads)
-        self._reveals = Reveals(ports, role, self._results, self._own)
-        carried = (
+        self._reveals = Reveals(ports, role, self._results, self._own_state)
+        self._carried = CarriedOver(
+            data,
             self._results,
-            self._share,
-            self._gradients,
-            self._own,
-            self._reveals,
-            Divergence(),
+            share=self._share,
+            gradients=self._gradients,
+            own_state=self._own_state,
+            reveals=self._reveals,
+            divergence=Divergence(),
         )
-        self._kept = CarriedOver(data, *carried)
         self._readiness = Readiness()
-        self._enrolment = Enrolment(ports, role)
+        self._membership = MembershipRequests(ports, role)
         self._gossip = GossipListener(ports, role, self._readiness, self._results)
         self._status_events = StatusEvents(ports.events)
         self._last = LastMember(
-            ports, role, workers, self._keeper, origin, confirms=local_options.confirms_loss
+            ports, role, workers, self._checkpoints, origin, confirms=local_options.confirms_loss
         )
         self._replica: Replica | None = None
         self._start_step = 0  # trained steps in the replica when this member obtained it
         self._rounds: Rounds | None = None
         self._stops: Callable[[bool], bool] | None = None
-        self._ended: Run | None = None  # the newest epoch that this member completed, as it ended
-        self._said_stateless = False  # whether it joined as stateless since its last replica
+        self._ended_run: Run | None = (
+            None  # the newest epoch that this member completed, as it ended
+        )
+        self._joined_stateless = False  # whether it joined as stateless since its last replica
         self.seat: int | None = None
 
     async def live(self) -> None:
@@ -122,10 +124,10 @@ class Member:
             raise
         finally:
             await self._reveals.leave()
-            await self._keeper.close()
+            await self._checkpoints.close()
             await self._gradients.close()
             await self._private.close()
-            self._own.withdraw()
+            self._own_state.withdraw()
             self._results.close()
             self._share.withdraw()
 
@@ -161,21 +163,21 @@ class Member:
         """Return what would be lost if this member left now, or None."""
         return self._last.stake(self.seat, self._replica)
 
-    def stops(self, again: Callable[[bool], bool] = lambda saved: False) -> None:
+    def stops(self, retry: Callable[[bool], bool] = lambda saved: False) -> None:
         """Make `live` save unsaved training when it is cancelled: the user stops this member.
 
-        `again`: see `LastMember.save`.
+        `retry`: see `LastMember.save`.
         """
-        self._stops = again
+        self._stops = retry
 
-    async def _save_stake(self, again: Callable[[bool], bool]) -> None:
+    async def _save_stake(self, retry: Callable[[bool], bool]) -> None:
         """Save what would be lost, if there is anything."""
         stake = self.stake()
         if stake is None or self._replica is None or self.seat is None:
-            again(True)
+            retry(True)
         elif stake.saves:
             await self._last.save(
-                self.seat, self._replica, self._rounds, again, step=self._start_step
+                self.seat, self._replica, self._rounds, retry, step=self._start_step
             )
 
     async def _save_or_warn(self) -> None:
@@ -197,7 +199,9 @@ class Member:
         """
         if self._last.stays:
             return
-        if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
+        if (
+            self.seat is not None or self._membership.has_sent_join
+        ) and await self._membership.leave():
             self._ports.events.emit(
                 event_types.Left(finished=self._ports.feed.run.state is RunState.FINISHED)
             )
@@ -214,9 +218,11 @@ class Member:
             if run.state is RunState.FINISHED:
                 await self._finish(run)
                 return
-            if not self._keeper.keeps:  # a keeper reports its own failures, and uploads take time
+            if (
+                not self._checkpoints.keeps
+            ):  # a keeper reports its own failures, and uploads take time
                 self._status_events.never_saved(run, view.model)
-            unfinished = self._last.found() if self._replica is None else None
+            unfinished = self._last.find_unfinished() if self._replica is None else None
             if unfinished is not None or self._takes_part(view):
                 try:
                     await (
@@ -225,7 +231,7 @@ class Member:
                 except Desync as reason:
                     self._ports.events.emit(
                         event_types.Warning(
-                            message=f"out of this epoch: {reason}; joining the next one",
+                            message=f"out of this epoch: {reason}; this member joins the next one",
                             until="trained",
                         )
                     )
@@ -251,15 +257,17 @@ class Member:
         self._status_events.finished(run, await self._last.newest_model())
         await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
         replica = (
-            self._replica if self._ended is not None and self._ended.step == run.step else None
+            self._replica
+            if self._ended_run is not None and self._ended_run.step == run.step
+            else None
         )
-        if self._ended is not None and replica is not None and self._keeper.keeps:
-            await self._last.hold(self._ended, replica)
-        await self._keeper.settle()
+        if self._ended_run is not None and replica is not None and self._checkpoints.keeps:
+            await self._last.hold(self._ended_run, replica)
+        await self._checkpoints.settle()
         await self._gradients.settle()
         await self._private.settle()
         model = await self._last.newest_model()  # an upload may have ended since
-        if self._keeper.saved_step != run.trained_steps:
+        if self._checkpoints.saved_step != run.trained_steps:
             self._raise_loss(View(run, self._ports.feed.members, model), replica)
         self._status_events.never_saved(run, model)
 
@@ -270,12 +278,12 @@ class Member:
         wallet = self._ports.coordinator.wallet
         if (
             replica is None
-            and (lost := loss_found(view, wallet, self._keeper.directory)) is not None
+            and (lost := find_loss(view, wallet, self._checkpoints.directory)) is not None
         ):
             raise lost
 
     def _takes_part(self, view: View) -> bool:
-        """Return whether this member can begin an epoch: in warm-up, or just after it with a
+        """Return whether this member can begin an epoch: in warm-up, or a little later with a
         replica.
         """
         run = view.run
@@ -300,42 +308,50 @@ class Member:
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
         self._status_events.lost(run, model)
-        parts = self._ports, self._role, self._workers, self._origin
-        warm = WarmUp(*parts, view, self.seat, self._parallel, self._keeper.directory)
-        self._own.withdraw()  # free an outdated replica before there is another
+        warm = WarmUp(
+            self._ports,
+            self._role,
+            workers=self._workers,
+            origin=self._origin,
+            start=view,
+            seat=self.seat,
+            parallel=self._parallel,
+            checkpoint_dir=self._checkpoints.directory,
+        )
+        self._own_state.withdraw()  # free an outdated replica before there is another
         self._rounds = None
         self._replica = replica = await warm.obtain(self._take_replica())
         self._start_step = run.trained_steps
-        self._said_stateless = False
-        await self._offer_durable(view, replica, kept=warm.kept)
-        if run.cold_start or not warm.kept:
-            self._own.begin(None)
+        self._joined_stateless = False
+        await self._offer_durable(view, replica, own_replica=warm.used_own_replica)
+        if run.cold_start or not warm.used_own_replica:
+            self._own_state.begin(None)
         if run.cold_start:
             await self._workers.compute(replica.optimizer.reset)
-        elif not warm.kept:
+        elif not warm.used_own_replica:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
-        began = EpochStart(run, model, replica, self.seat, self._weight)
+        start = EpochStart(run, model, replica, self.seat, self._weight)
         rounds = self._rounds = Rounds(
-            self._ports, self._role, self._workers, self._wishes, self._kept, began
+            self._ports, self._role, self._workers, self._options, self._carried, start
         )
         try:
-            ended = await rounds.live()
+            ended_run = await rounds.live()
         finally:
             self._weight = rounds.time.weight  # also for a member that fell out because it was slow
-        if ended is not None:
-            await self._cool_down(ended, replica)
+        if ended_run is not None:
+            await self._cool_down(ended_run, replica)
 
-    async def _offer_durable(self, view: View, replica: Replica, *, kept: bool) -> None:
+    async def _offer_durable(self, view: View, replica: Replica, *, own_replica: bool) -> None:
         """Serve the epoch's model to members that cannot read the checkpoint's location.
 
         Only for an epoch that starts from the durable checkpoint.
         """
-        known = [contents.expected(view.run, view.model, level) for level in self._role.levels]
+        hashes = [contents.expected(view.run, view.model, level) for level in self._role.levels]
         if (
             whole_from_peers(view.run)
-            or None in known
-            or (kept and self._share.manifest is not None)
+            or None in hashes
+            or (own_replica and self._share.manifest is not None)
         ):
             return
         state = self._role.schema.state
@@ -351,25 +367,32 @@ class Member:
         self.seat = view.members.find(self._ports.coordinator.wallet)
         me = None if self.seat is None else view.members.seats[self.seat]
         if me is None or me.state is not MemberState.HEALTHY or not self._known_as_is(me):
-            raise Desync("its seat in the unfinished epoch was given up")
-        self._replica, ended = await self._last.resume(unfinished, view)
+            raise Desync("this member no longer has its seat in the unfinished epoch")
+        self._replica, ended_run = await self._last.resume(unfinished, view)
         self._start_step = unfinished.step
-        await self._cool_down(ended, self._replica)
+        await self._cool_down(ended_run, self._replica)
 
-    async def _cool_down(self, ended: Run, replica: Replica) -> None:
+    async def _cool_down(self, ended_run: Run, replica: Replica) -> None:
         """Join the next epoch, then attest and save the model of this one."""
         assert self.seat is not None
-        self._enrolment.completed()
-        self._ended = ended
-        if not ended.pending_pause and ended.trained_steps < ended.config.total_steps:
-            await self._join(ended)
-        parts = self._share, replica, self._keeper, self._private
-        await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(
-            ended
+        self._membership.completed()
+        self._ended_run = ended_run
+        if not ended_run.pending_pause and ended_run.trained_steps < ended_run.config.total_steps:
+            await self._join(ended_run)
+        cooldown = Cooldown(
+            self._ports,
+            self._role,
+            compute=self._workers.compute,
+            share=self._share,
+            replica=replica,
+            checkpoints=self._checkpoints,
+            private=self._private,
+            seat=self.seat,
         )
+        await cooldown.live(ended_run)
 
     async def _keep_copy(self) -> None:
-        """Save the replica of an epoch that this member fell out of, as `keep_copy` does."""
+        """Save the replica of an epoch that this member fell out of."""
         if self._rounds is not None and self._replica is not None and self.seat is not None:
             await self._last.keep_copy(self.seat, self._replica, self._rounds.step)
 
@@ -381,15 +404,15 @@ class Member:
 
     def _forget_replica(self) -> None:
         self._replica = None
-        self._own.begin(None)
+        self._own_state.begin(None)
         self._share.withdraw()
 
     # --- joining ----------------------------------------------------------------------------------
 
     async def _join_if_needed(self, run: Run, members: Members) -> None:
-        """Ask for the next epoch, unless the chain already has the current request."""
+        """Join the next epoch, unless the chain already has this member's current declaration."""
         if run.state.halted:
-            self._enrolment.halted()
+            self._membership.halted()
             return
         me = members.seats[self.seat] if self.seat is not None else None
         between = run.state is RunState.WAITING_FOR_MEMBERS
@@ -398,7 +421,7 @@ class Member:
             return
         if in_epoch and between:
             return  # the run's state is outdated: the view of a new epoch is about to arrive
-        if not await self._enrolment.turn(run) or (await self._newest()).seq != run.seq:
+        if not await self._membership.turn(run) or (await self._newest()).seq != run.seq:
             return  # the decision was about a past state
         if in_epoch:
             self._forget_replica()  # an epoch runs without us, and the others wait until we say so
@@ -409,7 +432,7 @@ class Member:
     async def _make_room(self) -> None:
         """Leave the running epoch at once: the next chance to join may be far away."""
         with contextlib.suppress(Unavailable, Refused):
-            await self._enrolment.leave()
+            await self._membership.leave()
 
     async def _newest(self) -> Run:
         """Read the run from the chain. Retry until a node answers."""
@@ -432,10 +455,10 @@ class Member:
         now = self._ports.feed.view
         if not now.run.halted:  # a halted run may change again
             require_unchanged(self._first, now.model)
-        stateless = self._replica is None and not (corrects and self._said_stateless)
-        if not await self._enrolment.join(self._weight, stateless=stateless):
+        stateless = self._replica is None and not (corrects and self._joined_stateless)
+        if not await self._membership.join(self._weight, stateless=stateless):
             return
-        self._said_stateless |= stateless
+        self._joined_stateless |= stateless
         self.seat = (await self._ports.feed.renew(self._ports.coordinator)).members.find(
             self._ports.coordinator.wallet
         )

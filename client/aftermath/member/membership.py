@@ -21,20 +21,20 @@ _LONGEST_PAUSE = 64.0
 _SUSPICIOUS = 4.0  # seconds of pause from which on the user is warned
 
 
-class Enrolment:
-    """Joins and leaves for one member."""
+class MembershipRequests:
+    """Sends one member's joins and leaves."""
 
     def __init__(self, ports: Ports, role: Role) -> None:
         self._ports = ports
         self._role = role
         self._sending: asyncio.Future[None] | None = None
         self._pause = 0.0
-        self._last = self._told = float("-inf")
+        self._last = self._warned_at = float("-inf")
         self._gave_up = False  # whether this member left since its last join
 
     @property
-    def asked(self) -> bool:
-        """Return whether a join was sent. There may be a seat on chain that nobody has seen yet."""
+    def has_sent_join(self) -> bool:
+        """Return whether a join was sent. It may have given a seat that no view shows yet."""
         return self._sending is not None
 
     def completed(self) -> None:
@@ -42,29 +42,29 @@ class Enrolment:
         self._pause = 0.0
 
     def halted(self) -> None:
-        """Record that the owner halted the run: nobody has a seat, and the next join need not
-        wait.
-        """
+        """Record that the owner halted the run, so that the next join need not wait."""
         self._pause = 0.0
 
     async def turn(self, run: Run) -> bool:
         """Wait until this member may join, or `run` has changed. Return whether it may join now."""
         while (wait := self._last + self._pause - self._ports.clock.monotonic()) > 0:
-            self._tell(wait)
+            self._warn(wait)
             await first_of(self._ports.clock.sleep(wait), self._ports.feed.after(run.seq))
             if self._ports.feed.run.seq != run.seq:
                 return False
         return True
 
-    def _tell(self, wait: float) -> None:
-        if self._pause < _SUSPICIOUS or self._told == self._last:
+    def _warn(self, wait: float) -> None:
+        if self._pause < _SUSPICIOUS or self._warned_at == self._last:
             return
-        self._told = self._last
+        self._warned_at = self._last
         if self._gave_up:
-            message = f"the place in the run was given up, asking for one again in {wait:.0f} s"
+            message = f"this member gave up its seat; it joins again in {wait:.0f} s"
         else:
-            message = f"the place in the run was lost again, asking for it in {wait:.0f} s; "
-            message += "does another machine use this key?"
+            message = (
+                f"this member lost its seat again; it rejoins in {wait:.0f} s\n"
+                "Check that no other process uses this wallet"
+            )
         self._ports.events.emit(event_types.Warning(message=message, until="trained"))
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
@@ -79,7 +79,7 @@ class Enrolment:
             return await persist(
                 self._ports.clock,
                 lambda: self._send(weight, stateless),
-                wanted=lambda: not self._ports.feed.run.state.halted,
+                still_wanted=lambda: not self._ports.feed.run.state.halted,
                 done_if=frozenset({Refusal.HALTED}),
             )
         except Refused as error:
@@ -94,13 +94,13 @@ class Enrolment:
         # A join that was sent may still land, so it is never cancelled with its caller, and leaving
         # waits for it. Otherwise the run would count on a member that is gone.
         sending = self._sending
-        left = False
+        had_seat = False
         self._gave_up = True
         while True:
             settled = sending is None or sending.done()
-            left = await self._leave() or left
+            had_seat = await self._leave() or had_seat
             if settled or sending is None:
-                return left
+                return had_seat
             await asyncio.wait([sending])
 
     async def _leave(self) -> bool:
@@ -122,11 +122,11 @@ class Enrolment:
                 stateless=stateless,
             )
         )
-        self._sending.add_done_callback(_heed)
+        self._sending.add_done_callback(_retrieve_exception)
         await asyncio.shield(self._sending)
 
 
-def _heed(sent: asyncio.Future[None]) -> None:
+def _retrieve_exception(sent: asyncio.Future[None]) -> None:
     """Retrieve the exception of an abandoned join, so that asyncio does not log it."""
     if not sent.cancelled():
         sent.exception()

@@ -35,23 +35,23 @@ class OwnState:
         self._worker = worker
         self._warned = False
         self._tree: Tree | None = None
-        self._sealed: dict[tuple[int, int], bytes] = {}
+        self._unrevealed: dict[tuple[int, int], bytes] = {}
         """Roots by epoch and height of states that nobody may ask for yet."""
-        self._opened = (-1, -1)
-        self.told: StateRoot | None = None
+        self._revealed = (-1, -1)
+        self.last_root: StateRoot | None = None
         """The last published root of the replica's state. None if there is no state."""
 
     # A share that was given up leaves the state unchanged, so the last published root stays valid.
 
-    def begin(self, told: StateRoot | None) -> None:
-        """Continue from the state with the root `told`, or from no state."""
-        self.told = told
+    def begin(self, root: StateRoot | None) -> None:
+        """Continue from the state with the root `root`, or from no state."""
+        self.last_root = root
         self.withdraw()
 
     async def trained(self, replica: Replica, epoch: int, height: int) -> PrivateRoots:
         """Return the roots of the share that was just trained. Slow."""
         tree = self._tree = await self._worker(replica.optimizer.tree)
-        before, self.told = self.told, StateRoot(tree.root, epoch, height)
+        before, self.last_root = self.last_root, StateRoot(tree.root, epoch, height)
         since = None if before is None else (before.epoch, before.height)
         return PrivateRoots(NOTHING if before is None else before.root, tree.root, since)
 
@@ -60,36 +60,38 @@ class OwnState:
 
         Without memory for a copy, a warning says so, and nobody can ask for that state.
         """
-        if (tree := self._tree) is None or (told := self.told) is None:
+        if (tree := self._tree) is None or (last_root := self.last_root) is None:
             return
         try:
-            kept = await self._worker(lambda: kept_of(replica.optimizer, tree))
-            self._share.offer(kept, hidden=True)
-            self._sealed[told.epoch, told.height] = tree.root
-            self._show()
+            copy = await self._worker(lambda: kept_of(replica.optimizer, tree))
+            self._share.offer(copy, hidden=True)
+            self._unrevealed[last_root.epoch, last_root.height] = tree.root
+            self._serve_revealed()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             if not self._warned:
                 message = (
-                    "there is no memory for a copy of what the optimizer knows: "
-                    "nobody can check this member's work"
+                    "there is no memory for a copy of the optimizer state: "
+                    "other members cannot check this member's work"
                 )
                 self._events.emit(event_types.Warning(message=message))
             self._warned = True
 
-    def opened(self, epoch: int, height: int) -> None:
+    def reveal(self, epoch: int, height: int) -> None:
         """Serve the state of a revealed round. Before the reveal it would leak the result."""
-        self._opened = epoch, height
-        self._show()
+        self._revealed = epoch, height
+        self._serve_revealed()
 
-    def _show(self) -> None:
-        for place in [place for place in self._sealed if place <= self._opened]:
-            self._share.show(self._sealed.pop(place))
+    def _serve_revealed(self) -> None:
+        for epoch_round in [
+            epoch_round for epoch_round in self._unrevealed if epoch_round <= self._revealed
+        ]:
+            self._share.show(self._unrevealed.pop(epoch_round))
 
     def withdraw(self) -> None:
         """Stop serving states, and free all copies."""
         self._tree = None
-        self._sealed.clear()
-        self._opened = (-1, -1)
+        self._unrevealed.clear()
+        self._revealed = (-1, -1)
         self._share.withdraw()

@@ -33,41 +33,39 @@ _SLOWEST_BYTES = 200_000
 class Candidate:
     """One announced result and its fetched payloads."""
 
-    said: Commitment
+    commitment: Commitment
     raw: bytes
     digest: bytes
     votes: dict[int, Votes] = field(default_factory=dict)
-    """Votes of the `valid` levels until the round is applied. Large results take most memory
-    here.
-    """
+    """Votes of the `valid` levels until the round is applied. They take most of the memory."""
     payloads: dict[int, bytes] = field(default_factory=dict)
     """Masked payloads of the fetched levels, without a copy: our transport serves these bytes."""
     valid: set[int] = field(default_factory=set)
     """Levels that were unmasked and decoded."""
     served: list[bytes] = field(default_factory=list)
     """Digests of the payloads that our transport serves."""
-    bad: set[int] = field(default_factory=set)
+    invalid: set[int] = field(default_factory=set)
     """Levels whose payload matches the commitment but is not a valid encoding."""
     key: bytes = b""
     """Key that unmasks the payloads; empty while unknown."""
-    told: bytes = b""
+    key_announcement: bytes = b""
     """The signed announcement of the key; empty while unknown."""
-    here: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once all levels that we hold are fetched."""
-    opens: asyncio.Event = field(default_factory=asyncio.Event)
+    revealed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the key is known."""
     late: bool = False
     """Whether this member, as a witness, heard of the result after it closed the round."""
-    broken: bool = False
+    breaks_chain: bool = False
     """Whether its private state is known not to continue from the last result."""
-    fetching: list[asyncio.Task[None]] = field(default_factory=list)
-    for_others: list[asyncio.Task[None]] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    tasks_for_others: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks of `fetching` that fetch for others only."""
 
-    def open(self, key: bytes, told: bytes = b"") -> None:
+    def reveal(self, key: bytes, raw: bytes = b"") -> None:
         """Unmask the payloads with the key that the seal names."""
-        self.key, self.told = key, told or self.told
-        self.opens.set()
+        self.key, self.key_announcement = key, raw or self.key_announcement
+        self.revealed.set()
 
     def unmasked(self) -> dict[int, bytes]:
         """Return the valid payloads, unmasked."""
@@ -93,100 +91,106 @@ class Payloads:
         self._role = role
         self._decode = decode
         self._arrived = arrived
-        self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
+        self._fetched_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
         """Levels that all witnesses fetch (`rules.availability`), and their keys, by height."""
-        self._handed_on: dict[int, frozenset[int]] = {}
+        self._for_others: dict[int, frozenset[int]] = {}
         """Levels that this member, as a witness, fetches only for others, by height."""
 
-    def will_be_had(
+    def note_fetched_by_all(
         self, height: int, levels: frozenset[int], witnesses: Collection[bytes]
     ) -> None:
         """Record which levels of a round all its witnesses fetch, and add these witnesses' keys."""
-        _, before = self._had_by_all.get(height, (levels, frozenset()))
-        self._had_by_all[height] = levels, before | frozenset(witnesses)
+        _, before = self._fetched_by_all.get(height, (levels, frozenset()))
+        self._fetched_by_all[height] = levels, before | frozenset(witnesses)
 
-    def hand_on(self, height: int) -> bool:
+    def start_for_others(self, height: int) -> bool:
         """Start to fetch a round's levels for others. Return whether there are new ones."""
-        if height in self._handed_on:
+        if height in self._for_others:
             return False
-        levels, _ = self._had_by_all.get(height, (frozenset(), frozenset()))
-        self._handed_on[height] = frozenset(level for level in levels if level < self._role.tier)
-        return bool(self._handed_on[height])
+        levels, _ = self._fetched_by_all.get(height, (frozenset(), frozenset()))
+        self._for_others[height] = frozenset(level for level in levels if level < self._role.tier)
+        return bool(self._for_others[height])
 
-    def hand_on_no_more(self, height: int) -> None:
+    def stop_for_others(self, height: int) -> None:
         """Stop fetching a round's levels for others, because this witness has attested."""
-        self._handed_on[height] = frozenset()
+        self._for_others[height] = frozenset()
 
     def forget(self, height: int) -> None:
         """Forget a round that no replica can need any more."""
-        self._had_by_all.pop(height, None)
-        self._handed_on.pop(height, None)
+        self._fetched_by_all.pop(height, None)
+        self._for_others.pop(height, None)
 
-    def needed(self, candidate: Candidate) -> list[int]:
+    def held_levels(self, candidate: Candidate) -> list[int]:
         """Return the levels of a result that this member holds."""
-        return [level for level in candidate.said.levels if level >= self._role.tier]
+        return [level for level in candidate.commitment.levels if level >= self._role.tier]
 
-    def for_others(self, candidate: Candidate) -> list[int]:
+    def levels_for_others(self, candidate: Candidate) -> list[int]:
         """Return the levels of a result that this member, as a witness, fetches for others."""
         return sorted(
-            self._handed_on.get(candidate.said.height, frozenset()) & candidate.said.levels.keys()
+            self._for_others.get(candidate.commitment.height, frozenset())
+            & candidate.commitment.levels.keys()
         )
 
-    def complete(self, candidate: Candidate) -> bool:
+    def is_decoded(self, candidate: Candidate) -> bool:
         """Return whether all levels that we hold were fetched, valid or not."""
-        return not self.missing(candidate)
+        return not self.undecoded(candidate)
 
-    def fetched(self, candidate: Candidate) -> bool:
+    def is_fetched(self, candidate: Candidate) -> bool:
         """Return whether all levels that we hold or serve were fetched, revealed or not."""
-        concerns = [*self.needed(candidate), *self.for_others(candidate)]
+        concerns = [*self.held_levels(candidate), *self.levels_for_others(candidate)]
         return all(level in candidate.payloads for level in concerns)
 
-    def whole(self, candidate: Candidate) -> bool:
+    def is_valid(self, candidate: Candidate) -> bool:
         """Return whether all levels that we hold are valid, and those that we serve were
         fetched.
         """
-        return self.complete(candidate) and self.fetched(candidate) and not candidate.bad
+        return self.is_decoded(candidate) and self.is_fetched(candidate) and not candidate.invalid
 
-    def missing(self, candidate: Candidate) -> list[int]:
+    def undecoded(self, candidate: Candidate) -> list[int]:
         """Return the levels that we hold and that are not decoded."""
         return [
             level
-            for level in self.needed(candidate)
-            if level not in candidate.valid | candidate.bad
+            for level in self.held_levels(candidate)
+            if level not in candidate.valid | candidate.invalid
         ]
 
     async def fetch(self, candidate: Candidate, plan: RoundPlan) -> None:
         """Fetch and decode the levels that this member holds, until all are done."""
-        await every(self._obtain(candidate, level, plan) for level in self.needed(candidate))
+        await every(
+            self._fetch_and_decode(candidate, level, plan) for level in self.held_levels(candidate)
+        )
 
     async def fetch_for_others(self, candidate: Candidate, plan: RoundPlan) -> None:
         """Fetch the levels that this member serves, after those that it needs itself."""
-        if self.for_others(candidate):
-            await candidate.here.wait()
-        await every(self._arrive(candidate, level, plan) for level in self.for_others(candidate))
+        if self.levels_for_others(candidate):
+            await candidate.arrived.wait()
+        await every(
+            self._fetch_until_done(candidate, level, plan)
+            for level in self.levels_for_others(candidate)
+        )
 
     # Ask again for as long as the chain stores the round. Report only the first failures, since a
     # round may last for hours.
-    async def _obtain(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
-        said = candidate.said
-        seconds = await self._arrive(candidate, level, plan)
-        await candidate.opens.wait()
+    async def _fetch_and_decode(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
+        commitment = candidate.commitment
+        seconds = await self._fetch_until_done(candidate, level, plan)
+        await candidate.revealed.wait()
         opened = self._ports.clock.monotonic()
         if not await self._decoded(candidate, level):
             return
         self._ports.events.emit(
             event_types.Fetched(
-                height=said.height,
-                seat=said.seat,
+                height=commitment.height,
+                seat=commitment.seat,
                 level=level,
                 seconds=seconds,
                 decode_seconds=self._ports.clock.monotonic() - opened,
             )
         )
 
-    async def _arrive(self, candidate: Candidate, level: int, plan: RoundPlan) -> float:
+    async def _fetch_until_done(self, candidate: Candidate, level: int, plan: RoundPlan) -> float:
         """Fetch a level. Return the seconds that the last try took."""
-        said = candidate.said
+        commitment = candidate.commitment
         pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         started = self._ports.clock.monotonic()
         while level not in candidate.payloads:
@@ -197,22 +201,22 @@ class Payloads:
                 if not pauses.at_longest:
                     self._ports.events.emit(
                         event_types.FetchFailed(
-                            height=said.height, seat=said.seat, why=str(failure)
+                            height=commitment.height, seat=commitment.seat, why=str(failure)
                         )
                     )
                 await self._ports.clock.sleep(pauses.next())
-        if all(needed in candidate.payloads for needed in self.needed(candidate)):
-            candidate.here.set()
+        if all(needed in candidate.payloads for needed in self.held_levels(candidate)):
+            candidate.arrived.set()
         seconds = self._ports.clock.monotonic() - started
         self._arrived()
         return seconds
 
     async def _fetch_level(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
-        payload = candidate.said.levels[level]
+        payload = candidate.commitment.levels[level]
         patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
         deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
-        holders = self._holders(candidate.said, level, plan)
-        async with self._downloads.turn(candidate.said.sender):
+        holders = self._holders(candidate.commitment, level, plan)
+        async with self._downloads.turn(candidate.commitment.sender):
             data = await self._ports.transport.fetch(
                 payload.blake3, payload.size, holders, deadline, keep=True
             )
@@ -230,10 +234,12 @@ class Payloads:
                 lambda: decode_level(masked(data, key, level), results, level, device)
             )
         except BadPayload as error:
-            candidate.bad.add(level)
+            candidate.invalid.add(level)
             self._ports.events.emit(
                 event_types.PeerRefused(
-                    height=candidate.said.height, seat=candidate.said.seat, why=str(error)
+                    height=candidate.commitment.height,
+                    seat=candidate.commitment.seat,
+                    why=str(error),
                 )
             )
             return False
@@ -241,10 +247,13 @@ class Payloads:
         candidate.valid.add(level)
         return True
 
-    def _holders(self, said: Commitment, level: int, plan: RoundPlan) -> list[bytes]:
+    def _holders(self, commitment: Commitment, level: int, plan: RoundPlan) -> list[bytes]:
         """Return the peers that may have a payload: its trainer, then reachable holders."""
         others = {plan.seats[seat].p2p for seat in plan.shares if plan.seats[seat].tier <= level}
-        levels, witnesses = self._had_by_all.get(said.height, (frozenset(), frozenset()))
+        levels, witnesses = self._fetched_by_all.get(commitment.height, (frozenset(), frozenset()))
         others |= witnesses if level in levels else frozenset()
         others &= self._ports.transport.reachable()
-        return [said.sender, *sorted(others - {said.sender, self._ports.transport.node_id})]
+        return [
+            commitment.sender,
+            *sorted(others - {commitment.sender, self._ports.transport.node_id}),
+        ]

@@ -36,33 +36,34 @@ class RoundPlan:
         share = self.shares.get(seat)
         return sequences(self.header, share) if share is not None else []
 
-    def admits(self, said: Commitment, schema: Schema) -> bool:
+    def admits(self, commitment: Commitment, schema: Schema) -> bool:
         """Return whether a commitment comes from the member it names and covers exactly its
         share.
         """
-        if said.seat not in self.owing:
+        if commitment.seat not in self.owing:
             return False
-        member = self.seats[said.seat]
+        member = self.seats[commitment.seat]
         return (
-            said.run_id == self.run_id
-            and (said.epoch, said.height, said.step)
+            commitment.run_id == self.run_id
+            and (commitment.epoch, commitment.height, commitment.step)
             == (self.epoch, self.header.height, self.header.step)
-            and said.seed == self.header.seed
-            and (said.sender, said.signer, said.tier) == (member.p2p, member.signer, member.tier)
-            and said.schema_hash == schema.hash()
-            and [(i.start, i.stop) for i in said.intervals]
-            == [(r.start, r.stop) for r in self.ranges(said.seat)]
-            and list(said.levels) == list(range(said.tier, schema.state.levels))
+            and commitment.seed == self.header.seed
+            and (commitment.sender, commitment.signer, commitment.tier)
+            == (member.p2p, member.signer, member.tier)
+            and commitment.schema_hash == schema.hash()
+            and [(i.start, i.stop) for i in commitment.intervals]
+            == [(r.start, r.stop) for r in self.ranges(commitment.seat)]
+            and list(commitment.levels) == list(range(commitment.tier, schema.state.levels))
             and all(
                 payload.size == schema.results.payload_bytes(level)
-                for level, payload in said.levels.items()
+                for level, payload in commitment.levels.items()
             )
         )
 
-    def comes_from(self, said: Key) -> bool:
+    def comes_from(self, key: Key) -> bool:
         """Return whether a key belongs to this round and was sent by the member that it names."""
-        member = self.seats[said.seat]
-        return said.place == self.place(said.seat) and (said.sender, said.signer) == (
+        member = self.seats[key.seat]
+        return key.place == self.place(key.seat) and (key.sender, key.signer) == (
             member.p2p,
             member.signer,
         )

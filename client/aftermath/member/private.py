@@ -29,11 +29,11 @@ from aftermath.optim.interfaces import BadState
 from aftermath.optim.state_merkle import tree_of
 from aftermath.replica.replica import Replica
 
-_BOUND = "bound"
-_TOLD = "told"
+_BINDING_KEY = "bound"
+_ROOT_KEY = "told"
 
 
-class _Bound(msgspec.Struct, frozen=True):
+class _Binding(msgspec.Struct, frozen=True):
     """The run, member, epoch and weights that a saved state belongs to."""
 
     run_id: str
@@ -46,7 +46,7 @@ class _Bound(msgspec.Struct, frozen=True):
     """SHA-256 of every held level."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _SavedRoot(msgspec.Struct, frozen=True):
     """The root of a state in hex, and the epoch and height of its commitment."""
 
     root: str
@@ -58,28 +58,31 @@ class PrivateState:
     """Saves one member's state, if requested."""
 
     def __init__(
-        self, ports: Ports, role: Role, workers: Workers, own: OwnState, directory: Path | None
+        self,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        own_state: OwnState,
+        directory: Path | None,
     ) -> None:
         self._ports = ports
         self._role = role
         self._workers = workers
-        self._own = own
+        self._own_state = own_state
         self._writing: asyncio.Task[None] | None = None
         identity = ports.feed.view.run.identity
         self._file = _file_in(directory, ports.coordinator.wallet, identity) if directory else None
 
     async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
-        """Write, in the background, the state of a replica that ended that epoch with these
-        hashes.
-        """
+        """Write the state of a replica that ended `epoch` with these hashes, in the background."""
         file = self._file
-        told = self._own.told
-        if file is None or told is None:  # an optimizer that has not trained has no state
+        root = self._own_state.last_root
+        if file is None or root is None:  # an optimizer that has not trained has no state
             return
         await self.settle()
-        bound = self._bound(epoch + 1, hashes)
+        binding = self._binding(epoch + 1, hashes)
         state = await self._workers.compute(replica.optimizer.state)
-        self._writing = asyncio.ensure_future(self._write(file, state, bound, told))
+        self._writing = asyncio.ensure_future(self._write(file, state, binding, root))
 
     async def restore(self, replica: Replica, epoch: int) -> None:
         """Restore the saved state into a replica that begins this epoch, if it belongs to it."""
@@ -88,22 +91,22 @@ class PrivateState:
         if (file := self._file) is None or not file.exists():
             return
         hashes = await self._workers.compute(replica.hashes)
-        bound = self._bound(epoch, hashes)
+        binding = self._binding(epoch, hashes)
         try:
-            found = await self._workers.compute(lambda: _read(file, bound))
-            if found is None:
-                why = f"{file} is of another epoch or other weights"
+            saved = await self._workers.compute(lambda: _read(file, binding))
+            if saved is None:
+                why = f"{file} belongs to another epoch or other weights"
             else:
-                state, told = found
+                state, root = saved
                 await self._workers.compute(lambda: replica.optimizer.restore(state))
-                self._own.begin(told)
+                self._own_state.begin(root)
                 self._ports.events.emit(event_types.OptimizerRestored(epoch=epoch))
                 return
         except (BadState, CheckpointError) as error:
             why = error.message
         self._ports.events.emit(
             event_types.Warning(
-                message=f"the optimizer begins with nothing: {why}", until="trained"
+                message=f"the optimizer starts without its saved state: {why}", until="trained"
             )
         )
 
@@ -117,8 +120,8 @@ class PrivateState:
         if self._writing is not None:
             await cancel([self._writing])
 
-    def _bound(self, epoch: int, hashes: Mapping[int, bytes]) -> _Bound:
-        return _Bound(
+    def _binding(self, epoch: int, hashes: Mapping[int, bytes]) -> _Binding:
+        return _Binding(
             run_id=self._role.run_id,
             wallet=self._ports.coordinator.wallet.hex(),
             schema=self._role.schema.hash().hex(),
@@ -128,13 +131,13 @@ class PrivateState:
         )
 
     async def _write(
-        self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot
+        self, file: Path, state: Mapping[str, Tensor], binding: _Binding, root: StateRoot
     ) -> None:
         try:
-            await self._workers.write(lambda: _save(file, state, bound, told))
+            await self._workers.write(lambda: _save(file, state, binding, root))
         except Exception as error:  # nobody awaits this task, so report the error here
             self._ports.events.emit(
-                event_types.Warning(message=f"what the optimizer knows is not kept: {error}")
+                event_types.Warning(message=f"the optimizer state was not saved: {error}")
             )
 
 
@@ -144,33 +147,36 @@ def _file_in(directory: Path, wallet: bytes, identity: str) -> Path:
     return directory / f"{name[:16]}.safetensors"
 
 
-def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot) -> None:
+def _save(file: Path, state: Mapping[str, Tensor], binding: _Binding, root: StateRoot) -> None:
     """Write the file. Raises CheckpointError, and leaves the last one untouched."""
-    said = _Told(told.root.hex(), told.epoch, told.height)
-    about = {_BOUND: msgspec.json.encode(bound).decode(), _TOLD: msgspec.json.encode(said).decode()}
+    saved_root = _SavedRoot(root.root.hex(), root.epoch, root.height)
+    metadata = {
+        _BINDING_KEY: msgspec.json.encode(binding).decode(),
+        _ROOT_KEY: msgspec.json.encode(saved_root).decode(),
+    }
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         with standing_in(file) as partial:
-            save_file(dict(state), partial, metadata=about)
+            save_file(dict(state), partial, metadata=metadata)
 
 
-def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], StateRoot] | None:
+def _read(file: Path, expected: _Binding) -> tuple[dict[str, Tensor], StateRoot] | None:
     """Return the state in a file and its published root. None if it is bound to something else.
 
     Raises CheckpointError if it is damaged.
     """
     try:
         with safe_open(file, framework="pt") as opened:
-            about = opened.metadata() or {}
-            found: _Bound = json_as(about.get(_BOUND, ""), _Bound)
-            if found != bound:
+            metadata = opened.metadata() or {}
+            binding: _Binding = json_as(metadata.get(_BINDING_KEY, ""), _Binding)
+            if binding != expected:
                 return None
-            said: _Told = json_as(about.get(_TOLD, ""), _Told)
+            saved_root: _SavedRoot = json_as(metadata.get(_ROOT_KEY, ""), _SavedRoot)
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, Malformed) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
-    if not state or tree_of(state).root.hex() != said.root:
+    if not state or tree_of(state).root.hex() != saved_root.root:
         raise CheckpointError(
-            f"{file} is damaged: it is not the state that this member told others of"
+            f"{file} is damaged: its hash is not the one that this member committed to"
         )
-    return state, StateRoot(bytes.fromhex(said.root), said.epoch, said.height)
+    return state, StateRoot(bytes.fromhex(saved_root.root), saved_root.epoch, saved_root.height)

@@ -30,12 +30,12 @@ class Readiness:
         self.changed = Pulse()
         self._ready: dict[int, dict[bytes, bytes]] = {}
 
-    def hear(self, said: Ready) -> None:
+    def hear(self, announcement: Ready) -> None:
         """Record an announcement whose signature was checked."""
         # Store readiness by signing key and wallet, not by the named seat: several seats on chain
         # may claim one key. Keep only a key's last wallet, so that invented wallets cannot fill
         # our memory.
-        self._ready.setdefault(said.epoch, {})[said.sender] = said.signer
+        self._ready.setdefault(announcement.epoch, {})[announcement.sender] = announcement.signer
         self.changed.fire()
 
     def of(self, epoch: int) -> frozenset[tuple[bytes, bytes]]:
@@ -43,7 +43,7 @@ class Readiness:
 
     def forget_before(self, epoch: int) -> None:
         """Forget earlier epochs, but not this one: a retried warm-up has the same epoch number."""
-        for old in [one for one in self._ready if one < epoch]:
+        for old in [known for known in self._ready if known < epoch]:
             del self._ready[old]
 
 
@@ -68,7 +68,7 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> N
     duty = Duty(
         ports,
         "the report that this member is ready",
-        wanted=lambda: not warmup_over(run, ports.feed.run),
+        still_wanted=lambda: not warmup_over(run, ports.feed.run),
     )
     patient_until = ports.clock.monotonic() + _PATIENCE
     reading = _Reading(ports)
@@ -76,9 +76,11 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> N
         members = ports.feed.members
         elected = now.seed_is_drawn and seat in witnesses(now.current, members)
         impatient = ports.clock.monotonic() >= patient_until
-        taken = reading.lately()
+        is_fetched_from = reading.lately()
         half = run.state_started_at + run.config.warmup_time / 2
-        most_suffice = whole_from_peers(run) and ports.coordinator.now() >= half and not taken
+        most_suffice = (
+            whole_from_peers(run) and ports.coordinator.now() >= half and not is_fetched_from
+        )
         if (
             elected
             and duty.due
@@ -106,15 +108,15 @@ def _all_ready(
     # One member that never reports ready must not cost every epoch a whole warm-up. When members
     # load a durable checkpoint, nobody sees their progress, so they get the whole warm-up.
     waiting = list(bitmap.seats(run.current.roster & members.mask(MemberState.HEALTHY)))
-    whose = {seat: (members.seats[seat].p2p, members.seats[seat].signer) for seat in waiting}
+    identities = {seat: (members.seats[seat].p2p, members.seats[seat].signer) for seat in waiting}
     ready = readiness.of(run.epoch)
-    missing = [seat for seat in waiting if whose[seat] not in ready]
+    missing = [seat for seat in waiting if identities[seat] not in ready]
     reachable = ports.transport.reachable()
-    waited_for = [seat for seat in missing if not impatient or whose[seat][0] in reachable]
-    weight, lacking = (
+    waited_for = [seat for seat in missing if not impatient or identities[seat][0] in reachable]
+    weight, missing_weight = (
         sum(members.seats[seat].weight for seat in seats) for seats in (waiting, missing)
     )
-    most = len(waiting) - len(missing) >= quorum(len(waiting)) and 3 * lacking <= weight
+    most = len(waiting) - len(missing) >= quorum(len(waiting)) and 3 * missing_weight <= weight
     return not waited_for or (most_suffice and most)
 
 

@@ -24,7 +24,7 @@ from aftermath.member.payloads import Candidate, Payloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.member.signed_results import SignedResults
-from aftermath.member.state_chain import Lineage
+from aftermath.member.state_chain import StateChain
 from aftermath.optim.level_votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.announcements import Commitment
@@ -63,13 +63,13 @@ class Results:
         self._epoch = -1
         self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}
-        self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
+        self._candidates: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
         self._keys: dict[int, dict[int, tuple[Key, bytes]]] = defaultdict(dict)
         """Keys by height and seat whose result was not heard of yet."""
         self._closed: set[int] = set()
-        self._lineage = Lineage()
+        self._state_chain = StateChain()
         self.closed_rounds = ClosedRounds(ports.feed)
         self.evidence = Evidence(ports.events)
         ports.transport.handle(TOPIC, self._answer)
@@ -81,7 +81,7 @@ class Results:
         for height in list(self._plans):
             self._forget(height)
         self._early.clear()
-        self._lineage.begin(epoch)
+        self._state_chain.begin(epoch)
         self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:
@@ -89,8 +89,8 @@ class Results:
         newest = plan.header.height
         self._plans[newest] = plan
         for announcements in self._early.pop(newest, {}).values():
-            for raw, said in announcements.items():
-                self.admit(said, raw)
+            for raw, commitment in announcements.items():
+                self.admit(commitment, raw)
         for height in [h for h in self._plans if h <= newest - STORED_ROUNDS]:
             self._forget(height)
         for height in [h for h in self._early if h <= newest]:
@@ -119,15 +119,18 @@ class Results:
         self._keys.pop(height, None)
         self._closed.discard(height)
         self.payloads.forget(height)
-        for candidate in _all(self._found.pop(height, {})):
-            for task in candidate.fetching:
+        for candidate in _all(self._candidates.pop(height, {})):
+            for task in candidate.tasks:
                 task.cancel()
             self._retired += candidate.served
 
     def _retract(self) -> None:
         """Stop serving forgotten payloads, except those that a current round shares."""
         needed = {
-            digest for found in self._found.values() for c in _all(found) for digest in c.served
+            digest
+            for by_seat in self._candidates.values()
+            for c in _all(by_seat)
+            for digest in c.served
         }
         for digest in self._retired:
             if digest not in needed:
@@ -136,7 +139,7 @@ class Results:
 
     def applied(self, height: int) -> None:
         """Free the votes of a round that was applied."""
-        for candidate in _all(self._found.get(height, {})):
+        for candidate in _all(self._candidates.get(height, {})):
             candidate.votes.clear()
 
     def close(self) -> None:
@@ -146,19 +149,23 @@ class Results:
 
     # --- what comes in ----------------------------------------------------------------------------
 
-    def hear(self, said: Commitment, raw: bytes) -> None:
+    def hear(self, commitment: Commitment, raw: bytes) -> None:
         """Record an announcement from its sender whose signature was checked."""
-        if said.epoch != self._epoch:
+        if commitment.epoch != self._epoch:
             return
-        if said.height in self._plans:
-            self.admit(said, raw)
-        elif 0 < said.height - max(self._plans, default=-1) <= STORED_ROUNDS:
-            kept = self._early.setdefault(said.height, {}).setdefault(said.sender, {})
-            if len(kept) < _MAX_PER_MEMBER:  # so nobody can displace others' announcements
-                kept[raw] = said
+        if commitment.height in self._plans:
+            self.admit(commitment, raw)
+        elif 0 < commitment.height - max(self._plans, default=-1) <= STORED_ROUNDS:
+            early_commitments = self._early.setdefault(commitment.height, {}).setdefault(
+                commitment.sender, {}
+            )
+            if (
+                len(early_commitments) < _MAX_PER_MEMBER
+            ):  # so nobody can displace others' announcements
+                early_commitments[raw] = commitment
 
     def admit(
-        self, said: Commitment, raw: bytes, *, accepted: bool = False, relayed: bool = False
+        self, commitment: Commitment, raw: bytes, *, accepted: bool = False, relayed: bool = False
     ) -> None:
         """Record an announcement if it matches its sender's assignment.
 
@@ -166,15 +173,15 @@ class Results:
         member is charged only for its own messages, because anybody can pass on what it signed in
         another attempt at the round.
         """
-        plan = self._plans.get(said.height)
-        if plan is None or said.epoch != self._epoch:
+        plan = self._plans.get(commitment.height)
+        if plan is None or commitment.epoch != self._epoch:
             return
-        if not plan.admits(said, self._role.schema):
+        if not plan.admits(commitment, self._role.schema):
             if not relayed:
-                self._refuse(said, raw, plan)
+                self._refuse(commitment, raw, plan)
             return
-        candidates = self._found[said.height].setdefault(said.seat, [])
-        digest = said.digest
+        candidates = self._candidates[commitment.height].setdefault(commitment.seat, [])
+        digest = commitment.digest
         if any(c.digest == digest for c in candidates) or (
             len(candidates) >= _MAX_PER_MEMBER and not accepted
         ):
@@ -182,81 +189,96 @@ class Results:
         if candidates:
             self._ports.events.emit(
                 event_types.PeerRefused(
-                    height=said.height, seat=said.seat, why="it announced another result too"
+                    height=commitment.height,
+                    seat=commitment.seat,
+                    why="it announced another result too",
                 )
             )
-            self.evidence.add(said, candidates[0].raw, raw)
+            self.evidence.add(commitment, candidates[0].raw, raw)
         # A witness rejects results announced after it closed the round: they could be copies.
-        candidate = Candidate(said, raw, digest, late=said.height in self._closed)
+        candidate = Candidate(commitment, raw, digest, late=commitment.height in self._closed)
         candidates.append(candidate)
         if candidate.late:
             self._ports.events.emit(
-                event_types.PeerRefused(height=said.height, seat=said.seat, why=CLOSED_ON)
+                event_types.PeerRefused(
+                    height=commitment.height, seat=commitment.seat, why=CLOSED_ON
+                )
             )
-        if (early := self._keys[said.height].get(said.seat)) is not None:
+        if (early := self._keys[commitment.height].get(commitment.seat)) is not None:
             self.hear_key(*early)
-        self._lineage.hear(said)
-        self._follow(said.seat)
+        self._state_chain.hear(commitment)
+        self._check_state_chain(commitment.seat)
         self._start(candidate, plan, self.payloads.fetch)
-        candidate.for_others.append(self._start(candidate, plan, self.payloads.fetch_for_others))
+        candidate.tasks_for_others.append(
+            self._start(candidate, plan, self.payloads.fetch_for_others)
+        )
         self.changed.fire()
 
-    def hear_of_opening(self, said: Closed | Key, raw: bytes) -> None:
+    def hear_reveal(self, announcement: Closed | Key, raw: bytes) -> None:
         """Record a closing or a key whose signature was checked."""
-        if isinstance(said, Closed):
-            self.closed_rounds.hear(said, raw)
+        if isinstance(announcement, Closed):
+            self.closed_rounds.hear(announcement, raw)
         else:
-            self.hear_key(said, raw)
+            self.hear_key(announcement, raw)
 
-    def hear_key(self, said: Key, raw: bytes) -> None:
+    def hear_key(self, announcement: Key, raw: bytes) -> None:
         """Record a key whose signature was checked. Keep a key that arrives before its result.
 
         Any peer may relay a key. One early key is kept per member.
         """
-        plan = self._plans.get(said.height)
-        if plan is None or not plan.comes_from(said):
+        plan = self._plans.get(announcement.height)
+        if plan is None or not plan.comes_from(announcement):
             return
-        found = [c for c in self.candidates(said.height, said.seat) if c.said.opened_by(said.key)]
-        for candidate in found:
-            candidate.open(said.key, raw)
-        if found:
-            self._keys[said.height].pop(said.seat, None)
+        opened = [
+            c
+            for c in self.candidates(announcement.height, announcement.seat)
+            if c.commitment.opened_by(announcement.key)
+        ]
+        for candidate in opened:
+            candidate.reveal(announcement.key, raw)
+        if opened:
+            self._keys[announcement.height].pop(announcement.seat, None)
             self.changed.fire()
         else:
-            self._keys[said.height][said.seat] = said, raw
+            self._keys[announcement.height][announcement.seat] = announcement, raw
 
     def close_round(self, height: int) -> None:
         """Stop attesting results, as a witness, that are announced from now on."""
         self._closed.add(height)
 
-    def _follow(self, seat: int) -> None:
+    def _check_state_chain(self, seat: int) -> None:
         """Check that each private state of a member continues from the one before, in any order."""
-        for candidate in (c for found in self._found.values() for c in found.get(seat, ())):
-            if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
-                candidate.broken = True
+        for candidate in (
+            c for by_seat in self._candidates.values() for c in by_seat.get(seat, ())
+        ):
+            if (
+                not candidate.breaks_chain
+                and (why := self._state_chain.fault(candidate.commitment)) is not None
+            ):
+                candidate.breaks_chain = True
                 self._ports.events.emit(
-                    event_types.PeerRefused(height=candidate.said.height, seat=seat, why=why)
+                    event_types.PeerRefused(height=candidate.commitment.height, seat=seat, why=why)
                 )
 
-    def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
+    def _refuse(self, commitment: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Report a member's first unassigned announcement of a round. Ban a peer that continues.
 
         The reported seat is the one with the sender's key and wallet, not the named one: anybody
         can register another member's key on chain, but cannot sign with it.
         """
-        whose = (said.sender, said.signer)
+        sender = (commitment.sender, commitment.signer)
         seat = next(
             (
                 index
                 for index, member in enumerate(plan.seats)
-                if (member.p2p, member.signer) == whose
+                if (member.p2p, member.signer) == sender
             ),
             None,
         )
-        refused = self._refused[said.height].setdefault(seat, set())
+        refused = self._refused[commitment.height].setdefault(seat, set())
         if not refused:
             self._ports.events.emit(
-                event_types.PeerRefused(height=said.height, seat=seat, why=_UNASSIGNED)
+                event_types.PeerRefused(height=commitment.height, seat=seat, why=_UNASSIGNED)
             )
         refused.add(raw)  # signed, so only the sender can add to them
         if len(refused) > _MAX_UNASSIGNED:
@@ -264,7 +286,8 @@ class Results:
             if seat is None:  # many keys share this entry, and peers can relay anybody's
                 return
             self._ports.transport.bar(
-                said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}"
+                commitment.sender,
+                f"more than {_MAX_UNASSIGNED} announcements in a round were {_UNASSIGNED}",
             )
 
     def may_sign(self, place: ResultPlace, digest: bytes) -> bool:
@@ -274,9 +297,9 @@ class Results:
         """
         return self._signed.record(place, digest)
 
-    def keep_own(
+    def add_own(
         self,
-        said: Commitment,
+        commitment: Commitment,
         raw: bytes,
         votes: Mapping[int, Votes],
         payloads: Mapping[int, bytes],
@@ -285,28 +308,30 @@ class Results:
         """Add this member's own result, whose payloads are published already, masked by that
         key.
         """
-        served = [payload.blake3 for payload in said.levels.values()]
-        own = Candidate(said, raw, said.digest, dict(votes), dict(payloads), set(votes), served)
-        own.open(key)
-        self._found[said.height].setdefault(said.seat, []).append(own)
+        served = [payload.blake3 for payload in commitment.levels.values()]
+        candidate = Candidate(
+            commitment, raw, commitment.digest, dict(votes), dict(payloads), set(votes), served
+        )
+        candidate.reveal(key)
+        self._candidates[commitment.height].setdefault(commitment.seat, []).append(candidate)
         self.changed.fire()
 
-    def have_for_others(self, height: int) -> None:
+    def fetch_for_others(self, height: int) -> None:
         """Fetch the levels that every witness of a round must serve, even levels not held."""
         plan = self._plans.get(height)
-        if plan is not None and self.payloads.hand_on(height):
-            for candidate in _all(self._found.get(height, {})):
-                candidate.for_others.append(
+        if plan is not None and self.payloads.start_for_others(height):
+            for candidate in _all(self._candidates.get(height, {})):
+                candidate.tasks_for_others.append(
                     self._start(candidate, plan, self.payloads.fetch_for_others)
                 )
 
-    def has_attested(self, height: int) -> None:
+    def stop_for_others(self, height: int) -> None:
         """Stop fetching for others: this witness has attested, or its time is over."""
         if height not in self._plans:
             return
-        self.payloads.hand_on_no_more(height)
-        for candidate in _all(self._found.get(height, {})):
-            for task in candidate.for_others:
+        self.payloads.stop_for_others(height)
+        for candidate in _all(self._candidates.get(height, {})):
+            for task in candidate.tasks_for_others:
                 task.cancel()
 
     def _start(self, candidate: Candidate, plan: RoundPlan, fetch: Fetch) -> asyncio.Task[None]:
@@ -315,11 +340,11 @@ class Results:
             self.changed.fire()
 
         task = asyncio.ensure_future(fetching())
-        task.add_done_callback(self._fetched)
-        candidate.fetching.append(task)
+        task.add_done_callback(self._task_done)
+        candidate.tasks.append(task)
         return task
 
-    def _fetched(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._ports.events.emit(
                 event_types.Warning(message=f"a result could not be fetched: {error}")
@@ -329,51 +354,64 @@ class Results:
 
     def candidates(self, height: int, seat: int) -> list[Candidate]:
         """Return a member's announced results of a round, in order of arrival."""
-        return self._found.get(height, {}).get(seat, [])
+        return self._candidates.get(height, {}).get(seat, [])
 
     def announced(self, height: int) -> frozenset[int]:
         """Return the seats that have announced a result of this round."""
-        return frozenset(self._found.get(height, {}))
+        return frozenset(self._candidates.get(height, {}))
 
-    def held(self, height: int) -> dict[int, bytes]:
+    def attestable(self, height: int) -> dict[int, bytes]:
         """Return the attestable commitments: {seat: 32-byte digest}.
 
         Such a result is the seat's only one, whole, valid and in time, and its private state
         continues from the last one as far as known.
         """
-        found = sorted(self._found.get(height, {}).items())
+        by_seat = sorted(self._candidates.get(height, {}).items())
         return {
             seat: c[0].digest
-            for seat, c in found
-            if not _worthless(c) and self.payloads.whole(c[0])
+            for seat, c in by_seat
+            if not _worthless(c) and self.payloads.is_valid(c[0])
         }
 
     def fetched(self, height: int) -> frozenset[int]:
         """Return the seats whose result was fetched, revealed or not, or is known to be
         worthless.
         """
-        found = self._found.get(height, {}).items()
-        return frozenset(seat for seat, c in found if _worthless(c) or self.payloads.fetched(c[0]))
+        by_seat = self._candidates.get(height, {}).items()
+        return frozenset(
+            seat for seat, c in by_seat if _worthless(c) or self.payloads.is_fetched(c[0])
+        )
 
     def settled(self, height: int) -> frozenset[int]:
         """Return the seats whose result is attestable or known to be worthless: nothing is
         missing.
         """
-        found = self._found.get(height, {}).items()
-        return frozenset(seat for seat, c in found if _worthless(c) or self.payloads.whole(c[0]))
+        by_seat = self._candidates.get(height, {}).items()
+        return frozenset(
+            seat for seat, c in by_seat if _worthless(c) or self.payloads.is_valid(c[0])
+        )
 
     def sealed(self, height: int) -> frozenset[int]:
         """Return the seats whose announced result has no known key."""
         return frozenset(
-            s for s, found in self._found.get(height, {}).items() if not all(c.key for c in found)
+            s
+            for s, candidates in self._candidates.get(height, {}).items()
+            if not all(c.key for c in candidates)
         )
 
-    def unopened(self) -> list[ResultPlace]:
+    def unrevealed(self) -> list[ResultPlace]:
         """Return the places of this member's own results whose key it has not revealed."""
-        mine = (
-            c.said for found in self._found.values() for c in _all(found) if c.key and not c.told
+        own_commitments = (
+            c.commitment
+            for by_seat in self._candidates.values()
+            for c in _all(by_seat)
+            if c.key and not c.key_announcement
         )
-        return [said.place for said in mine if said.sender == self._ports.transport.node_id]
+        return [
+            commitment.place
+            for commitment in own_commitments
+            if commitment.sender == self._ports.transport.node_id
+        ]
 
     # --- what others may ask ----------------------------------------------------------------------
 
@@ -381,23 +419,32 @@ class Results:
         """Answer a request with the seats' signed announcements: results, keys and closings."""
         del peer
         if len(body) > _LONGEST_QUESTION:
-            raise RequestRefused("a height and seats take fewer bytes")
+            raise RequestRefused(f"the question has more than {_LONGEST_QUESTION} bytes")
         try:
-            asked: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
+            question: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
         except Malformed as error:
-            raise RequestRefused("a height and seats are expected") from error
-        height = asked[0]
-        seats = sorted(set(asked[1]))
-        found = [c for seat in seats for c in self.candidates(height, seat)]
-        keys = [c.told for c in found if c.told]
-        told = [*(c.raw for c in found), *keys, *self.closed_rounds.told(height, seats)]
-        return msgspec.msgpack.encode(told[: MOST_PER_SEAT * len(seats)])
+            raise RequestRefused("the question is not a height and a list of seats") from error
+        height = question[0]
+        seats = sorted(set(question[1]))
+        candidates = [c for seat in seats for c in self.candidates(height, seat)]
+        keys = [c.key_announcement for c in candidates if c.key_announcement]
+        announcements = [
+            *(c.raw for c in candidates),
+            *keys,
+            *self.closed_rounds.announcements(height, seats),
+        ]
+        return msgspec.msgpack.encode(announcements[: MOST_PER_SEAT * len(seats)])
 
 
-def _worthless(found: list[Candidate]) -> bool:
+def _worthless(candidates: list[Candidate]) -> bool:
     """Return whether these results of one member cannot be attested."""
-    return len(found) > 1 or bool(found[0].bad) or found[0].broken or found[0].late
+    return (
+        len(candidates) > 1
+        or bool(candidates[0].invalid)
+        or candidates[0].breaks_chain
+        or candidates[0].late
+    )
 
 
-def _all(found: Mapping[int, list[Candidate]]) -> Iterable[Candidate]:
-    return (candidate for candidates in found.values() for candidate in candidates)
+def _all(by_seat: Mapping[int, list[Candidate]]) -> Iterable[Candidate]:
+    return (candidate for candidates in by_seat.values() for candidate in candidates)

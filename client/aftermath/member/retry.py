@@ -25,16 +25,16 @@ async def persist(
     clock: Clock,
     call: Callable[[], Awaitable[None]],
     *,
-    wanted: Callable[[], bool],
+    still_wanted: Callable[[], bool],
     done_if: frozenset[Refusal] = frozenset(),
 ) -> bool:
-    """Retry `call` until it succeeds. Return False if it is no longer `wanted`, or refused as in
-    `done_if`.
+    """Retry `call` until it succeeds. Return False if it is no longer `still_wanted`, or refused as
+    in `done_if`.
 
     Raises Refused for any other refusal.
     """
     pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-    while wanted():
+    while still_wanted():
         try:
             await call()
             return True
@@ -48,19 +48,19 @@ async def persist(
 
 
 class Duty:
-    """A transaction that a member owes while `wanted`. Refusals in `done_if` end the duty."""
+    """A transaction that a member owes while `still_wanted`. Refusals in `done_if` end the duty."""
 
     def __init__(
         self,
         ports: Ports,
         name: str,
         *,
-        wanted: Callable[[], bool],
+        still_wanted: Callable[[], bool],
         done_if: frozenset[Refusal] = SETTLED,
     ) -> None:
         self._ports = ports
         self._name = name
-        self._wanted = wanted
+        self._still_wanted = still_wanted
         self._done_if = done_if
         self._waits = Backoff(_FIRST_WAIT, _LONGEST_WAIT)
         self._not_before = float("-inf")
@@ -77,7 +77,7 @@ class Duty:
         """Retry `call` like `persist`. Warn once about another refusal, and return False."""
         try:
             return await persist(
-                self._ports.clock, call, wanted=self._wanted, done_if=self._done_if
+                self._ports.clock, call, still_wanted=self._still_wanted, done_if=self._done_if
             )
         except Refused as refusal:
             if not self._warned:

@@ -1,4 +1,4 @@
-"""Reveals: this member's keys, told once a quorum of witnesses is closed.
+"""Reveal this member's keys once a quorum of witnesses has closed the round.
 
 Payloads stay masked until then, so nobody can announce a copy as its own (`rules.seal`,
 `member.closed_rounds`, `member.rounds.witness`).
@@ -27,12 +27,12 @@ class Reveals:
 
     # The key follows from the secret and the place. So this object outlives epochs, and a restarted
     # member reveals what it announced before.
-    def __init__(self, ports: Ports, role: Role, results: Results, own: OwnState) -> None:
+    def __init__(self, ports: Ports, role: Role, results: Results, own_state: OwnState) -> None:
         self._ports = ports
         self._role = role
         self._results = results
-        self._own = own
-        self._told: deque[ResultPlace] = deque(maxlen=STORED_ROUNDS)
+        self._own_state = own_state
+        self._revealed: deque[ResultPlace] = deque(maxlen=STORED_ROUNDS)
         """The newest places whose key was revealed."""
 
     async def live(self) -> NoReturn:
@@ -41,35 +41,33 @@ class Reveals:
         while True:
             run = feed.run
             for height in sorted({run.config.judged(run.current.height), run.current.height}):
-                place = self._place(run, height)
-                if place is not None and place not in self._told and self._may_open(height):
-                    await self._tell(place)
+                place = self._own_place(run, height)
+                if place is not None and place not in self._revealed and self._may_reveal(height):
+                    await self._reveal(place)
             await first_of(self._results.closed_rounds.changed.wait(), feed.after(run.seq))
 
     async def close_round(self, plan: RoundPlan, seat: int) -> None:
-        """Announce, as the witness on that seat, that results announced from now on are not
-        attested.
-        """
+        """Announce as a witness that it attests no result announced from now on."""
         self._results.close_round(plan.header.height)
-        said = Closed(
+        closing = Closed(
             sender=self._ports.transport.node_id,
             signer=self._ports.coordinator.wallet,
             **plan.place(seat)._asdict(),
         )
-        raw = encode_announcement(said, self._role.p2p_secret)
+        raw = encode_announcement(closing, self._role.p2p_secret)
         await self._ports.transport.announce(raw)
-        self._results.closed_rounds.hear(said, raw)
+        self._results.closed_rounds.hear(closing, raw)
 
     async def leave(self) -> None:
         """Reveal the keys of results that nobody can copy any more, before this member leaves."""
         # A member that has announced a result of the round can announce no other, so it cannot copy
         # ours.
-        for place in self._results.unopened():
+        for place in self._results.unrevealed():
             if self._all_announced(place.height):
                 with contextlib.suppress(TransportError):  # the endpoint may be closed already
-                    await self._tell(place)
+                    await self._reveal(place)
 
-    def _may_open(self, height: int) -> bool:
+    def _may_reveal(self, height: int) -> bool:
         """Return whether a copy of a result of a round can no longer be credited."""
         # If the chain is out of reach, a quorum's number of closed witnesses and announcements of
         # all members also suffice. Otherwise this member would lose what it delivered.
@@ -83,10 +81,8 @@ class Reveals:
         plan = self._results.plan(height)
         return plan is not None and plan.owing <= self._results.announced(height)
 
-    def _place(self, run: Run, height: int) -> ResultPlace | None:
-        """Return this member's place in a round that its judges still judge. Later reveals do not
-        count.
-        """
+    def _own_place(self, run: Run, height: int) -> ResultPlace | None:
+        """Return this member's place in a round whose reveals still count, or None."""
         if not run.state.training:
             return None
         header = run.round(height)
@@ -100,15 +96,15 @@ class Reveals:
             return None
         return ResultPlace(run.run_id, run.epoch, header.height, header.seed, seat)
 
-    async def _tell(self, place: ResultPlace) -> None:
-        self._told.append(place)
-        said = Key(
+    async def _reveal(self, place: ResultPlace) -> None:
+        self._revealed.append(place)
+        announcement = Key(
             sender=self._ports.transport.node_id,
             signer=self._ports.coordinator.wallet,
             **place._asdict(),
             key=key_of(self._role.p2p_secret, place),
         )
-        raw = encode_announcement(said, self._role.p2p_secret)
-        self._results.hear_key(said, raw)
+        raw = encode_announcement(announcement, self._role.p2p_secret)
+        self._results.hear_key(announcement, raw)
         await self._ports.transport.announce(raw)
-        self._own.opened(place.epoch, place.height)
+        self._own_state.reveal(place.epoch, place.height)

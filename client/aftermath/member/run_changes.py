@@ -33,5 +33,5 @@ def require_unchanged(first: Model, now: Model) -> None:
     if changed:
         raise RunChanged(
             f"the run's owner changed its {', '.join(changed)} while this member was connected",
-            "Restart train with the same options: it reads them when it starts",
+            "Restart train with the same options to read the new values",
         )

@@ -77,7 +77,9 @@ class SignedResults:
         self._digests[place] = digest
         self._epochs[place.run_id] = max(place.epoch, self._epochs.get(place.run_id, 0))
         if len(self._digests) > _KEPT:
-            past = (one for one in self._digests if one.epoch < self._epochs[one.run_id])
+            past = (
+                signed for signed in self._digests if signed.epoch < self._epochs[signed.run_id]
+            )
             if (oldest := next(past, None)) is not None:
                 del self._digests[oldest]
 

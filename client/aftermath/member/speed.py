@@ -1,4 +1,4 @@
-"""This machine's speed, measured before it joins: its share of a round is in proportion.
+"""Measure this machine's speed before it joins. Its share of a round is proportional to it.
 
 A machine whose measurement times out joins with the smallest share. Its finished shares then show
 its speed.
@@ -23,7 +23,7 @@ from aftermath.rules.state import MemberState
 
 PATIENCE = 10.0
 """Seconds after which a member joins without knowing its speed."""
-MAKING = 50.0
+BUILD_SECONDS = 50.0
 """Timeout in seconds for building the model before the measurement."""
 _SLOWEST = 1
 
@@ -45,7 +45,7 @@ async def measured_weight(
     async def measure(replica: Replica) -> int | None:
         return await compute(lambda: origin.measure_weight(replica, seq_len))
 
-    replica = await first_of(make(), ports.clock.sleep(MAKING))
+    replica = await first_of(make(), ports.clock.sleep(BUILD_SECONDS))
     weight = None
     if replica is not None:
         weight = await first_of(measure(replica), ports.clock.sleep(PATIENCE))
@@ -53,11 +53,12 @@ async def measured_weight(
         seconds = ports.clock.monotonic() - started
         _warn(
             ports,
-            f"this machine's speed is not known after {seconds:.0f} s, so it declares {_SLOWEST} sequence a minute and "
-            "gets the smallest share; a higher --matformer-tier is a smaller model",
+            f"this machine's speed was not measured within {seconds:.0f} s, so it declares "
+            f"{_SLOWEST} sequence a minute "
+            "and gets the smallest share; a higher --matformer-tier is a smaller model",
         )
-    elif said := too_slow(ports.feed.view, ports.transport.node_id, weight):
-        _warn(ports, said)
+    elif warning := too_slow(ports.feed.view, ports.transport.node_id, weight):
+        _warn(ports, warning)
     weight = weight or _SLOWEST
     ports.events.emit(
         event_types.SpeedMeasured(weight=weight, seconds=ports.clock.monotonic() - started)
@@ -65,33 +66,31 @@ async def measured_weight(
     return weight
 
 
-def too_slow(view: View, own: bytes, weight: int) -> str:
-    """Return why a member of this weight and key could not train its share in time; empty if it
-    could.
-    """
+def too_slow(view: View, node_id: bytes, weight: int) -> str:
+    """Return why a member of this weight and key is too slow for its share, or an empty string."""
     limit = time_for_results(view.run.config)
-    share = expected_share(view, own, weight)
+    share = expected_share(view, node_id, weight)
     seconds = share * 60 / weight
     if seconds <= limit:
         return ""
     takes = f"{seconds:.0f} s" + (" or more" if weight == _SLOWEST else "")
     return (
         f"this machine is too slow for the run: its share of a round would be {counted(share, 'sequence')} and take "
-        f"{takes}, and a round leaves {limit:.0f} s for it at most, so that its work would come too late. {WHAT_HELPS}"
+        f"{takes}, but a round leaves at most {limit:.0f} s for it. {WHAT_HELPS}"
     )
 
 
-def expected_share(view: View, own: bytes, weight: int) -> int:
+def expected_share(view: View, node_id: bytes, weight: int) -> int:
     """Return the sequences of a round that a member of this weight and key would train."""
     # The share is among the present members, and as many like them as the run waits for. It is at
     # least one sequence.
     run = view.run
     members = view.members
-    there = [
+    present = [
         members.seats[seat]
         for seat in bitmap.seats(members.mask(MemberState.HEALTHY) | members.pending)
     ]
-    weights = [weight, *(one.declared for one in there if one.p2p != own)]
+    weights = [weight, *(member.declared for member in present if member.p2p != node_id)]
     total = sum(weights) * max(len(weights), run.config.init_min_clients) / len(weights)
     return max(1, math.floor(batch_size(run.config, run.data_index) * weight / total))
 

@@ -43,7 +43,7 @@ class Stake:
     saves: bool
     """Whether this member can save them to its checkpoint directory."""
 
-    def words(self) -> str:
+    def sentence(self) -> str:
         """Return the loss as a sentence without its end."""
         steps = counted(self.steps, "trained step is", "trained steps are")
         return f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the model"
@@ -58,7 +58,7 @@ def levels_named(levels: Sequence[int]) -> str:
     return f"level{'s' * (len(levels) > 1)} {', '.join(map(str, levels))}"
 
 
-def loss_found(view: View, wallet: bytes, directory: Path | None) -> ModelLost | None:
+def find_loss(view: View, wallet: bytes, directory: Path | None) -> ModelLost | None:
     """Return the error of a member that comes back to a finished run without its model, or None.
 
     None also if another member may hold the model: only that member can tell. `directory` is where

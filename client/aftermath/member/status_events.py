@@ -14,8 +14,8 @@ from aftermath.rules.state import ModelSource, RunState
 from aftermath.rules.unsaved import never_saved
 
 _HALTED = {
-    RunState.UNINITIALIZED: "the run has not begun: this member joins once its owner starts it with set-paused resume",
-    RunState.PAUSED: "the run is paused: this member joins once its owner says set-paused resume",
+    RunState.UNINITIALIZED: "the run has not begun; this member joins when its owner runs set-paused resume",
+    RunState.PAUSED: "the run is paused; this member joins when its owner runs set-paused resume",
 }
 
 
@@ -56,46 +56,47 @@ class StatusEvents:
         self._reached = run.trained_steps
 
     def lost(self, run: Run, model: Model) -> None:
-        """Warn that the epoch starts from older levels, because members may have lost the newest
-        ones.
-        """
-        kept = steps_before(model.checkpoint_step)
+        """Warn that the epoch starts from older levels, because the newest ones are lost."""
+        checkpoint_step = steps_before(model.checkpoint_step)
         reached = run.trained_steps
-        if run.model_source is ModelSource.CHECKPOINT and kept < reached:
-            lost = counted(reached - kept, "step of training is", "steps of training are")
+        if run.model_source is ModelSource.CHECKPOINT and checkpoint_step < reached:
+            lost = counted(
+                reached - checkpoint_step, "step of training is", "steps of training are"
+            )
             newest = (
-                f"the newest checkpoint is of step {kept}" if kept else "no checkpoint was kept"
+                f"the newest checkpoint is of step {checkpoint_step}"
+                if checkpoint_step
+                else "no checkpoint was saved"
             )
             self._events.emit(
                 event_types.Warning(
-                    message=f"{lost} lost: nobody here has the model, and {newest}",
+                    message=f"{lost} lost: no member has the model, and {newest}",
                 )
             )
             return  # all levels are older, and that was reported
+        earlier = f"{counted(reached - checkpoint_step, 'step')} earlier"
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._events.emit(
                 event_types.Warning(
-                    message=f"too few are left who hold level {level} of the model as the run had it: it goes back to "
-                    f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
+                    message=f"level {level} of the model goes back to the checkpoint of step {checkpoint_step}, "
+                    f"{earlier}: too few members that hold it are left",
                 )
             )
         for level in contents.unattested(run):
             self._events.emit(
                 event_types.Warning(
-                    message=f"too few said at the end of the last epoch what level {level} of the model is, or not the "
-                    f"same: it goes back to the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
+                    message=f"level {level} of the model goes back to the checkpoint of step {checkpoint_step}, "
+                    f"{earlier}: too few members attested the same contents at the end of the last epoch",
                 )
             )
 
     def finished(self, run: Run, model: Model) -> None:
-        """Say that the run is finished, and which of its steps are in the checkpoint that the chain
-        names.
-        """
-        kept = steps_before(model.checkpoint_step)
-        place = model.checkpoint.repo if kept else None
-        step = kept if kept else None
+        """Report that the run is finished, and the step of the checkpoint that the chain names."""
+        checkpoint_step = steps_before(model.checkpoint_step)
+        repo = model.checkpoint.repo if checkpoint_step else None
+        step = checkpoint_step if checkpoint_step else None
         self._events.emit(
-            event_types.RunFinished(step=run.trained_steps, checkpoint=place, checkpoint_step=step)
+            event_types.RunFinished(step=run.trained_steps, checkpoint=repo, checkpoint_step=step)
         )
 
     def never_saved(self, run: Run, model: Model) -> None:
@@ -126,7 +127,7 @@ class StatusEvents:
         return leaves
 
     def halt(self, run: Run) -> None:
-        """Report once that everybody waits for the owner."""
+        """Report once that the run waits for its owner."""
         why = _HALTED.get(run.state)
         if why != self._halted_by and why is not None:
             self._events.emit(event_types.Warning(message=why, until="joined"))
@@ -136,8 +137,8 @@ class StatusEvents:
         """Warn once that this client cannot read the training spec of a halted run."""
         if run.halted and model.spec_error and model.spec_error != self._spec_error:
             message = (
-                f"{model.spec_error}; this member waits, and ends if the run is resumed with it\n"
-                "Ask the run's owner for another one, or use the client version that wrote it"
+                f"{model.spec_error}; this member waits, and exits if the run resumes with this training spec\n"
+                "Ask the run's owner to replace it, or use the client version that wrote it"
             )
             self._events.emit(event_types.Warning(message=message, until="joined"))
         self._spec_error = model.spec_error

@@ -22,7 +22,7 @@ from aftermath.base.text import counted
 from aftermath.coordinator.errors import Unavailable
 from aftermath.coordinator.view import View
 from aftermath.events import event_types
-from aftermath.member.archive import Keeper
+from aftermath.member.archive import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
@@ -38,7 +38,7 @@ from aftermath.rules.unsaved import sole_levels, unsaved_steps
 _FIRST_RETRY = 1.0
 _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file
-_CONFIRMED = "To leave and lose these steps, press Ctrl-C twice; SIGTERM loses them at once"
+_CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
 _UNASKED = "The next Ctrl-C or SIGTERM loses these steps, if the model cannot be saved then either"
 _LONGEST_HOLD = 60.0  # longest pause between tries to save a finished run; a try may upload
 
@@ -49,7 +49,7 @@ class UnsavedWork(msgspec.Struct, frozen=True):
     epoch: int
     epoch_started_at: int
     step: int
-    place: str
+    directory: str
 
     def is_of(self, run: Run) -> bool:
         """Return whether the run is still in that epoch, and its rounds have begun."""
@@ -84,7 +84,7 @@ class LastMember:
         ports: Ports,
         role: Role,
         workers: Workers,
-        keeper: Keeper,
+        checkpoints: CheckpointWriter,
         origin: Origin,
         *,
         confirms: bool = False,
@@ -93,7 +93,7 @@ class LastMember:
         self._ports = ports
         self._role = role
         self._workers = workers
-        self._keeper = keeper
+        self._checkpoints = checkpoints
         self._origin = origin
         self._confirms = confirms
         self.stays = False
@@ -102,8 +102,9 @@ class LastMember:
     def stake(
         self, seat: int | None, replica: Replica | None, model: Model | None = None
     ) -> Stake | None:
-        """Return what would be lost if this member left now, or None. `model`: a newer one than
-        the feed's.
+        """Return what would be lost if this member left now, or None.
+
+        `model`: a newer model account than the feed's.
         """
         run = self._ports.feed.run
         members = self._ports.feed.members
@@ -111,7 +112,7 @@ class LastMember:
         if seat is None or replica is None or not steps:
             return None
         levels = sole_levels(run, members, seat, self._ports.transport.reachable())
-        return Stake(steps, levels, self._keeper.directory is not None) if levels else None
+        return Stake(steps, levels, self._checkpoints.directory is not None) if levels else None
 
     # --- being stopped ----------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class LastMember:
         seat: int,
         replica: Replica,
         rounds: Rounds | None,
-        again: Callable[[bool], bool],
+        retry: Callable[[bool], bool],
         *,
         step: int,
     ) -> None:
@@ -132,7 +133,7 @@ class LastMember:
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
             saved = await self._saved(seat, replica, rounds, step)
-            if not again(saved) or saved:
+            if not retry(saved) or saved:
                 return
             await self._ports.clock.sleep(pauses.next())
 
@@ -148,23 +149,25 @@ class LastMember:
     async def _save(self, seat: int, replica: Replica, rounds: Rounds | None, step: int) -> bool:
         view = await self._newest_view()
         run = view.run
-        directory = self._keeper.directory
+        directory = self._checkpoints.directory
         await self._workers.compute(lambda: None)  # wait for a cancelled apply that is under way
         in_rounds = rounds is not None and rounds.are_of(run)
         if rounds is not None:
             in_rounds &= await self._caught_up(rounds, run)
             step = rounds.step
-        place = await self._keeper.save_now(replace(run, step=step + 1), replica)
-        if place is None or directory is None:
+        checkpoint = await self._checkpoints.save_now(replace(run, step=step + 1), replica)
+        if checkpoint is None or directory is None:
             return False
         self.stays = (
             in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
         )
         if self.stays:
-            unfinished = UnsavedWork(run.epoch, run.epoch_started_at, step, str(place.absolute()))
+            unfinished = UnsavedWork(
+                run.epoch, run.epoch_started_at, step, str(checkpoint.absolute())
+            )
             write_mark(mark_path(directory, run), unfinished)
         self._ports.events.emit(
-            event_types.Stopped(step=step, path=str(place), continues=self.stays)
+            event_types.Stopped(step=step, path=str(checkpoint), continues=self.stays)
         )
         return True
 
@@ -186,7 +189,7 @@ class LastMember:
             await self._workers.compute(lambda: None)  # wait for a cancelled apply
             why = str(error).partition("\n")[0] or f"no answer for {_CATCH_UP_SECONDS:.0f} s"
             self._warn(
-                f"the last results could not be had ({why}): this member saves step {rounds.step}"
+                f"cannot fetch the last results ({why}): this member saves step {rounds.step}"
             )
             return False
         return True
@@ -201,42 +204,44 @@ class LastMember:
         """
         view = self._ports.feed.view
         run = view.run
-        everyone = {one.p2p for one in view.members.seats}
+        everyone = {seat_entry.p2p for seat_entry in view.members.seats}
         levels = sole_levels(run, view.members, seat, everyone)
         if (
-            self._keeper.directory is None
+            self._checkpoints.directory is None
             or not levels
             or step <= steps_before(view.model.checkpoint_step)
         ):
             return
-        place = await self._keeper.save_now(replace(run, step=step + 1), replica)
-        if place is not None:
+        checkpoint = await self._checkpoints.save_now(replace(run, step=step + 1), replica)
+        if checkpoint is not None:
             self._warn(
-                f"this member alone had {levels_named(levels)} of the model, and fell out at step {step}: a copy is in "
-                f"{place}, and the run continues without it\nTo keep that training, start a new run from this copy"
+                f"this member alone had {levels_named(levels)} of the model, and fell out at step "
+                f"{step}: the run continues "
+                f"without that training\nTo keep it, start a new run from the copy in {checkpoint}"
             )
 
     # --- a finished run ---------------------------------------------------------------------------
 
-    async def hold(self, ended: Run, replica: Replica) -> None:
+    async def hold(self, ended_run: Run, replica: Replica) -> None:
         """Keep a finished run's model in memory until it is saved here or recorded on chain."""
         pauses = Backoff(_FIRST_RETRY, _LONGEST_HOLD)
         warned = False
         while True:
-            await self._keeper.settle()
-            unsaved = unsaved_steps(ended, await self.newest_model())
-            if not unsaved or self._keeper.saved_step == ended.trained_steps:
+            await self._checkpoints.settle()
+            unsaved = unsaved_steps(ended_run, await self.newest_model())
+            if not unsaved or self._checkpoints.saved_step == ended_run.trained_steps:
                 return
             if not warned:
                 warned = True
                 self._warn(
-                    f"{counted(unsaved, 'trained step is', 'trained steps are')} in no checkpoint: this member holds "
-                    f"the model and tries again until it is saved\n{_CONFIRMED if self._confirms else _UNASKED}",
+                    f"{counted(unsaved, 'trained step is', 'trained steps are')} in no checkpoint: this member keeps "
+                    "the model in memory and tries again until it is "
+                    f"saved\n{_CONFIRMED if self._confirms else _UNASKED}",
                     until="checkpoint",
                 )
             hashes = await self._workers.compute(replica.hashes)
-            await self._keeper.keep(ended, replica, hashes)
-            if self._keeper.saved_step is None:  # the disk is full; an upload takes its time
+            await self._checkpoints.keep(ended_run, replica, hashes)
+            if self._checkpoints.saved_step is None:  # the disk is full; an upload takes its time
                 await self._ports.clock.sleep(pauses.next())
 
     async def newest_model(self) -> Model:
@@ -249,12 +254,13 @@ class LastMember:
 
     # --- coming back ------------------------------------------------------------------------------
 
-    def found(self) -> UnsavedWork | None:
-        """Return the unfinished epoch that this member saved, if the run is still in it. Forget an
-        older one.
+    def find_unfinished(self) -> UnsavedWork | None:
+        """Return the unfinished epoch that this member saved, if the run is still in it.
+
+        Remove the mark of an older one.
         """
         run = self._ports.feed.run
-        directory = self._keeper.directory
+        directory = self._checkpoints.directory
         if directory is None:
             return None
         path = mark_path(directory, run)
@@ -266,8 +272,9 @@ class LastMember:
         if lost > 0:
             steps = counted(lost, "step")
             self._warn(
-                f"the run continued without the last {steps} that this member saved: {unfinished.place} is only a copy "
-                "of the model"
+                f"the run continued without the last {steps} that this member saved: "
+                f"{unfinished.directory} is now only "
+                "a copy of the model"
             )
         return None
 
@@ -276,25 +283,25 @@ class LastMember:
 
         Raises Desync if the model is damaged, or not the one that the epoch ended with.
         """
-        assert self._keeper.directory is not None, "the mark was read there"
-        mark_path(self._keeper.directory, view.run).unlink(missing_ok=True)
-        place = Checkpoint(CheckpointKind.LOCAL, unfinished.place, "")
+        assert self._checkpoints.directory is not None, "the mark was read there"
+        mark_path(self._checkpoints.directory, view.run).unlink(missing_ok=True)
+        checkpoint = Checkpoint(CheckpointKind.LOCAL, unfinished.directory, "")
         try:
-            weights = await self._workers.compute(lambda: self._origin.durable(place))
+            weights = await self._workers.compute(lambda: self._origin.durable(checkpoint))
         except AftermathError as error:
-            raise Desync(f"{unfinished.place} cannot be read: {error.message}") from error
+            raise Desync(f"{unfinished.directory} cannot be read: {error.message}") from error
         replica = await self._workers.compute(lambda: self._origin.replica(weights))
         self._ports.events.emit(
-            event_types.ModelReady(source=unfinished.place, step=unfinished.step)
+            event_types.ModelReady(source=unfinished.directory, step=unfinished.step)
         )
-        ended = await self._ports.feed.until(
+        ended_run = await self._ports.feed.until(
             lambda run: not run.state.training or not unfinished.is_of(run)
         )
-        if not unfinished.is_of(ended) or ended.trained_steps != unfinished.step:
+        if not unfinished.is_of(ended_run) or ended_run.trained_steps != unfinished.step:
             raise Desync(
-                f"the epoch did not end with the model in {unfinished.place}, which is now only a copy"
+                f"the epoch did not end with the model in {unfinished.directory}, which is now only a copy"
             )
-        return replica, ended
+        return replica, ended_run
 
     def _warn(self, message: str, until: str | None = None) -> None:
         self._ports.events.emit(event_types.Warning(message=message, until=until))

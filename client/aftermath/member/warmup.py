@@ -47,7 +47,7 @@ class NoModel(Desync):
 
 
 class WarmUp:
-    """One member's warm-up into one epoch. `began`: the run and its model at the start."""
+    """One member's warm-up into one epoch. `start`: the run and its model at the start."""
 
     def __init__(
         self,
@@ -55,57 +55,55 @@ class WarmUp:
         role: Role,
         workers: Workers,
         origin: Origin,
-        began: View,
+        start: View,
         seat: int,
         parallel: int,
-        kept: Path | None = None,
+        checkpoint_dir: Path | None = None,
     ) -> None:
-        """`kept`: the directory of this member's own checkpoints, if it writes any."""
+        """`checkpoint_dir`: the directory of this member's own checkpoints, if it writes any."""
         self._ports = ports
         self._role = role
         self._workers = workers
         self._origin = origin
-        self._run = began.run
-        self._model = began.model
+        self._run = start.run
+        self._model = start.model
         self._seat = seat
         self._parallel = parallel
-        self._kept = kept
+        self._checkpoint_dir = checkpoint_dir
         self._weights: dict[str, Tensor] = {}
-        self._lacking = set(role.levels)
-        self._sought = frozenset(role.levels)  # without the levels of this member's own replica
-        self.kept = False
+        self._missing = set(role.levels)
+        self._first_missing = frozenset(
+            role.levels
+        )  # without the levels of this member's own replica
+        self.used_own_replica = False
         """Whether the obtained model is this member's own replica."""
 
     async def obtain(self, replica: Replica | None) -> Replica:
-        """Return a replica of the model that this epoch starts from. Raises Desync if warm-up ends
-        first.
-        """
+        """Return a replica of the epoch's initial model. Raises Desync if warm-up ends first."""
         if replica is not None:
             hashes = await self._workers.compute(replica.hashes)
             if all(hashes[level] == self._expected(level) for level in self._role.levels):
                 self._ports.events.emit(
                     event_types.ModelReady(source="its own replica", step=self._run.trained_steps)
                 )
-                self.kept = True
+                self.used_own_replica = True
                 return replica
             # Keep the levels that pass the check: nobody else may have them.
-            self._keep(replica, hashes)
+            self._reuse_levels(replica, hashes)
         del replica
         source = await first_of(self._load(), self._give_up())
-        if self._sought != set(self._role.levels):
+        if self._first_missing != set(self._role.levels):
             source = f"its own replica and {source}"
         self._ports.events.emit(event_types.ModelReady(source=source, step=self._run.trained_steps))
         return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
-        """Raise Desync once a replica would come too late, even if a slow source still delivers
-        it.
-        """
+        """Raise Desync once it is too late for a replica, even if a slow source still delivers."""
 
         def too_late(now: Run) -> bool:
-            ended = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
+            is_over = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
             # the chain no longer stores the first rounds
-            return ended or now.current.height >= STORED_ROUNDS
+            return is_over or now.current.height >= STORED_ROUNDS
 
         await self._ports.feed.until(too_late)
         raise Desync("the epoch continued before the model arrived")
@@ -119,8 +117,8 @@ class WarmUp:
         pauses = Backoff(_RETRY, _LONGEST_RETRY)
         clock = self._ports.clock
         failing = float("inf")
-        lacking = len(self._lacking)
-        said = ""
+        missing = len(self._missing)
+        last_message = ""
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
@@ -135,18 +133,18 @@ class WarmUp:
                 OSError,
             ) as error:
                 message = f"cannot get the model yet: {why_no_model(error, self._model)}"
-                if message != said:
+                if message != last_message:
                     self._ports.events.emit(event_types.Warning(message=message, until="model"))
-                said = message
+                last_message = message
             if warmup_over(self._run, self._ports.feed.run):
-                raise Desync("warm-up ended before the model was here")
-            if len(self._lacking) < lacking:
+                raise Desync("warm-up ended before this member had the model")
+            if len(self._missing) < missing:
                 failing = float("inf")
-                lacking = len(self._lacking)
+                missing = len(self._missing)
             failing = min(failing, clock.monotonic())
             # Saying so on chain before the warm-up is over saves the other members' time.
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
-                raise NoModel("no source has given the model for half of the warm-up's time")
+                raise NoModel("no source has delivered the model for half of the warm-up's time")
             await first_of(
                 self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next())
             )
@@ -155,13 +153,13 @@ class WarmUp:
         """Return the hash of a level's contents at the epoch's start, if the chain has it."""
         return contents.expected(self._run, self._model, level)
 
-    def _keep(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
+    def _reuse_levels(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
         """Begin with the levels of a replica that match the epoch's start."""
-        right = {level for level in self._role.levels if hashes[level] == self._expected(level)}
-        if right:
+        matching = {level for level in self._role.levels if hashes[level] == self._expected(level)}
+        if matching:
             self._weights = {name: tensor.detach() for name, tensor in replica.params.items()}
-            self._lacking -= right
-            self._sought = frozenset(self._lacking)
+            self._missing -= matching
+            self._first_missing = frozenset(self._missing)
 
     # --- from peers -------------------------------------------------------------------------------
 
@@ -174,32 +172,34 @@ class WarmUp:
         step = self._run.step
         seats = bitmap.seats(among & self._run.current.roster & ~(1 << self._seat))
         peers = [members.seats[seat].p2p for seat in seats]
-        found = await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
+        offers_by_level = await ask_offers(
+            self._ports.transport, self._role.schema.state, peers, _ANSWER
+        )
         return {
             level: sorted(offers, key=lambda offer: offer.step != step)
-            for level, offers in found.items()
+            for level, offers in offers_by_level.items()
         }
 
     async def _from_peers(self) -> str:
-        """Fetch the attested levels from peers and the rest from the durable checkpoint. Return the
-        source for people.
-        """
+        """Fetch attested levels from peers and the rest from the checkpoint. Return the source."""
         self._weights = self._weights or await self._workers.compute(self._origin.blank)
-        known = contents.attested(self._run)
+        attested_hashes = contents.attested(self._run)
         reasons = list[str]()
-        if attested := {level: known[level] for level in self._lacking & known.keys()}:
+        if attested := {
+            level: attested_hashes[level] for level in self._missing & attested_hashes.keys()
+        }:
             reasons = await self._fetch(attested, self._run.finishers)
         # These failures are harmless if this member can load a checkpoint of its own.
-        own = self._own_copy(steps_before(self._ports.feed.model.checkpoint_step))
-        if not own:
+        own_copies = self._own_copy(steps_before(self._ports.feed.model.checkpoint_step))
+        if not own_copies:
             self._warn(reasons)
-        if not self._lacking:
+        if not self._missing:
             return "peers"
-        first = "" if self._lacking == self._sought else "peers and "
+        first = "" if self._missing == self._first_missing else "peers and "
         try:
             return first + await self._from_durable()
         except Exception:
-            if own:
+            if own_copies:
                 self._warn(reasons)
             raise
 
@@ -207,7 +207,7 @@ class WarmUp:
         for reason in reasons:
             self._ports.events.emit(event_types.Warning(message=reason, until="model"))
 
-    async def _fetch(self, wanted: Mapping[int, bytes], among: int) -> list[str]:
+    async def _fetch(self, hashes: Mapping[int, bytes], among: int) -> list[str]:
         """Fetch the levels with these hashes from the seats `among`; return what failed."""
         offers = await self._offers(among)
         remaining = (
@@ -215,20 +215,19 @@ class WarmUp:
             + self._run.config.warmup_time
             - self._ports.coordinator.now()
         )
-        given = (
+        fetcher = LevelFetcher(
             self._ports.transport,
             self._ports.clock,
             self._role.schema.state,
             self._workers.decode,
-        )
-        fetcher = LevelFetcher(
-            *given, parallel=self._parallel, deadline_s=float(max(10, remaining))
+            parallel=self._parallel,
+            deadline_s=float(max(10, remaining)),
         )
         reasons = list[str]()
-        for level in sorted(wanted, reverse=True):
+        for level in sorted(hashes, reverse=True):
             try:
-                await fetcher.fetch(level, offers.get(level, ()), self._weights, wanted[level])
-                self._lacking.discard(level)
+                await fetcher.fetch(level, offers.get(level, ()), self._weights, hashes[level])
+                self._missing.discard(level)
             except ModelUnavailable as error:
                 reasons.append(str(error))
         return reasons
@@ -241,7 +240,7 @@ class WarmUp:
         Return the source in words. Raises ModelUnavailable if the hashes differ from the chain's,
         and CheckpointError and others if no location can be read.
         """
-        levels = set(self._lacking)
+        levels = set(self._missing)
         try:
             durable = await self._durable(levels)
         except (
@@ -263,15 +262,15 @@ class WarmUp:
 
     async def _from_members(self, levels: set[int]) -> bool:
         """Take levels of the durable checkpoint from members; return whether all are here."""
-        wanted = {
+        hashes = {
             level: digest for level in levels if (digest := self._expected(level)) is not None
         }
-        if len(wanted) == len(
+        if len(hashes) == len(
             levels
         ):  # else only the place that the chain names is the same for all
             self._weights = self._weights or await self._workers.compute(self._origin.blank)
-            await self._fetch(wanted, among=-1)
-        return not self._lacking
+            await self._fetch(hashes, among=-1)
+        return not self._missing
 
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
         """Return the tier's weights from a location recorded for the durable checkpoint's step.
@@ -281,18 +280,22 @@ class WarmUp:
         """
         model = self._ports.feed.model
         reasons = list[Exception]()
-        own = self._own_copy(steps_before(model.checkpoint_step))
+        own_copies = self._own_copy(steps_before(model.checkpoint_step))
         # the current one first
-        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]
+        locations = [
+            recorded.checkpoint
+            for recorded in model.recorded
+            if recorded.step == model.checkpoint_step
+        ]
         if any(self._expected(level) is None for level in levels):
-            same = [model.checkpoint]
-            own = []
-        own = [place for place in own if place not in same]
-        for place in dict.fromkeys(own + same):
+            locations = [model.checkpoint]
+            own_copies = []
+        own_copies = [checkpoint for checkpoint in own_copies if checkpoint not in locations]
+        for checkpoint in dict.fromkeys(own_copies + locations):
             try:
-                durable = await self._workers.compute(partial(self._origin.durable, place))
+                durable = await self._workers.compute(partial(self._origin.durable, checkpoint))
                 for level in sorted(levels):
-                    await self._vouch(level, durable)
+                    await self._check_level(level, durable)
                 return durable
             except (
                 ModelUnavailable,
@@ -308,34 +311,36 @@ class WarmUp:
                     raise
                 why = f"{type(error).__name__}: {escaped(str(error))}"
                 reasons.append(
-                    ModelUnavailable(f"the checkpoint {place.repo} cannot be read: {why}")
+                    ModelUnavailable(f"the checkpoint {checkpoint.repo} cannot be read: {why}")
                 )
-        raise reasons[len(own)]  # the error of the current place
+        raise reasons[len(own_copies)]  # the error of the current place
 
     def _own_copy(self, step: int) -> list[Checkpoint]:
-        """Return this member's own directory of a step, if it has one. The place on chain may be
-        false.
-        """
-        if self._kept is None:
+        """Return this member's own checkpoint of a step, if it has one."""
+        if self._checkpoint_dir is None:
             return []
         run = self._run
-        place = step_directory(self._kept, stem_of_run(self._kept, run.run_id, run.identity), step)
+        directory = step_directory(
+            self._checkpoint_dir, stem_of_run(self._checkpoint_dir, run.run_id, run.identity), step
+        )
         return (
-            [Checkpoint(CheckpointKind.LOCAL, str(place.absolute()), "")] if place.is_dir() else []
+            [Checkpoint(CheckpointKind.LOCAL, str(directory.absolute()), "")]
+            if directory.is_dir()
+            else []
         )
 
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
         for segment in (s for level in levels for s in self._role.schema.state.of_level(level)):
             write_segment(self._weights, segment, segment_bytes(durable, segment))
 
-    async def _vouch(self, level: int, weights: dict[str, Tensor]) -> None:
+    async def _check_level(self, level: int, weights: dict[str, Tensor]) -> None:
         expected = self._expected(level)
-        found = await self._workers.compute(
+        digest = await self._workers.compute(
             lambda: level_hash(weights, self._role.schema.state, level)
         )
-        if expected is not None and found != expected:
+        if expected is not None and digest != expected:
             raise ModelUnavailable(
-                f"level {level} of the durable checkpoint is not the one the members attested"
+                f"level {level} of the durable checkpoint is not the one that members attested"
             )
 
 
@@ -349,8 +354,8 @@ def why_no_model(error: Exception, model: Model) -> str:
     """Return the error with a fix for members. The original fix is for owners."""
     checkpoint = model.checkpoint
     if isinstance(error, HubAway) and steps_before(model.checkpoint_step):
-        fix = "A member named this place, so this member also asks others that have the checkpoint"
-        return f"{error.message}\n{fix}; or check this machine's internet connection"
+        fix = "Check this machine's internet connection. Meanwhile this member asks others that have the checkpoint"
+        return f"{error.message}\n{fix}"
     if not isinstance(error, CheckpointError) or checkpoint.kind is not CheckpointKind.LOCAL:
         return str(error)
     return f"{error.message}\n{advice_to_member('model', checkpoint.repo)}"

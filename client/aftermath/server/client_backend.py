@@ -34,7 +34,7 @@ from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
 from aftermath.server.connection import ServerConnection
 from aftermath.server.tls_trust import TlsTrust, unreachable_fix
-from aftermath.train.connection import START_PATIENCE, Reach
+from aftermath.train.connection import START_PATIENCE, MemberBackend
 from aftermath.train.settings import TrainSettings
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+):(\d{1,5})")
@@ -160,7 +160,7 @@ async def open_cluster(
 
 def server_backend(
     address: str, trust: TlsTrust | None, identity: Path | None
-) -> Callable[[TrainSettings], Reach]:
+) -> Callable[[TrainSettings], MemberBackend]:
     """Return the function that connects `train` to the server at HOST:PORT.
 
     Raises UsageError now, and WalletError when the function is called.
@@ -169,7 +169,7 @@ def server_backend(
     # A process keeps its temporary identity, even if it connects several times.
     wallet_once = functools.cache(lambda: load_identity(identity))
 
-    def reach(settings: TrainSettings) -> Reach:
+    def backend(settings: TrainSettings) -> MemberBackend:
         wallet = wallet_once()
         link, pool, secret = _build_connection(
             address, trust, settings.run_id, wallet, START_PATIENCE
@@ -180,9 +180,9 @@ def server_backend(
                 chain, link, CoordinatorClient(pool, wallet), settings.run_id
             )
 
-        return Reach(pool, None, None, wallet, secret, ServerDirectory(link), background)
+        return MemberBackend(pool, None, None, wallet, secret, ServerDirectory(link), background)
 
-    return reach
+    return backend
 
 
 async def renew_withdraw_transaction(

@@ -19,7 +19,7 @@ from aftermath.rules.state import CheckpointKind
 
 
 @dataclass(frozen=True)
-class Reached:
+class AccessReport:
     """The files and addresses that a member uses for a run, with their purpose.
 
     Files and addresses that the member refuses are not listed.
@@ -31,19 +31,19 @@ class Reached:
     def lines(self) -> list[str]:
         """Return one line for each file and address."""
         return [
-            *(f"reads {one}" for one in self.files),
-            *(f"contacts {one}" for one in self.addresses),
+            *(f"reads {place}" for place in self.files),
+            *(f"contacts {place}" for place in self.addresses),
         ]
 
 
-def reached_by(model: Model, access: RunAccess) -> Reached:
+def access_report(model: Model, access: RunAccess) -> AccessReport:
     """Return the files and addresses of a run. Downloads the document if the data is a mixture."""
-    found = Reached()
+    report = AccessReport()
     source = source_of(model.data_location)
     sources: Sequence[DataSource] = [source]
     data_access = access
     if source.is_mixture:
-        found.addresses.extend(f"{one} (the document of the data)" for one in source.addresses())
+        report.addresses.extend(f"{one} (the document of the data)" for one in source.addresses())
         # --data-path names one directory, but a mixture has several sources
         data_access = replace(access, data=None)
         try:
@@ -51,16 +51,16 @@ def reached_by(model: Model, access: RunAccess) -> Reached:
         except AftermathError:  # opening the data later raises the same error
             sources = []
     for checkpoint in dict.fromkeys(one.checkpoint for one in model.recorded if one.exists):
-        _add_checkpoint(found, checkpoint, access)
+        _add_checkpoint(report, checkpoint, access)
     for one in sources:
-        _add_data(found, one, data_access)
-    return found
+        _add_data(report, one, data_access)
+    return report
 
 
-def _add_checkpoint(found: Reached, checkpoint: Checkpoint, access: RunAccess) -> None:
+def _add_checkpoint(report: AccessReport, checkpoint: Checkpoint, access: RunAccess) -> None:
     if checkpoint.kind is not CheckpointKind.HUB:
         try:
-            found.files.append(f"{access.model_place(checkpoint.repo)} (model)")
+            report.files.append(f"{access.model_place(checkpoint.repo)} (model)")
             return
         except AftermathError:
             if checkpoint.kind is not CheckpointKind.DUMMY:
@@ -73,13 +73,13 @@ def _add_checkpoint(found: Reached, checkpoint: Checkpoint, access: RunAccess) -
         if access.hub_token(checkpoint.repo) is False
         else "with this machine's token"
     )
-    found.addresses.append(f"{hub}/{checkpoint.repo} (model, {token})")
+    report.addresses.append(f"{hub}/{checkpoint.repo} (model, {token})")
 
 
-def _add_data(found: Reached, source: DataSource, access: RunAccess) -> None:
+def _add_data(report: AccessReport, source: DataSource, access: RunAccess) -> None:
     if path := source.local_path():
         try:
-            found.files.append(f"{access.data_place(path)} (data)")
+            report.files.append(f"{access.data_place(path)} (data)")
         except AftermathError:
             return
-    found.addresses.extend(f"{address} (data)" for address in source.addresses())
+    report.addresses.extend(f"{address} (data)" for address in source.addresses())

@@ -25,7 +25,7 @@ from aftermath.p2p.iroh import check_interface, check_port
 from aftermath.replica.options import indices_named
 from aftermath.rules.model import Model
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
-from aftermath.train.checkpoint_checks import check_hub, check_places, check_put_links
+from aftermath.train.checkpoint_checks import check_directories, check_hub, check_put_links
 from aftermath.train.known_runs import KnownRuns
 from aftermath.train.option_checks import check_choices
 from aftermath.train.settings import TrainSettings
@@ -47,7 +47,7 @@ def check_options(settings: TrainSettings) -> None:
     """
     check_words(settings)
     check_port(settings.bind_p2p_interface, settings.bind_p2p_port)
-    check_places(settings)
+    check_directories(settings)
 
 
 def check_words(settings: TrainSettings) -> None:
@@ -59,7 +59,7 @@ def check_words(settings: TrainSettings) -> None:
     indices_named(settings.device)
 
 
-async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) -> Admitted:
+async def check_admission(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) -> Admitted:
     """Check whether the run would admit this member, then close the connections.
 
     Raises CoordinatorError or Unsuitable if it would not.
@@ -67,21 +67,21 @@ async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) ->
     async with pool, chain:
         view = await chain.view()
         genesis = await pool.genesis()
-        known = KnownRuns(
+        known_runs = KnownRuns(
             state_directory() / "runs", cluster=genesis, program=str(chain.program_id)
         )
-        known.check(view.run, owner_named(settings.owner))
+        known_runs.check(view.run, owner_key(settings.owner))
         await chain.authorization()
         check_verdicts(view.run)
         check_version(settings.run_id, view.model.client_version, __version__)
         await check_funds(pool, Pubkey(chain.wallet), await chain.bond_due())
         check_model(view.model, settings.run_id)
         check_tier(settings.matformer_tier, view.model.tiers, settings.run_id)
-        known.remember(view.run)
+        known_runs.remember(view.run)
         return Admitted(view, genesis, chain.program_id)
 
 
-def owner_named(owner: str | None) -> str | None:
+def owner_key(owner: str | None) -> str | None:
     """Return the key of the owner that an option names. Raises UsageError or WalletError."""
     return str(public_key(owner)) if owner is not None else None
 
@@ -92,12 +92,12 @@ def check_model(model: Model, run_id: str) -> None:
     if not model.configured:
         raise Unsuitable(
             f"run {run_id} is not configured yet",
-            "Its owner configures it: "
+            "Ask its owner to run "
             f"aftermath-solana update-config --run-id {shlex.quote(run_id)} --config-path FILE",
         )
     if model.architecture not in ARCHITECTURES:
         raise Unsuitable(
-            f"run {run_id} trains an architecture this client does not have; it has {', '.join(ARCHITECTURES)}"
+            f"run {run_id} trains an architecture that this client does not have (it has {', '.join(ARCHITECTURES)})"
         )
     if model.optimizer.kind not in EXCHANGED:
         uses = OPTIMIZERS[model.optimizer.kind].shown
@@ -111,5 +111,5 @@ def check_tier(tier: int, tiers: int, run_id: str) -> None:
     if tier >= tiers:
         raise Unsuitable(
             f"--matformer-tier {tier}: run {run_id} has tiers 0 to {tiers - 1}",
-            "Choose one of those; a higher tier is a smaller model",
+            f"Choose a tier from 0 to {tiers - 1}; a higher tier is a smaller model",
         )

@@ -25,6 +25,7 @@ from aftermath.data.source import Source, SourceUnavailable
 from aftermath.events import event_types
 from aftermath.events.status import RunStatus, standing
 from aftermath.events.stream import Events
+from aftermath.kernels.runtime import needs_compilation, unavailable_reason
 from aftermath.member.archive import Archive
 from aftermath.member.feed import RunFeed
 from aftermath.member.local_options import LocalOptions
@@ -34,6 +35,7 @@ from aftermath.member.speed import measured_weight
 from aftermath.member.stall_detector import StallDetector
 from aftermath.model.outline import Outline
 from aftermath.model.saved_checkpoints import saved_steps, stem_of_run
+from aftermath.optim.proof import unfit
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.parallel.launch import Launched
@@ -45,10 +47,9 @@ from aftermath.rules.model import Checkpoint
 from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.access_options import access_for
-from aftermath.train.checkpoint_checks import check_room, keeping_advice
+from aftermath.train.checkpoint_checks import check_room, checkpoint_warning
 from aftermath.train.departure import is_a_person_there
-from aftermath.train.device_options import Named
-from aftermath.train.kernels import ready_kernels
+from aftermath.train.device_options import DeviceSetup
 from aftermath.train.newcomer import Newcomer
 from aftermath.train.own_choices import evaluations_of, hub_of, prompt_of
 from aftermath.train.requirements import data_of
@@ -71,7 +72,7 @@ class RealClock:
 
 async def assembled(
     settings: TrainSettings,
-    named: Named,
+    setup: DeviceSetup,
     events: Events,
     chain: SolanaMember,
     transport: IrohTransport,
@@ -89,24 +90,26 @@ async def assembled(
     )
     compute = workers.compute
     clock = RealClock()
-    access = access_for(settings, view.run, on_local_network=named.reach.pool.is_local)
+    access = access_for(settings, view.run, on_local_network=setup.backend.pool.is_local)
     newcomer = Newcomer(
         settings.run_id, settings.matformer_tier, chain, transport, clock, events, access
     )
     outline, schema = await newcomer.outline(
         compute, *own_newest(settings.checkpoint_dir, view.run)
     )
-    _check(settings, named, schema)
-    check_memory(view, schema, settings.matformer_tier, named.mesh.devices)
-    if advice := keeping_advice(settings):
+    _check(settings, setup, schema)
+    check_memory(view, schema, settings.matformer_tier, setup.mesh.devices)
+    if advice := checkpoint_warning(settings):
         events.emit(event_types.Warning(message=advice))
-    origin = await _origin(settings, named, schema, ranks, compute, access)
+    origin = await _origin(settings, setup, schema, ranks, compute, access)
     feed = RunFeed(view)
     if events.looked_at:
         stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
     ports = Ports(chain, feed, transport, clock, StallDetector(clock), events)
-    role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret, origin.device)
-    local_options = await _wishes(settings, outline, schema, compute)
+    role = Role(
+        settings.run_id, schema, settings.matformer_tier, setup.backend.secret, origin.device
+    )
+    local_options = await _local_options(settings, outline, schema, compute)
     data = await _data(events, clock, workers.read, lambda: data_of(model, schema, access))
     keep_steps = settings.keep_steps if settings.delete_old_steps else None
     archive = Archive(
@@ -140,18 +143,18 @@ def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
     return [Checkpoint(CheckpointKind.LOCAL, str(path.absolute()), "") for path in steps[-1:]]
 
 
-def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
+def _check(settings: TrainSettings, setup: DeviceSetup, schema: Schema) -> None:
     """Raise Unsuitable or UsageError if the options do not fit the run's model."""
-    if named.mesh.tensor > 1:
+    if setup.mesh.tensor > 1:
         from aftermath.parallel.tensor_parallel import check_tensor_parallelism
 
-        check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.mesh.tensor)
+        check_tensor_parallelism(schema.state.config, settings.matformer_tier, setup.mesh.tensor)
     check_room(settings, schema.state)
 
 
 async def _origin(
     settings: TrainSettings,
-    named: Named,
+    setup: DeviceSetup,
     schema: Schema,
     ranks: Launched | None,
     compute: Worker,
@@ -162,7 +165,7 @@ async def _origin(
     strategy = settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:
-        device = named.mesh.devices[0]
+        device = setup.mesh.devices[0]
         return Origin(
             schema,
             tier,
@@ -170,7 +173,7 @@ async def _origin(
             device,
             pass_size,
             time.monotonic,
-            named.arithmetic,
+            setup.arithmetic,
             access=access,
         )
     # torch's sharding takes a second to import, which few members need
@@ -178,14 +181,14 @@ async def _origin(
 
     make = multi_device_replicas(
         await compute(
-            lambda: Leader(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)
+            lambda: Leader(ranks.join(), schema.state.config, tier, pass_size, setup.arithmetic)
         )
     )
     device = torch.device("cpu")  # for tensors that the ranks do not hold
     return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, access)
 
 
-async def _wishes(
+async def _local_options(
     settings: TrainSettings, outline: Outline, schema: Schema, compute: Worker
 ) -> LocalOptions:
     return LocalOptions(
@@ -221,18 +224,33 @@ def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> RunStatus
     return standing(view.run, view.model, view.members, now, silent=silent, has_tick=has_tick)
 
 
-async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:
+async def _data(
+    events: Events, clock: Clock, read: Worker, open_data: Callable[[], Source]
+) -> Source:
     """Open the run's data. Retry, after one warning, while its source does not answer."""
-    told = False
+    warned = False
     while True:
         try:
-            return await read(opened)
+            return await read(open_data)
         except SourceUnavailable as error:
-            if not told:
+            if not warned:
                 events.emit(
                     event_types.Warning(
-                        message=f"{error.message}; this member joins when it can be had"
+                        message=f"{error.message}; this member joins when the data is available"
                     )
                 )
-            told = True
+            warned = True
         await clock.sleep(_ASK_AGAIN)
+
+
+async def ready_kernels(events: Events, compute: Worker) -> None:
+    """Compile the kernels and compare them with PyTorch. Emit whether PyTorch replaces them.
+
+    Kernels with other results than PyTorch are a warning: something is wrong with the machine.
+    """
+    if await compute(needs_compilation):
+        events.emit(event_types.Compiling())
+    why = await compute(unfit)
+    events.emit(event_types.Kernels(missing=why))
+    if why is not None and await compute(unavailable_reason) is None:
+        events.emit(event_types.Warning(message=f"{why}: PyTorch replaces them and is slower"))

@@ -33,13 +33,12 @@ def check_hub(settings: TrainSettings) -> None:
     if not is_repository(settings.hub_repo):
         raise UsageError(
             f"--hub-repo {settings.hub_repo!r} is not the name of a repository",
-            "It is OWNER/NAME, for example --hub-repo ada/my-model",
+            "Use OWNER/NAME, for example --hub-repo ada/my-model",
         )
     if not settings.matformer_tier and settings.hub_token is None:
         raise UsageError(
             f"--hub-repo {settings.hub_repo} needs a token to write to it",
-            "Set the variable HF_TOKEN to a Hugging Face token that may write; one is made in the settings of the "
-            "account, on huggingface.co",
+            "Set HF_TOKEN to a Hugging Face token with write access; create one at huggingface.co/settings/tokens",
         )
 
 
@@ -53,21 +52,21 @@ def check_put_links(settings: TrainSettings) -> None:
         )
     if settings.checkpoint_dir is None:
         raise UsageError(
-            "--checkpoint-put-links copies checkpoints of a directory, and none is given",
+            "--checkpoint-put-links requires --checkpoint-dir",
             "Pass --checkpoint-dir DIR",
         )
     PutLinks(settings.checkpoint_put_links).check()
 
 
-def check_places(settings: TrainSettings) -> None:
+def check_directories(settings: TrainSettings) -> None:
     """Create the named directories and test writing. Raises Unsuitable if that fails."""
-    for option, place in (
+    for option, directory in (
         ("--checkpoint-dir", None if settings.matformer_tier > 0 else settings.checkpoint_dir),
         ("--optimizer-state-dir", settings.optimizer_state_dir),
         ("--write-gradients-dir", settings.write_gradients_dir),
     ):
-        if place is not None:
-            _free(option, place.absolute())
+        if directory is not None:
+            _free(option, directory.absolute())
 
 
 def check_room(settings: TrainSettings, schema: StateSchema) -> None:
@@ -81,14 +80,14 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
     needed = _AT_ONCE * ELEMENT_BYTES * schema.parameters() + RESERVE
     if free <= needed:
         raise Unsuitable(
-            f"--checkpoint-dir {directory}: {_size(free)} are free, and {_AT_ONCE} checkpoints of this model "
-            f"and a reserve take {_size(needed)}",
-            "Make room, or name a directory on another disk",
+            f"--checkpoint-dir {directory}: {_AT_ONCE} checkpoints of this model and a reserve take "
+            f"{_size(needed)}, but only {_size(free)} are free",
+            "Free some space, or choose a directory on another disk",
         )
 
 
 @contextlib.contextmanager
-def gradients_place(settings: TrainSettings, identity: str) -> Iterator[None]:
+def gradients_directory(settings: TrainSettings, identity: str) -> Iterator[None]:
     """Create, test and lock --write-gradients-dir, and remove half-written files.
 
     Raises Unsuitable if it is not writable, if another process has the lock, or if it has results
@@ -113,7 +112,7 @@ def gradients_place(settings: TrainSettings, identity: str) -> Iterator[None]:
             )
             raise Unsuitable(
                 f"--write-gradients-dir {directory}: {why}",
-                "Name a directory for this member alone",
+                "Choose a directory that only this member uses",
             ) from None
         yield
 
@@ -124,8 +123,8 @@ def _claim(directory: Path, made_by: str) -> None:
         return
     if any(directory.glob("step-*.safetensors")):
         raise Unsuitable(
-            f"--write-gradients-dir {directory} has results of another run, or of an earlier version",
-            "Name an empty directory",
+            f"--write-gradients-dir {directory} already has results of another run or version",
+            "Choose an empty directory",
         )
     write_mark(directory, made_by)
 
@@ -144,10 +143,10 @@ def _free(option: str, directory: Path) -> int:
 
 
 def _why(error: OSError) -> str:
-    return "that is a file" if isinstance(error, FileExistsError) else str(error.strerror)
+    return "it is a file" if isinstance(error, FileExistsError) else str(error.strerror)
 
 
-def keeping_advice(settings: TrainSettings) -> str | None:
+def checkpoint_warning(settings: TrainSettings) -> str | None:
     """Return a warning if the checkpoint options probably do not do what the user expects."""
     keeps = settings.checkpoint_dir is not None or settings.hub_repo is not None
     if keeps and settings.matformer_tier:
@@ -157,8 +156,8 @@ def keeping_advice(settings: TrainSettings) -> str | None:
         )
     if not keeps and not settings.matformer_tier:
         return (
-            "this member keeps no checkpoints, so the model lives only in the run's members unless another member of "
-            "tier 0 keeps it: --checkpoint-dir or --hub-repo"
+            "this member saves no checkpoints, so the model is lost with the run's members unless "
+            "another tier-0 member saves it\nPass --checkpoint-dir or --hub-repo"
         )
     return None
 

@@ -21,7 +21,7 @@ START_PATIENCE = 20.0  # seconds that a start waits for the coordinator to answe
 
 
 @dataclass(frozen=True)
-class Reach:
+class MemberBackend:
     """A member's RPC pool, keys and peer directory, on a cluster or a server.
 
     `directory` finds peers; None leaves that to the options. `background` runs as long as the
@@ -39,25 +39,25 @@ class Reach:
     local_directory: Path | None = None
 
 
-def on_solana(settings: TrainSettings) -> Reach:
+def on_solana(settings: TrainSettings) -> MemberBackend:
     """Open the cluster, wallet and identity of the options. Raises UsageError or WalletError."""
     pool = open_pool(settings, patience=START_PATIENCE)
     program = coordinator_id(settings)
     authorizer = public_key(settings.authorizer) if settings.authorizer is not None else None
     wallet = load_wallet(settings.wallet_private_key_path)
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
-    return Reach(pool, program, authorizer, wallet, secret)
+    return MemberBackend(pool, program, authorizer, wallet, secret)
 
 
-def member_of(settings: TrainSettings, reach: Reach) -> SolanaMember:
+def member_of(settings: TrainSettings, backend: MemberBackend) -> SolanaMember:
     """Return this member's client of the coordinator, not opened yet."""
     return SolanaMember(
-        reach.pool,
-        reach.wallet,
+        backend.pool,
+        backend.wallet,
         settings.run_id,
         client_version=__version__,
-        authorizer=reach.authorizer,
-        program_id=reach.program_id,
+        authorizer=backend.authorizer,
+        program_id=backend.program_id,
         max_priority_fee=settings.max_priority_fee,
         max_bond=settings.max_bond,
     )

@@ -39,51 +39,51 @@ class Departure:
         self._events = events
         self._can_ask = can_ask
         self._ask = ask
-        self._asks = self._asked = False
+        self._may_ask = self._has_asked = False
 
     def on_signal(self, number: signal.Signals) -> float | None:
         """Return the seconds that saving may take, or None after a warning that asks for another
         Ctrl-C.
         """
         stake = self.member.stake() if self.member is not None else None
-        self._asks = self._can_ask and number == signal.SIGINT
-        if self.member is not None and stake is not None and stake.saves and not self._asked:
+        self._may_ask = self._can_ask and number == signal.SIGINT
+        if self.member is not None and stake is not None and stake.saves and not self._has_asked:
             self.lost = stake
             self._events.emit(event_types.Leaving(saves=True))
-            self.member.stops(self._tried)
+            self.member.stops(self._save_ended)
             return SAVE_SECONDS
-        if stake is not None and not self._asked:
+        if stake is not None and not self._has_asked:
             how = "Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
             self._warn(stake, how if self._can_ask else "")
-            if self._asked:
+            if self._has_asked:
                 return None
         self.lost = stake
         self._events.emit(event_types.Leaving())
         return 0.0
 
-    def _tried(self, saved: bool) -> bool:
+    def _save_ended(self, saved: bool) -> bool:
         """Handle the end of a save. Return whether the member stays to save again."""
         if saved or self.lost is None:
             self.lost = None
             return False
-        if not self._asked:
-            how = "Or free some space: this member has stopped training, and saves the model as soon as it can"
-            self._warn(self.lost, how if self._asks else "")
-            if self._asked:
+        if not self._has_asked:
+            how = "Or free some disk space: this member has stopped training and retries the save"
+            self._warn(self.lost, how if self._may_ask else "")
+            if self._has_asked:
                 self.stay()
-        return self._asked
+        return self._has_asked
 
-    def _warn(self, stake: Stake, more: str) -> None:
+    def _warn(self, stake: Stake, extra: str) -> None:
         """Warn about the steps that are lost, and ask for another Ctrl-C if a person is there."""
-        self._asked = self._asks
+        self._has_asked = self._may_ask
         fix = (
             "Press Ctrl-C again to leave and lose these steps."
-            if self._asks
+            if self._may_ask
             else "These steps are lost now."
         )
-        message = f"{stake.words()}\n{fix} {more}".rstrip()
+        message = f"{stake.sentence()}\n{fix} {extra}".rstrip()
         self._events.emit(event_types.Warning(message=message))
-        if self._asks:
+        if self._may_ask:
             self._ask(message)
 
 

@@ -21,13 +21,13 @@ CLOSE_SECONDS = 0.4  # part of EXIT_SECONDS for closing connections
 class Interrupts:
     """Cancels one coroutine at a signal, with a timeout for its cleanup."""
 
-    def __init__(self, told: Callable[[signal.Signals], float | None] = lambda _: 0.0) -> None:
-        """Call `told` at the first signal.
+    def __init__(self, on_signal: Callable[[signal.Signals], float | None] = lambda _: 0.0) -> None:
+        """Call `on_signal` at the first signal.
 
-        `told` returns the seconds that the work may take to save before it leaves. None ignores the
-        signal, because the user has to confirm it with another one.
+        `on_signal` returns the seconds that the work may take to save before it leaves. None
+        ignores the signal, because the user has to confirm it with another one.
         """
-        self._told = told
+        self._on_signal = on_signal
         self._work: asyncio.Future[None] | None = None
         self._signals = 0
         self._end = 0.0
@@ -77,7 +77,7 @@ class Interrupts:
 
     def _signalled(self, number: signal.Signals) -> None:
         if not self._signals:
-            seconds = self._told(number)
+            seconds = self._on_signal(number)
             if seconds is None:
                 return
             self._ends_in(EXIT_SECONDS + seconds)

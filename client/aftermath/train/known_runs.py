@@ -38,25 +38,26 @@ class KnownRuns:
 
         If `owner` is None, raise it if this user joined another run of this id before.
         """
-        found = _identified(run)
+        actual = _identified(run)
         if owner is not None:
-            if owner != found.owner:
+            if owner != actual.owner:
                 raise Unsuitable(
-                    f"run {run.run_id} belongs to {found.owner}, not to --owner {owner}",
-                    "Ask the person that named the run to you for its id and its owner's key",
+                    f"run {run.run_id} belongs to {actual.owner}, not to --owner {owner}",
+                    "Ask the person who gave you the run id for the owner's key",
                 )
             return
         known = self._read(run.run_id)
-        if known is None or known == found:
+        if known is None or known == actual:
             return
-        whose = (
+        owner_text = (
             "by the same owner"
-            if known.owner == found.owner
-            else f"by another owner, {found.owner}"
+            if known.owner == actual.owner
+            else f"by another owner, {actual.owner}"
         )
         raise Unsuitable(
-            f"run {run.run_id} is not the run that you joined: that run was closed, and this one was created {whose}",
-            f"To join the new run, pass --owner {found.owner}",
+            f"run {run.run_id} is not the run that you joined: that run was closed, and this one "
+            f"was created {owner_text}",
+            f"To join the new run, pass --owner {actual.owner}",
         )
 
     def remember(self, run: Run) -> None:

@@ -25,8 +25,8 @@ def open_source(
     source = source_of(location)
     if labels and not source.has_labels:
         raise Unsuitable(
-            "the run learns labels, and its data location has none",
-            'Its owner uses data_location = { Preprocessed = "DIR" }, or data_type = "Pretraining"',
+            "the run trains on labels, but its data location has none",
+            'Ask its owner to set data_location = { Preprocessed = "DIR" }, or data_type = "Pretraining"',
         )
     request = DataRequest(seq_len, vocab_size, labels=labels, access=access)
     return source.open_for_member(request)

@@ -27,16 +27,16 @@ def only_process(
     name = hashlib.sha256("\0".join((cluster, program, run_id, wallet)).encode()).hexdigest()
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = hold(directory / f"{name}.lock")
+        lock = hold(directory / f"{name}.lock")
     except BlockingIOError:
         raise Unsuitable(
-            f"another process on this machine takes part in run {run_id} with this key",
-            "Stop that one, or take part with another key",
+            f"another process on this machine already takes part in run {run_id} with this wallet",
+            "Stop the other process, or use another wallet",
         ) from None
     except OSError as error:
         raise Unsuitable(
             f"cannot create a lock in {directory}: {error.strerror}",
             space_or(error, "Make the directory writable"),
         ) from error
-    with held:
+    with lock:
         yield

@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def looked_at(events: Events, place: Path, seconds: float = SECONDS) -> Iterator[None]:
-    """Emit a report every `seconds` while the block runs. `place` is the directory of the disk."""
+def report_machine_use(events: Events, directory: Path, seconds: float = SECONDS) -> Iterator[None]:
+    """Emit a report every `seconds` while the block runs. `directory` is on the reported disk."""
     over = threading.Event()
 
     def work() -> None:
-        look = Look(place)
+        probe = MachineProbe(directory)
         while not over.wait(seconds):
-            events.emit(look())
+            events.emit(probe())
 
     threading.Thread(target=work, name="machine", daemon=True).start()
     try:
@@ -40,12 +40,12 @@ def looked_at(events: Events, place: Path, seconds: float = SECONDS) -> Iterator
         over.set()
 
 
-class Look:
+class MachineProbe:
     """Measures this machine each time it is called."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = next(
-            one for one in (place.absolute(), *place.absolute().parents) if one.exists()
+    def __init__(self, directory: Path) -> None:
+        self._directory = next(
+            path for path in (directory.absolute(), *directory.absolute().parents) if path.exists()
         )
         self._process = psutil.Process()
         self._gpus = _gpus()
@@ -59,21 +59,21 @@ class Look:
             cpu=psutil.cpu_percent(),
             resident=self._resident(),
             available=int(psutil.virtual_memory().available),
-            disk_free=_told(lambda: int(psutil.disk_usage(str(self._place)).free)) or 0,
+            disk_free=_or_none(lambda: int(psutil.disk_usage(str(self._directory)).free)) or 0,
             network_sent=max(0, sent - self._sent),
             network_received=max(0, received - self._received),
             gpus=[_gpu(number, handle) for number, handle in enumerate(self._gpus)],
         )
 
     def _resident(self) -> int:
-        family = [self._process, *(_told(lambda: self._process.children(recursive=True)) or [])]
-        held = [_told(one.memory_info) for one in family]
-        return sum(int(memory.rss) for memory in held if memory)
+        family = [self._process, *(_or_none(lambda: self._process.children(recursive=True)) or [])]
+        memories = [_or_none(process.memory_info) for process in family]
+        return sum(int(memory.rss) for memory in memories if memory)
 
 
 def _network() -> tuple[int, int]:
     """Return the bytes sent and received since boot, over all interfaces except loopback."""
-    counted = _told(lambda: psutil.net_io_counters(pernic=True)) or {}
+    counted = _or_none(lambda: psutil.net_io_counters(pernic=True)) or {}
     leading = [count for name, count in counted.items() if not name.startswith("lo")]
     return sum(count.bytes_sent for count in leading), sum(count.bytes_recv for count in leading)
 
@@ -91,10 +91,10 @@ def _gpus() -> list[Any]:
 
 
 def _gpu(number: int, handle: Any) -> event_types.Gpu:
-    memory = _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    rates = _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-    heat = _told(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
-    power = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    memory = _or_none(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    rates = _or_none(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    heat = _or_none(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+    power = _or_none(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
     return event_types.Gpu(
         number=number,
         memory_used=memory and int(memory.used),
@@ -105,7 +105,7 @@ def _gpu(number: int, handle: Any) -> event_types.Gpu:
     )
 
 
-def _told(ask: Callable[[], T]) -> T | None:
+def _or_none(ask: Callable[[], T]) -> T | None:
     """Return the result of `ask`, or None if the process, directory or driver fails."""
     try:
         return ask()

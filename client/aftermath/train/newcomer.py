@@ -38,9 +38,9 @@ _LEAVING = 10.0  # timeout of leaving the run, in seconds
 
 def others(run: Run, members: Members, wallet: bytes) -> list[bytes]:
     """Return the p2p keys of all active and waiting members except this wallet."""
-    there = members.mask(MemberState.HEALTHY) | members.pending | run.finishers
-    found = [members.seats[seat] for seat in bitmap.seats(there)]
-    return sorted({one.p2p for one in found if one.signer != wallet})
+    present = members.mask(MemberState.HEALTHY) | members.pending | run.finishers
+    seats = [members.seats[seat] for seat in bitmap.seats(present)]
+    return sorted({seat_.p2p for seat_ in seats if seat_.signer != wallet})
 
 
 def may_ask(view: View, wallet: bytes) -> bool:
@@ -77,26 +77,26 @@ class Newcomer:
         self._clock = clock
         self._events = events
 
-    async def outline(self, compute: Worker, *besides: Checkpoint) -> tuple[Outline, Schema]:
+    async def outline(self, compute: Worker, *fallbacks: Checkpoint) -> tuple[Outline, Schema]:
         """Return the model's outline and the run's schema.
 
-        Try the recorded checkpoints, then `besides`, then the members. Raises what `outline_of`
+        Try the recorded checkpoints, then `fallbacks`, then the members. Raises what `outline_of`
         raises if all of them fail.
         """
         view = await self._chain.view()
         check_model(view.model, self._run_id)
         try:
             known = view.model, self._run_id, self._warn
-            return await compute(lambda: outline_of(*known, *besides, access=self._access))
+            return await compute(lambda: outline_of(*known, *fallbacks, access=self._access))
         except AftermathError as error:
             if not may_ask(view, self._chain.wallet):
                 raise
             self._warn(
-                f"no checkpoint found here; asking other members for the model: {error.message}"
+                f"found no readable checkpoint; asking other members for the model: {error.message}"
             )
-            if (found := await self._from_members(view, compute)) is None:
+            if (answer := await self._from_members(view, compute)) is None:
                 raise
-            return found
+            return answer
 
     def _warn(self, message: str) -> None:
         self._events.emit(event_types.Warning(message=message))
@@ -122,15 +122,15 @@ class Newcomer:
 
     async def _ask(self, view: View, compute: Worker) -> tuple[Outline, Schema] | None:
         def schema(config: Mapping[str, Any]) -> Schema:
-            return schema_from(config, model, self._run_id, "what a member tells")
+            return schema_from(config, model, self._run_id, "the model config that a member sent")
 
         model = view.model
         ends = self._clock.monotonic() + _PATIENCE
         while self._clock.monotonic() < ends:
             peers = others(view.run, view.members, self._chain.wallet)
             self._transport.set_members(peers)
-            if (found := await ask_outline(self._transport, peers, schema, compute)) is not None:
-                return found
+            if (answer := await ask_outline(self._transport, peers, schema, compute)) is not None:
+                return answer
             await self._clock.sleep(_LOOK_AGAIN)
             view = await self._chain.view()
         return None

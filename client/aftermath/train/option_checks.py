@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aftermath.base.errors import UsageError
-from aftermath.evals.eval_options import EvalRequest as Asked
-from aftermath.evals.eval_options import wanted
+from aftermath.evals.eval_options import EvalRequest, wanted
 from aftermath.events.trackers import TrackerOptions
 from aftermath.p2p.discovery import parse_static_peers
 from aftermath.train.settings import TrainSettings
@@ -24,8 +23,8 @@ def _check_prompt(settings: TrainSettings) -> None:
     """Raise UsageError for --prompt-tokens without --prompt-text."""
     if settings.prompt_tokens is not None and settings.prompt_text is None:
         raise UsageError(
-            "--prompt-tokens is the length of a continuation, of no text",
-            "Pass --prompt-text as well",
+            "--prompt-tokens requires --prompt-text",
+            "Pass --prompt-text TEXT, or omit --prompt-tokens",
         )
 
 
@@ -33,22 +32,22 @@ def _check_sums(settings: TrainSettings) -> None:
     """Raise UsageError for --no-grad-accum-in-fp32."""
     if not settings.grad_accum_in_fp32:
         raise UsageError(
-            "--no-grad-accum-in-fp32: gradients are fp32 here, as their weights are, and so are their sums",
-            "Leave it out; --precision bf16 makes passes smaller and faster",
+            "--no-grad-accum-in-fp32 is not supported: weights, gradients and their sums are fp32",
+            "Omit it; --precision bf16 makes passes smaller and faster",
         )
 
 
 def _check_evaluations(settings: TrainSettings) -> None:
     """Raise UsageError for evaluation options without --eval-tasks."""
-    said = settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
-    if asked_of(settings) is None and any(number is not None for number in said):
+    limits = settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
+    if eval_request_of(settings) is None and any(number is not None for number in limits):
         raise UsageError(
-            "--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks",
-            "Pass it as well",
+            "--eval-fewshot, --eval-seed and --eval-task-max-docs require --eval-tasks",
+            "Pass --eval-tasks TASKS, or omit them",
         )
 
 
-def asked_of(settings: TrainSettings) -> Asked | None:
+def eval_request_of(settings: TrainSettings) -> EvalRequest | None:
     """Return the evaluation that the options ask for, or None. Raises UsageError.
 
     Does not check that the tasks exist.

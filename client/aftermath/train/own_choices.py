@@ -10,7 +10,7 @@ from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
-from aftermath.train.option_checks import asked_of
+from aftermath.train.option_checks import eval_request_of
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 
@@ -34,18 +34,18 @@ def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) ->
 
     Raises CheckpointError if the model has no tokenizer.
     """
-    if (wish := asked_of(settings)) is None:
+    if (request := eval_request_of(settings)) is None:
         return None
     tokenizer = outline.tokenizer()
     config = schema.state.config
     check_vocabulary(tokenizer, config.vocab_size)
-    return Evaluations(wish, tokenizer, config.max_position_embeddings)
+    return Evaluations(request, tokenizer, config.max_position_embeddings)
 
 
 def hub_of(settings: TrainSettings) -> Hub | None:
     """Return the upload of checkpoints that the options choose, or None."""
     if settings.checkpoint_put_links is not None:
-        return Hub("", PutLinks(settings.checkpoint_put_links).put, named=False)
+        return Hub("", PutLinks(settings.checkpoint_put_links).put, recordable=False)
     if settings.hub_repo is None:
         return None
     from aftermath.model.hub import upload

@@ -30,7 +30,7 @@ _FIRST = 4.0  # seconds before the first retry
 _LONGEST = 64.0  # longest pause before a retry in seconds, even if Retry-After is longer
 _AGAIN = (408, 429)  # statuses to retry, besides all from 500 on
 _TIMEOUT = httpx.Timeout(60.0, read=300.0)  # storage may answer only once it has stored gigabytes
-_FORM = 'It is a JSON object such as {"model.safetensors": "https://…"}, with a link for each file'
+_FORM = 'Use a JSON object with a link for each file, such as {"model.safetensors": "https://…"}'
 
 
 class PutLinks:
@@ -47,7 +47,7 @@ class PutLinks:
         elif not _is_safe(self._source):
             raise CheckpointError(
                 f"{shown(self._source)} is not an https address: others could read the links in transit",
-                "Name an https address, or a JSON file",
+                "Use an https address, or a JSON file",
             )
 
     def put(self, directory: Path, _message: str = "") -> str:
@@ -72,39 +72,39 @@ class PutLinks:
         else:
             links = _parsed(read_limited(Path(self._source), MAX_LINKS_BYTES), self._source)
         if missing := [file.name for file in files if file.name not in links]:
-            raise CheckpointError(f"no link is named for {', '.join(missing)}", _FORM)
+            raise CheckpointError(f"there is no link for {', '.join(missing)}", _FORM)
         return links[name]
 
-    def _answer(self, method: str, url: str, what: str, file: Path | None = None) -> bytes:
+    def _answer(self, method: str, url: str, request: str, file: Path | None = None) -> bytes:
         """Return a server's answer. Retry if that may help. Raises CheckpointError."""
         why = ""
-        asked_for = 0.0
+        retry_after_s = 0.0
         pauses = Backoff(_FIRST, _LONGEST)
         for number in range(_TRIES):
             if number:
-                self._sleep(max(pauses.next(), asked_for))
+                self._sleep(max(pauses.next(), retry_after_s))
             try:
                 status, answer, header = _asked(method, url, file)
             except httpx.TransportError as error:
                 why = describe(error)
-                asked_for = 0.0
+                retry_after_s = 0.0
                 continue
             if 200 <= status < 300:
                 return answer
             why = f"it answered {status}"
-            asked_for = retry_after(header, _LONGEST)
+            retry_after_s = retry_after(header, _LONGEST)
             if status < 500 and status not in _AGAIN:
                 expired = (
-                    ": the link has expired, or is signed for something else"
+                    ": the link has expired, or is signed for another request"
                     if file is not None
                     else ""
                 )
                 raise CheckpointError(
-                    f"{shown(url)} refused {what} ({status}){expired}", "Sign new links"
+                    f"{shown(url)} refused {request} ({status}){expired}", "Sign new links"
                 )
         raise CheckpointError(
-            f"{shown(url)} did not take {what} in {_TRIES} tries: {why}",
-            "Check that server. The files stay",
+            f"{request} to {shown(url)} failed {_TRIES} times: {why}",
+            "Check that server. The files stay in the checkpoint directory",
         )
 
 
@@ -140,7 +140,7 @@ def _parsed(document: bytes, called: str) -> dict[str, str]:
     try:
         links: dict[str, str] = json_as(document, dict[str, str])
     except Malformed:  # whose message may quote a link
-        raise CheckpointError(f"{called} does not name links", _FORM) from None
+        raise CheckpointError(f"{called} is not a JSON object of links", _FORM) from None
     for name, link in links.items():
         if not _is_safe(link):
             raise CheckpointError(f"{called}: the link for {name} is not an https address", _FORM)
@@ -158,11 +158,11 @@ def _is_address(source: str) -> bool:
 def _is_safe(url: str) -> bool:
     """Return whether nobody in transit can read the address: https, or a server on this machine."""
     try:
-        parts = urlsplit(url)
+        address = urlsplit(url)
         httpx.URL(url)
     except (ValueError, httpx.InvalidURL):
         return False
-    host = parts.hostname or ""
+    host = address.hostname or ""
     return bool(host) and (
-        parts.scheme == "https" or (parts.scheme == "http" and is_this_machine(host))
+        address.scheme == "https" or (address.scheme == "http" and is_this_machine(host))
     )

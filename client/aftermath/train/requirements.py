@@ -28,50 +28,57 @@ from aftermath.train.admission import check_model
 from aftermath.train.locations import name_of, open_source
 
 log = logging.getLogger(__name__)
+_CONFIG_CHANGED = "The model's config.json changed after the run was configured. Restore it, or run update-config again"
 
 
-def schema_of(model: Model, run_id: str, *besides: Checkpoint, access: RunAccess) -> Schema:
-    """Return the run's schema, from a recorded checkpoint's config.json or from `besides`.
+def schema_of(model: Model, run_id: str, *fallbacks: Checkpoint, access: RunAccess) -> Schema:
+    """Return the run's schema, from a recorded checkpoint's config.json or from `fallbacks`.
 
     Raises what `outline_of` raises.
     """
-    return outline_of(model, run_id, log.warning, *besides, access=access)[1]
+    return outline_of(model, run_id, log.warning, *fallbacks, access=access)[1]
 
 
 def outline_of(
-    model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint, access: RunAccess
+    model: Model,
+    run_id: str,
+    warn: Callable[[str], None],
+    *fallbacks: Checkpoint,
+    access: RunAccess,
 ) -> tuple[Outline, Schema]:
     """Return outline and schema of the first checkpoint that matches the hash on chain.
 
-    Try the recorded checkpoints, then `besides`. A member may have recorded a false one, so `warn`
-    gets a message for each that is skipped. If none matches, raise the error of the first:
+    Try the recorded checkpoints, then `fallbacks`. A member may have recorded a false one, so
+    `warn` gets a message for each that is skipped. If none matches, raise the error of the first:
     Unsuitable, CheckpointError, ModelConfigError or SchemaError.
     """
     check_model(model, run_id)
-    wrong: list[AftermathError] = []
-    recorded = [one.checkpoint for one in model.recorded if one.exists]
-    for place in dict.fromkeys([model.checkpoint, *recorded, *besides]):
+    errors: list[AftermathError] = []
+    recorded = [recorded_one.checkpoint for recorded_one in model.recorded if recorded_one.exists]
+    for checkpoint in dict.fromkeys([model.checkpoint, *recorded, *fallbacks]):
         try:
-            outline = read_outline(place, access)
-            schema = schema_from(outline.config, model, run_id, f"the checkpoint {place.repo}")
+            outline = read_outline(checkpoint, access)
+            schema = schema_from(outline.config, model, run_id, f"the checkpoint {checkpoint.repo}")
         except AftermathError as error:
-            wrong.append(error)
+            errors.append(error)
             continue
         except MemoryError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever is wrong with a place costs that place, not this member
+        except Exception as error:  # a bad checkpoint must not end this member
             why = f"{type(error).__name__}: {escaped(str(error))}"
-            fix = "The run's owner names another place for it: aftermath-solana checkpoint"
-            wrong.append(CheckpointError(f"the checkpoint {place.repo} cannot be read: {why}", fix))
+            fix = (
+                "Ask the run's owner to record another checkpoint with aftermath-solana checkpoint"
+            )
+            errors.append(
+                CheckpointError(f"the checkpoint {checkpoint.repo} cannot be read: {why}", fix)
+            )
             continue
-        for known in wrong:
+        for skipped in errors:
             warn(
-                f"a checkpoint of the run is passed over, and {place.repo} is read instead: {known.message}"
+                f"skipped a checkpoint of the run and read {checkpoint.repo} instead: {skipped.message}"
             )
         return outline, schema
-    first = wrong[0]
+    first = errors[0]
     if (
         isinstance(first, CheckpointError)
         and model.checkpoint.kind is CheckpointKind.LOCAL
@@ -83,8 +90,8 @@ def outline_of(
     raise first
 
 
-def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str) -> Schema:
-    """Return the run's schema from a config.json. `whose` names the file in errors.
+def schema_from(config: Mapping[str, Any], model: Model, run_id: str, source: str) -> Schema:
+    """Return the run's schema from a config.json. `source` names the file in errors.
 
     Raises Unsuitable if its architecture or its schema's hash is not the one on chain, and what
     `agreed_schema` raises.
@@ -93,16 +100,17 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
         config, model.architecture
     ):  # before anything is built of what may be a stranger's file
         raise Unsuitable(
-            f"{whose} does not fit run {run_id}: its model_type {escaped(str(config.get('model_type'))[:60])} is of "
+            f"{source} does not fit run {run_id}: its model_type "
+            f"{escaped(str(config.get('model_type'))[:60])} belongs to "
             "another architecture",
-            "The model's config.json was changed after the run was configured; restore it, or update-config again",
+            _CONFIG_CHANGED,
         )
     schema = agreed_schema(config, model.tiers, model.optimizer)
     if schema.hash() != model.schema_hash:
         raise Unsuitable(
-            f"{whose} does not fit run {run_id}: its schema is {schema.hash().hex()[:12]}, the run's is "
+            f"{source} does not fit run {run_id}: its schema is {schema.hash().hex()[:12]}, the run's is "
             f"{model.schema_hash.hex()[:12]}",
-            "The model's config.json was changed after the run was configured; restore it, or update-config again",
+            _CONFIG_CHANGED,
         )
     return schema
 
@@ -127,14 +135,14 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
             location, model.max_seq_len, vocab_size, labels=finetuning, access=access
         )
         # Hash remote data only if the chain has a hash, because hashing downloads it.
-        looked_at = location.files_hash or not table.is_remote
-        found = records_hash(source.record()).hex() if looked_at else ""
-    if location.files_hash and found != location.files_hash:
+        is_hashed = location.files_hash or not table.is_remote
+        digest = records_hash(source.record()).hex() if is_hashed else ""
+    if location.files_hash and digest != location.files_hash:
         raise Unsuitable(
-            f"the data in {name_of(location, access)} is not this run's (hash {found[:12]}, expected "
+            f"the data in {name_of(location, access)} is not this run's (hash {digest[:12]}, expected "
             f"{location.files_hash[:12]})",
-            "Compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
-            "they were changed on purpose, the run's owner passes the new ones to update-config",
+            "Compare the files with another member's (aftermath-solana data inspect) and copy them again. If they were "
+            "changed on purpose, ask the run's owner to run update-config with the new files",
         )
     return source
 
@@ -147,7 +155,7 @@ def _advice_for_tokens(location: DataLocation) -> Iterator[None]:
     except WrongTokens as error:
         if location.files_hash:
             raise WrongTokens(error.message, advice_to_member("data", location.primary)) from None
-        fix = "No member can train this run: ask its owner to correct the data or its config, and to pass the config "
+        fix = "No member can train this run. Ask its owner to correct the data or the config, and to pass the config "
         raise WrongTokens(
             error.message, f"{fix}to aftermath-solana update-config ({error.fix})"
         ) from None

@@ -1,6 +1,6 @@
 """Run one `aftermath-solana train` process: check, open connections, train, leave, close.
 
-PyTorch takes seconds to load, so only functions import it. The checks of `admission` come first and
+PyTorch takes seconds to load, so only functions import it. The admission checks come first and
 close their connections again, because the process answers nothing while PyTorch loads.
 """
 
@@ -20,6 +20,7 @@ from solders.pubkey import Pubkey
 
 from aftermath import __version__
 from aftermath.base.concurrency import cancel
+from aftermath.base.errors import AftermathError
 from aftermath.base.files import cache_directory
 from aftermath.base.quiet_interrupts import end_at_once
 from aftermath.base.signals import looped, on_interrupt
@@ -31,21 +32,21 @@ from aftermath.events import event_types
 from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
-from aftermath.member.stake import loss_found
+from aftermath.member.stake import find_loss
 from aftermath.member.status_events import StatusEvents
 from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.relay import AUTO, DISABLED, N0
+from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.train.admission import Admitted, check_options, let_in
-from aftermath.train.checkpoint_checks import check_hub, gradients_place
-from aftermath.train.connection import Reach, member_of, on_solana
+from aftermath.train.admission import Admitted, check_admission, check_options
+from aftermath.train.checkpoint_checks import check_hub, gradients_directory
+from aftermath.train.connection import MemberBackend, member_of, on_solana
 from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_there
-from aftermath.train.error_text import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.lock import only_process
-from aftermath.train.machine import looked_at
+from aftermath.train.machine import report_machine_use
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import collects_figures, events_of
 from aftermath.train.tier import AUTO_TIER
@@ -53,11 +54,11 @@ from aftermath.train.tier import AUTO_TIER
 if TYPE_CHECKING:
     from aftermath.member.member import Member
     from aftermath.parallel.launch import Launched
-    from aftermath.train.device_options import Named
+    from aftermath.train.device_options import DeviceSetup
 
 
 def run_member(
-    settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana
+    settings: TrainSettings, backend: Callable[[TrainSettings], MemberBackend] = on_solana
 ) -> None:
     """Take part in a run until it is finished or the user stops. Raises AftermathError.
 
@@ -66,59 +67,61 @@ def run_member(
     # never closed: that waits for threads and tasks, and the process ends here anyway
     runner = asyncio.Runner()
     check_options(settings)
-    first = reach(settings)
+    first = backend(settings)
     if settings.matformer_tier == AUTO_TIER:
-        admitted = _admitted(runner, settings, first)
+        admitted = _check_admission(runner, settings, first)
         if (
             admitted.view.run.state is RunState.FINISHED
         ):  # nothing is trained, so no tier needs to be measured
             settings = replace(settings, matformer_tier=0)
         else:
             settings = _with_tier(settings, first, admitted)
-        first = reach(settings)
+        first = backend(settings)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
-        _introduce(settings, first.wallet, first.pool.signs_with, events)
+        _emit_started(settings, first.wallet, first.pool.signs_with, events)
         _log_to(events)
         if collects_figures(settings):
-            stack.enter_context(looked_at(events, settings.checkpoint_dir or Path()))
-        stack.enter_context(_telling(settings, events))
-        admitted = _admitted(runner, settings, first)
-        _tell_run(admitted.view.run, events)
+            stack.enter_context(report_machine_use(events, settings.checkpoint_dir or Path()))
+        stack.enter_context(_errors_as_events(settings, events))
+        admitted = _check_admission(runner, settings, first)
+        _emit_run(admitted.view.run, events)
         if admitted.view.run.state is RunState.FINISHED:
-            _tell_finished(admitted.view, events, first.wallet.public, settings)
+            _emit_finished(admitted.view, events, first.wallet.public, settings)
             return
         stack.enter_context(_only_here(settings, first.wallet, admitted))
-        stack.enter_context(gradients_place(settings, admitted.view.run.identity))
+        stack.enter_context(gradients_directory(settings, admitted.view.run.identity))
         if "torch" not in sys.modules:  # a tier may have been chosen with it
             events.emit(event_types.Loading())
         _load_torch()
         local = _local_directory(settings, admitted)
-        named = _on_devices(settings, replace(reach(settings), local_directory=local))
+        setup = _on_devices(settings, replace(backend(settings), local_directory=local))
         with looped():
-            runner.run(_session(settings, named, events))
+            runner.run(_session(settings, setup, events))
 
 
-def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> Admitted:
+def _check_admission(
+    runner: asyncio.Runner, settings: TrainSettings, backend: MemberBackend
+) -> Admitted:
     """Check whether the run admits this member. Raises CoordinatorError or Unsuitable if not."""
     with on_interrupt(end_at_once):
-        return runner.run(let_in(settings, reach.pool, member_of(settings, reach)))
+        return runner.run(check_admission(settings, backend.pool, member_of(settings, backend)))
 
 
-def _tell_run(run: Run, events: Events) -> None:
+def _emit_run(run: Run, events: Events) -> None:
     """Emit the run's owner, because another run may get the same id later."""
     owner = str(Pubkey.from_bytes(run.main_authority))
     events.emit(event_types.RunFound(owner=owner, created=run.created, identity=run.identity))
 
 
-def _tell_finished(view: View, events: Events, wallet: bytes, settings: TrainSettings) -> None:
+def _emit_finished(view: View, events: Events, wallet: bytes, settings: TrainSettings) -> None:
     """Emit that the run is finished, and where its model is. Raises ModelLost."""
     notices = StatusEvents(events)
     run = view.run
     model = view.model
     notices.state(run)
     notices.finished(run, model)
-    if (lost := loss_found(view, wallet, settings.checkpoint_dir)) is not None:
+    if (lost := find_loss(view, wallet, settings.checkpoint_dir)) is not None:
         raise lost
     notices.never_saved(run, model)
 
@@ -139,32 +142,34 @@ def _load_torch() -> None:
         gc.freeze()
 
 
-def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
+def _on_devices(settings: TrainSettings, backend: MemberBackend) -> DeviceSetup:
     """Resolve the devices and set the number of threads. Raises UsageError or Unsuitable."""
     import torch
 
     from aftermath.parallel.launch import threads_of
-    from aftermath.train.device_options import named_by
+    from aftermath.train.device_options import device_setup
 
-    named = named_by(settings, reach)
-    if threads := threads_of(named.mesh, settings.threads):
+    setup = device_setup(settings, backend)
+    if threads := threads_of(setup.mesh, settings.threads):
         torch.set_num_threads(threads)
-    return named
+    return setup
 
 
-def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> TrainSettings:
+def _with_tier(
+    settings: TrainSettings, backend: MemberBackend, admitted: Admitted
+) -> TrainSettings:
     """Return the settings with the tier that suits this machine, for --matformer-tier auto."""
     say(LOADING)
     _load_torch()
     from aftermath.train.access_options import access_for
     from aftermath.train.requirements import schema_of
-    from aftermath.train.tier import chosen_here
+    from aftermath.train.tier import choose_tier_here
 
     view = admitted.view
-    named = _on_devices(settings, reach)
-    access = access_for(settings, view.run, on_local_network=reach.pool.is_local)
+    setup = _on_devices(settings, backend)
+    access = access_for(settings, view.run, on_local_network=backend.pool.is_local)
     schema = schema_of(view.model, settings.run_id, access=access)
-    choice = chosen_here(view, reach.wallet.public, schema, settings, named.arithmetic)
+    choice = choose_tier_here(view, backend.wallet.public, schema, settings, setup.arithmetic)
     say(f"--matformer-tier auto: tier {choice.tier}; {choice.why}")
     settings = replace(settings, matformer_tier=choice.tier)
     check_hub(settings)
@@ -195,18 +200,33 @@ def _only_here(
 
 
 @contextlib.contextmanager
-def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
+def _errors_as_events(settings: TrainSettings, events: Events) -> Iterator[None]:
     """Emit a failure of the block as an event, and raise it as an AftermathError."""
     try:
         yield
     except Exception as error:
-        if (failure := known(error, settings)) is None:
+        if (failure := as_user_error(error, settings)) is None:
             raise
         events.emit(event_types.Error(message=str(failure)))
         raise failure from error
 
 
-def _introduce(
+def as_user_error(error: Exception, settings: TrainSettings) -> AftermathError | None:
+    """Return an exception as an error with a fix, or None if it is unexpected."""
+    if isinstance(error, AftermathError):
+        return error
+    # This imports torch, so do it only if needed.
+    from aftermath.replica.memory import is_out_of_memory
+
+    if is_out_of_memory(error):
+        return OutOfMemory(
+            f"this machine has too little memory for the model of tier {settings.matformer_tier}",
+            "Choose a smaller model: a higher --matformer-tier",
+        )
+    return None
+
+
+def _emit_started(
     settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events
 ) -> None:
     """Emit the first event, which names the run and the member of a log."""
@@ -222,14 +242,14 @@ def _introduce(
 
 
 def _log_to(events: Events) -> None:
-    ours = logging.getLogger("aftermath")
-    ours.addHandler(LogWarnings(events))
-    show_debug_logs(ours)
+    logger = logging.getLogger("aftermath")
+    logger.addHandler(LogWarnings(events))
+    show_debug_logs(logger)
     # Otherwise the root logger would print each message again, into the middle of the screen.
-    ours.propagate = False
+    logger.propagate = False
 
 
-async def _session(settings: TrainSettings, named: Named, events: Events) -> None:
+async def _session(settings: TrainSettings, setup: DeviceSetup, events: Events) -> None:
     """Run the member until the run is finished or a signal arrives.
 
     Raises what ended the member, or ModelLost if leaving lost training steps.
@@ -237,29 +257,29 @@ async def _session(settings: TrainSettings, named: Named, events: Events) -> Non
     departure = Departure(events, can_ask=is_a_person_there(), ask=ask_on_stderr)
     interrupts = Interrupts(departure.on_signal)
     departure.stay = interrupts.wait_for_another
-    await interrupts.run(_life(settings, named, events, interrupts, departure))
+    await interrupts.run(_life(settings, setup, events, interrupts, departure))
     if departure.lost is not None:
         raise departure.lost.lost()
 
 
 async def _life(
     settings: TrainSettings,
-    named: Named,
+    setup: DeviceSetup,
     events: Events,
     interrupts: Interrupts,
     departure: Departure,
 ) -> None:
-    async with _ports(settings, named, events) as (member, ranks):
+    async with _ports(settings, setup, events) as (member, ranks):
         departure.member = member
-        there = True
+        run_exists = True
         try:
             await (ranks.while_all_run(member.live()) if ranks else member.live())
         except NoSuchRun:
-            there = False  # nothing is left to leave
+            run_exists = False  # nothing is left to leave
             raise
         finally:
             interrupts.saved()
-            if there:
+            if run_exists:
                 await _leave(member, events, interrupts.leaving())
 
 
@@ -267,44 +287,44 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
     try:
         await asyncio.wait_for(member.leave(), seconds)
     except (CoordinatorError, TimeoutError):
-        keeper = member.coordinator.called
+        coordinator = member.coordinator.called
         events.emit(
             event_types.Warning(
-                message=f"{keeper} could not be told that this member leaves: the others drop it"
+                message=f"cannot tell {coordinator} that this member leaves; the others will drop it"
             )
         )
 
 
 @contextlib.asynccontextmanager
 async def _ports(
-    settings: TrainSettings, named: Named, events: Events
+    settings: TrainSettings, setup: DeviceSetup, events: Events
 ) -> AsyncIterator[tuple[Member, Launched | None]]:
     """Open the chain and the transport. Yield the member, and its other ranks if any."""
     from aftermath.parallel.launch import launched, threads_of
     from aftermath.train.assembly import assembled
 
-    reach = named.reach
-    pool = named.reach.pool
+    backend = setup.backend
+    pool = setup.backend.pool
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(pool)
-        chain = await stack.enter_async_context(member_of(settings, reach))
-        if reach.background is not None:
-            stack.push_async_callback(cancel, [asyncio.create_task(reach.background(chain))])
+        chain = await stack.enter_async_context(member_of(settings, backend))
+        if backend.background is not None:
+            stack.push_async_callback(cancel, [asyncio.create_task(backend.background(chain))])
         transport = await _open_transport(
             settings,
-            reach.secret,
-            here=pool.is_local,
-            directory=reach.directory,
-            local_directory=reach.local_directory,
+            backend.secret,
+            on_local_network=pool.is_local,
+            directory=backend.directory,
+            local_directory=backend.local_directory,
         )
         stack.push_async_callback(_close, transport)
         ranks = None
-        if not named.mesh.alone:
+        if not setup.mesh.alone:
             ranks = stack.enter_context(
-                launched(named.mesh, threads_of(named.mesh, settings.threads))
+                launched(setup.mesh, threads_of(setup.mesh, settings.threads))
             )
-        made = assembled(settings, named, events, chain, transport, ranks, stack)
-        yield await (ranks.while_all_run(made) if ranks else made), ranks
+        member = assembled(settings, setup, events, chain, transport, ranks, stack)
+        yield await (ranks.while_all_run(member) if ranks else member), ranks
 
 
 async def _close(transport: IrohTransport) -> None:
@@ -316,23 +336,25 @@ async def _open_transport(
     settings: TrainSettings,
     secret: bytes,
     *,
-    here: bool,
+    on_local_network: bool,
     directory: Directory | None = None,
     local_directory: Path | None = None,
 ) -> IrohTransport:
     """Open the transport to peers.
 
-    `here` is true on a local network: `auto` then looks for peers on this machine, in
+    `on_local_network` is true on a local network: `auto` then looks for peers on this machine, in
     `local_directory`. If there is a `directory`, it is the only source of addresses.
     """
-    relay = DISABLED if here or directory else N0
-    discovery: Literal["local", "n0"] = "local" if here or directory else "n0"
+    relay = DISABLED if on_local_network or directory else N0
+    discovery: Literal["local", "n0"] = "local" if on_local_network or directory else "n0"
     if settings.iroh_relay != AUTO:
         relay = settings.iroh_relay
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
-    place = settings.discovery_dir or (local_directory if discovery == "local" else None)
-    named = (
+    discovery_directory = settings.discovery_dir or (
+        local_directory if discovery == "local" else None
+    )
+    setup = (
         await asyncio.to_thread(addresses_of, parse_static_peers(settings.peer))
         if settings.peer
         else None
@@ -343,7 +365,7 @@ async def _open_transport(
         bind_host=settings.bind_p2p_interface,
         relay=relay,
         discovery=discovery,
-        discovery_dir=place if directory is None else None,
+        discovery_dir=discovery_directory if directory is None else None,
         directory=directory,
-        named=named,
+        named=setup,
     )

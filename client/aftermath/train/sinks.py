@@ -37,11 +37,11 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
             ConsoleLines(console, _date, quiet=is_quiet(), has_own_output=not one_output())
         )
     if settings.write_log:
-        sinks.append(_kept("--write-log", settings.write_log, JsonLines))
+        sinks.append(_file_sink("--write-log", settings.write_log, JsonLines))
     if settings.events_dir:
-        sinks.append(_kept("--events-dir", settings.events_dir, EpochFiles))
+        sinks.append(_file_sink("--events-dir", settings.events_dir, EpochFiles))
     if settings.metrics_port is not None:
-        sinks.append(_measured(settings.metrics_port, stack))
+        sinks.append(_metrics_sink(settings.metrics_port, stack))
     sinks.extend(stack.enter_context(tracking) for tracking in TrackerOptions.of(settings).sinks())
     return Events(lambda: time.monotonic() - started, sinks)
 
@@ -51,16 +51,16 @@ def collects_figures(settings: TrainSettings) -> bool:
     return settings.metrics_port is not None or TrackerOptions.of(settings).any
 
 
-def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink:
+def _file_sink(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink:
     """Return a sink that writes to `path`. Raises Unsuitable if writing fails."""
     try:
         return writer(path, _date)
     except OSError as error:
-        sentence = f"{option}: {error.filename or path} cannot be written: {error.strerror}"
+        sentence = f"{option}: cannot write {error.filename or path}: {error.strerror}"
         raise Unsuitable(sentence, fix_of(error)) from None
 
 
-def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
+def _metrics_sink(port: int, stack: contextlib.ExitStack) -> Sink:
     """Serve metrics at this port, and return their sink. Raises Unsuitable if it is taken."""
     from aftermath.events.metrics import Metrics, served
 
@@ -69,7 +69,7 @@ def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
         stack.enter_context(served(metrics, port))
     except OSError as error:
         raise Unsuitable(
-            f"--metrics-port: port {port} cannot be had: {error.strerror}", "Choose another one"
+            f"--metrics-port: cannot listen on port {port}: {error.strerror}", "Choose another port"
         ) from None
     return metrics
 

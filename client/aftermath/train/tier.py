@@ -41,8 +41,8 @@ def check_alone(tier: int, mesh: Mesh) -> None:
     """
     if tier == AUTO_TIER and not mesh.alone:
         raise UsageError(
-            "--matformer-tier auto chooses for one device, not for several",
-            "Name the tier, for example 0",
+            "--matformer-tier auto works with one device only",
+            "Pass a tier, for example --matformer-tier 0",
         )
 
 
@@ -69,16 +69,16 @@ def chosen(
     from aftermath.replica.fit import first_fitting, needs
     from aftermath.replica.pass_size import OutOfMemory
 
-    held = held_tier(view, wallet)
-    if held is not None:
-        return ChosenTier(held, "this wallet is a member of the run with it already")
+    current = held_tier(view, wallet)
+    if current is not None:
+        return ChosenTier(current, "this wallet is already a member with it")
     needed = needs(schema, view.model.max_seq_len, view.run.config.init_min_clients, device)
     first = first_fitting(needed, free)
     last = len(needed) - 1
     if first is None:
         raise OutOfMemory(
-            f"tier {last}, the smallest, takes {needed[last] / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free",
-            "Free memory, or take another --device",
+            f"tier {last}, the smallest, takes {needed[last] / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free",
+            "Free memory, or use another --device",
         )
     fits = f"it fits ({{:.2f}} of {free / 1e9:.1f} GB)"
     for tier in range(first, last + 1):
@@ -92,7 +92,7 @@ def chosen(
             )
     return ChosenTier(
         last,
-        f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, and this is the smallest",
+        f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, so this is the smallest",
     )
 
 
@@ -109,13 +109,13 @@ def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device
         return
     fits = first_fitting(needed, free)
     raise OutOfMemory(
-        f"tier {tier} takes {needed[tier] / 1e9:,.2f} GB at least, and {free / 1e9:,.2f} GB are free on {kind}",
-        "Free memory, or take another --device"
+        f"tier {tier} takes at least {needed[tier] / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free on {kind}",
+        "Free memory, or use another --device"
         + (f", or --matformer-tier {fits}" if fits is not None else ""),
     )
 
 
-def chosen_here(
+def choose_tier_here(
     view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic
 ) -> ChosenTier:
     """Choose the tier of a wallet for this machine's device. Print measurements on stderr."""

@@ -30,46 +30,48 @@ class Announcing:
     """Announces one member's results of one epoch."""
 
     def __init__(
-        self, ports: Ports, role: Role, decode: Worker, kept: CarriedOver, epoch: Epoch
+        self, ports: Ports, role: Role, decode: Worker, carried: CarriedOver, epoch: Epoch
     ) -> None:
         self._ports = ports
         self._role = role
         self._decode = decode
-        self._kept = kept
+        self._carried = carried
         self.epoch = epoch
 
     async def announce(self, plan: RoundPlan, trained: Trained) -> None:
-        """Publish the payloads and announce the signed commitment. Raises Desync if signing is not
-        allowed.
+        """Publish the payloads and announce the signed commitment.
+
+        Raises Desync if this member may not sign the result.
         """
         started = self._ports.clock.monotonic()
         schema = self._role.schema.results
-        replica = self.epoch.began.replica
+        replica = self.epoch.start.replica
         device = self._role.device
-        key = key_of(self._role.p2p_secret, plan.place(self.epoch.began.seat))
-        made = trained.payloads.items()
+        key = key_of(self._role.p2p_secret, plan.place(self.epoch.start.seat))
+        level_payloads = trained.payloads.items()
         (votes, payloads), private = await asyncio.gather(
             self._decode(
                 lambda: (
-                    {level: decode_level(data, schema, level, device) for level, data in made},
-                    {level: masked(data, key, level) for level, data in made},
+                    {
+                        level: decode_level(data, schema, level, device)
+                        for level, data in level_payloads
+                    },
+                    {level: masked(data, key, level) for level, data in level_payloads},
                 )
             ),
-            self._kept.own.trained(replica, plan.epoch, plan.header.height),
+            self._carried.own_state.trained(replica, plan.epoch, plan.header.height),
         )
-        said = self._commitment(plan, trained, payloads, private, key)
+        commitment = self._commitment(plan, trained, payloads, private, key)
         try:
             may_sign = await self._decode(
-                lambda: self._kept.results.may_sign(said.place, said.digest)
+                lambda: self._carried.results.may_sign(commitment.place, commitment.digest)
             )
         except OSError as error:
-            raise Desync(f"it cannot record that it signs a result: {error.strerror}") from None
+            raise Desync(f"cannot record the signature of a result: {error.strerror}") from None
         if not may_sign:
-            raise Desync(
-                f"it has signed another result of round {plan.header.height}, which was shown to it again"
-            )
-        raw = encode_announcement(said, self._role.p2p_secret)
-        self._kept.results.keep_own(said, raw, votes, payloads, key)
+            raise Desync(f"this member already signed another result of round {plan.header.height}")
+        raw = encode_announcement(commitment, self._role.p2p_secret)
+        self._carried.results.add_own(commitment, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
         self._ports.events.emit(
             event_types.ShareTrained(
@@ -78,21 +80,21 @@ class Announcing:
                 step=plan.header.step,
                 loss=trained.loss,
                 tokens=trained.tokens,
-                tokens_per_sec=said.tokens_per_sec,
+                tokens_per_sec=commitment.tokens_per_sec,
                 seconds=trained.seconds,
                 encode_seconds=trained.encode_seconds,
                 announce_seconds=self._ports.clock.monotonic() - started,
                 bytes=sum(map(len, trained.payloads.values())),
             )
         )
-        await self._kept.own.offer(replica)
+        await self._carried.own_state.offer(replica)
         if trained.measured is not None:
             self._ports.events.emit(
                 event_types.OptimizerReport(
                     epoch=plan.epoch,
                     height=plan.header.height,
                     step=plan.header.step,
-                    levels={level: asdict(found) for level, found in trained.measured.items()},
+                    levels={level: asdict(metrics) for level, metrics in trained.measured.items()},
                     seconds=trained.measure_seconds,
                 )
             )
@@ -106,7 +108,7 @@ class Announcing:
         key: bytes,
     ) -> Commitment:
         """Publish the masked payloads. Return the commitment to them, to be signed."""
-        seat = self.epoch.began.seat
+        seat = self.epoch.start.seat
         wallet = self._ports.coordinator.wallet
         return Commitment(
             sender=self._ports.transport.node_id,

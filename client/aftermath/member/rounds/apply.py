@@ -25,7 +25,7 @@ class Applying:
         self,
         ports: Ports,
         compute: Worker,
-        kept: CarriedOver,
+        carried: CarriedOver,
         epoch: Epoch,
         resolver: RoundResolver,
         time: Throughput,
@@ -34,19 +34,19 @@ class Applying:
     ) -> None:
         self._ports = ports
         self._compute = compute
-        self._kept = kept
+        self._carried = carried
         self._epoch = epoch
         self._resolver = resolver
         self._time = time
         self._hash_replicas = hash_replicas
-        self._replica = epoch.began.replica
+        self._replica = epoch.start.replica
         self.height = -1
         """Height of the newest round in the replica; -1 before the first."""
-        self.step = epoch.began.run.trained_steps
+        self.step = epoch.start.run.trained_steps
         """Number of steps in the replica.
 
-        It is counted here. With overlap, a header's step also counts the round before it, which may
-        turn out to be none.
+        Counted here because with overlap, a header's step also counts the previous round, which may
+        turn out not to be a step.
         """
 
     async def through(self, run: Run, last: int) -> None:
@@ -75,11 +75,11 @@ class Applying:
         settled = await self._resolver.settle(run, done, attesting)
         waited = self._ports.clock.monotonic() - started
         lr = self._epoch.learning_rate(done.step)
-        self._kept.share.withdraw()
+        self._carried.share.withdraw()
         if settled.accepted:
             await self._compute(lambda: self._take(settled.votes, lr, done))
-        self._kept.results.applied(done.height)
-        self._kept.gradients.keep(settled.results, lr)
+        self._carried.results.applied(done.height)
+        self._carried.gradients.keep(settled.results, lr)
         hashes = await self._compute(self._replica.hashes) if self._hash_replicas else {}
         seconds = self._ports.clock.monotonic() - started - waited
         if not self._ports.stall_detector.held_up_since(started):
@@ -90,7 +90,7 @@ class Applying:
                 height=done.height,
                 step=done.step,
                 results=len(settled.accepted),
-                sequences=self._kept.results.sequences(done.height, settled.accepted),
+                sequences=self._carried.results.sequences(done.height, settled.accepted),
                 waited=waited,
                 seconds=seconds,
                 hashes=hexed(hashes),

@@ -20,15 +20,17 @@ class BackgroundTasks:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a background task."""
-        duty = asyncio.ensure_future(work)
-        self._running.add(duty)
-        duty.add_done_callback(self._finished)
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._finished)
 
     async def stop(self) -> None:
         """Cancel the remaining tasks, and wait until all have ended."""
         await cancel(self._running)
 
-    def _finished(self, duty: asyncio.Task[None]) -> None:
-        self._running.discard(duty)
-        if not duty.cancelled() and (error := duty.exception()) is not None:
-            self._events.emit(event_types.Warning(message=f"a duty of this round failed: {error}"))
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._events.emit(
+                event_types.Warning(message=f"a background task of this round failed: {error}")
+            )

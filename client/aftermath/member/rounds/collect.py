@@ -57,37 +57,41 @@ class Collector:
         accepted: Mapping[int, Fingerprint],
         vouched: Mapping[int, frozenset[int]],
     ) -> list[Candidate]:
-        """Return the accepted results in seat order, once all that concerns us was fetched.
+        """Return the accepted results in seat order, once all levels that we hold are fetched.
 
-        `vouched` has the applied members by level. `salt` is that of the attesting round. Raises
-        Desync if something is missing when the chain no longer stores the round.
+        `vouched` maps a level to the members whose result is applied there. `salt` is the attesting
+        round's. Raises Desync if a result is missing when the chain no longer stores the round.
         """
-        asked = float("-inf")
+        next_ask = float("-inf")
         give_up = float("inf")
         while True:
-            found = {
-                seat: self._matching(height, salt, seat, seen)
-                for seat, seen in sorted(accepted.items())
+            candidates = {
+                seat: self._matching(height, salt, seat, fingerprint)
+                for seat, fingerprint in sorted(accepted.items())
             }
-            here = [
+            complete = [
                 c
-                for c in found.values()
-                if c is not None and not _lacking(c, self._results, vouched)
+                for c in candidates.values()
+                if c is not None and not _is_incomplete(c, self._results, vouched)
             ]
-            if len(here) == len(accepted):
-                return here
+            if len(complete) == len(accepted):
+                return complete
             run = self._ports.feed.run
             now = self._ports.clock.monotonic()
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
-                raise Desync(f"results of round {height} could not be had from any peer")
+                raise Desync(f"no peer has all results of round {height}")
             unheard = {
-                seat: accepted[seat] for seat, one in found.items() if one is None or not one.key
+                seat: accepted[seat]
+                for seat, candidate in candidates.items()
+                if candidate is None or not candidate.key
             }
-            if unheard and now >= asked:
-                asked = now + ASK_EVERY
+            if unheard and now >= next_ask:
+                next_ask = now + ASK_EVERY
                 await self.ask(
-                    height, unheard, lambda said: matches(accepted[said.seat], said.digest, salt)
+                    height,
+                    unheard,
+                    lambda commitment: matches(accepted[commitment.seat], commitment.digest, salt),
                 )
                 continue
             await first_of(
@@ -111,13 +115,11 @@ class Collector:
     def by_level(
         self, candidates: Collection[Candidate], vouched: Mapping[int, frozenset[int]]
     ) -> dict[int, list[Votes]]:
-        """Return the votes of results per held level, of the members applied at that level, in
-        order.
-        """
+        """Return the votes per held level, in seat order, of the members applied at that level."""
         votes: dict[int, list[Votes]] = {level: [] for level in self._levels}
         for candidate in candidates:
-            for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
-                if candidate.said.seat in vouched[level]:
+            for level in (votes.keys() & candidate.commitment.levels.keys()) - candidate.invalid:
+                if candidate.commitment.seat in vouched[level]:
                     # without them this replica would diverge
                     votes[level].append(candidate.votes[level])
         return votes
@@ -125,8 +127,9 @@ class Collector:
     async def ask(
         self, height: int, seats: Collection[int], accepted: Callable[[Commitment], bool]
     ) -> None:
-        """Ask a few reachable members for missing announcements. `accepted` marks those we must
-        have.
+        """Ask a few reachable members for missing announcements.
+
+        `accepted` returns whether a commitment is one that the chain accepted.
         """
         peers = sorted(self._ports.transport.reachable())
         start = self._turn % max(1, len(peers))
@@ -140,18 +143,27 @@ class Collector:
             raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply
         }.items():
             try:
-                said = decode_announcement(raw)
-                if not isinstance(said, Ready) and said.height == height and said.seat in seats:
-                    if isinstance(said, Commitment):
+                announcement = decode_announcement(raw)
+                if (
+                    not isinstance(announcement, Ready)
+                    and announcement.height == height
+                    and announcement.seat in seats
+                ):
+                    if isinstance(announcement, Commitment):
                         self._results.admit(
-                            said, raw, accepted=accepted(said), relayed=said.sender != peer
+                            announcement,
+                            raw,
+                            accepted=accepted(announcement),
+                            relayed=announcement.sender != peer,
                         )
                     else:
-                        self._results.hear_of_opening(said, raw)
+                        self._results.hear_reveal(announcement, raw)
             except BadAnnouncement as error:
-                self._ports.transport.bar(peer, f"an answer that is no announcement: {error}")
+                self._ports.transport.bar(
+                    peer, f"it answered with an invalid announcement: {error}"
+                )
             except Exception as error:  # an invalid answer must not end this member
-                self._complaints.about("hearing what was asked of", peer, error)
+                self._complaints.about("reading the answer of", peer, error)
 
     async def _question(self, peer: bytes, question: bytes, seats: int) -> list[bytes]:
         """Return the announcements in a peer's answer about `seats` seats; empty if it does not
@@ -170,14 +182,17 @@ class Collector:
             return []
         except Malformed:
             self._ports.transport.bar(
-                peer, f"an answer that is not a list of at most {most} announcements"
+                peer, f"its answer is not a list of at most {most} announcements"
             )
             return []
         return answered
 
 
-def _lacking(candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]) -> bool:
-    """Return whether a level that everybody applies is missing."""
+def _is_incomplete(
+    candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]
+) -> bool:
+    """Return whether a level that all members apply is missing."""
     return any(
-        candidate.said.seat in vouched[level] for level in results.payloads.missing(candidate)
+        candidate.commitment.seat in vouched[level]
+        for level in results.payloads.undecoded(candidate)
     )

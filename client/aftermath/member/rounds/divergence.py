@@ -5,7 +5,7 @@ from __future__ import annotations
 from aftermath.optim.clip import Diverged
 
 MOST_IN_A_ROW = 5
-"""Shares. One may be a rare batch; this many show that the model is useless."""
+"""Shares without a finite result in a row. One may be a rare batch; five show a broken model."""
 
 
 class Divergence:
@@ -23,7 +23,7 @@ class Divergence:
         self._in_a_row += 1
         if self._in_a_row >= MOST_IN_A_ROW:
             raise Diverged(
-                f"the training has diverged: {self._in_a_row} shares in a row gave no finite result up to step {step} "
-                f"({why})",
-                "Ask the run's owner to pause the run, rewind it, and lower base_lr with update-config",
+                f"the training has diverged: {self._in_a_row} shares in a row had no finite result, the last at step "
+                f"{step} ({why})",
+                "Ask the run's owner to pause the run, rewind it and lower base_lr with update-config",
             )

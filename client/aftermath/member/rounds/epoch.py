@@ -1,8 +1,8 @@
 """The state of one epoch for one member: its start, whether it runs, and its rounds' plans.
 
-Whatever enters the arithmetic (learning rate, cold start), the shares (weights, tiers) or the rules
-is read once, when the epoch begins: a member that applies the last round late must get the same
-bits, although others have declared again by then.
+The epoch reads learning rate, cold start, weights, tiers and rules once, when it begins. A member
+that applies the last round late must get the same bits, although others may have declared new
+weights by then.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CarriedOver:
     results: Results
     share: ModelShare
     gradients: GradientFiles
-    own: OwnState
+    own_state: OwnState
     reveals: Reveals
     divergence: Divergence
 
@@ -57,12 +57,12 @@ class CarriedOver:
 class Epoch:
     """Answers a member's questions about its epoch from the current view of the run."""
 
-    def __init__(self, began: EpochStart, feed: RunFeed, results: Results) -> None:
-        self.began = began
+    def __init__(self, start: EpochStart, feed: RunFeed, results: Results) -> None:
+        self.start = start
         self._feed = feed
         self._results = results
-        self.number = began.run.epoch
-        self.rules = began.run.config
+        self.number = start.run.epoch
+        self.rules = start.run.config
         self.height = -1
         """Height of the newest round that this member has begun; -1 before the first."""
         self._members: Members | None = None
@@ -74,14 +74,12 @@ class Epoch:
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate at which the results of a step are applied."""
-        return round_learning_rate(self.began.run, self.began.model, step)
+        return round_learning_rate(self.start.run, self.start.model, step)
 
     # --- whether it is running --------------------------------------------------------------------
 
     def something_to_do(self, run: Run) -> bool:
-        """Return whether there is a newer round, or the epoch is over for this member in any
-        way.
-        """
+        """Return whether there is a newer round, or the epoch is over for this member."""
         if self.is_running(run):
             return run.current.height > self.height
         return not (self._still_ours(run) and run.state is RunState.WARMUP)
@@ -97,9 +95,7 @@ class Epoch:
         return not self._still_ours(run) or run.state in (RunState.WARMUP, *_NOT_RUNNING)
 
     def ended(self, run: Run) -> bool:
-        """Return whether the run is in cooldown or just after it, and still stores the last
-        rounds.
-        """
+        """Return whether cooldown has begun or just ended, and the last rounds are still stored."""
         if not self._still_ours(run) or run.step != self._step_after(run):
             return False  # the owner has set the run to another step since
         just_after = run.epoch == self.number + 1 and run.state in _NOT_RUNNING
@@ -108,23 +104,21 @@ class Epoch:
     def _still_ours(self, run: Run) -> bool:
         """Return whether the stored rounds are of this member's epoch.
 
-        Every warm-up begins at another second and clears the rounds. One that is given up leaves
-        the epoch its number.
+        Each warm-up starts at a different second and clears the rounds. An abandoned warm-up does
+        not advance the epoch number.
         """
-        return run.epoch_started_at == self.began.run.epoch_started_at
+        return run.epoch_started_at == self.start.run.epoch_started_at
 
     def _step_after(self, run: Run) -> int:
-        """Return the step after the last stored round. A round with an attested result was a
-        step.
-        """
+        """Return the step after the last stored round. Rounds without a result do not count."""
         last = run.current
         judged = run.round(self.rules.judged(last.height))
         if judged is None or not judged.batch:
             return last.step
-        made = any(
+        is_step = any(
             bitmap.contains(last.attested, seat) for seat in self._plan(judged, self.members).owing
         )
-        return last.step - self.rules.overlap + made
+        return last.step - self.rules.overlap + is_step
 
     # --- plans ------------------------------------------------------------------------------------
 
@@ -140,9 +134,9 @@ class Epoch:
 
     def share_of(self, plan: RoundPlan) -> list[int]:
         """Return the sequences that this member trains in a round."""
-        return [index for span in plan.ranges(self.began.seat) for index in span]
+        return [index for span in plan.ranges(self.start.seat) for index in span]
 
     def _plan(self, header: Round, members: Members) -> RoundPlan:
         return plan_round(
-            self.began.run.run_id, self.number, header, members, self.rules.verification_percent
+            self.start.run.run_id, self.number, header, members, self.rules.verification_percent
         )

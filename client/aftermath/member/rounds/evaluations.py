@@ -29,14 +29,14 @@ T = TypeVar("T")
 class Evaluations:
     """Evaluates one member's model again and again, between its rounds."""
 
-    def __init__(self, wish: EvalRequest, tokenizer: Tokenizer, window: int) -> None:
-        self._wish = wish
+    def __init__(self, request: EvalRequest, tokenizer: Tokenizer, window: int) -> None:
+        self._request = request
         self._tokenizer = tokenizer
         self._window = window
         self._worker = ThreadWorker("evaluations")
         self._free = threading.Event()
         """Set while the run needs nothing of this member."""
-        self._asking: asyncio.Future[list[Score]] | None = None
+        self._evaluation: asyncio.Future[list[Score]] | None = None
         self._step = -1
         """Step of the weights evaluated now or last."""
         self._failed = False
@@ -49,39 +49,37 @@ class Evaluations:
         compute: Worker,
         over: Callable[[], Coroutine[Any, Any, object]],
     ) -> None:
-        """Evaluate the model, with the weights of `step`, until `over` returns or all is
-        reported.
-        """
-        if self._failed or (self._asking is None and step == self._step):
+        """Evaluate the weights of `step` until `over` returns or all scores are reported."""
+        if self._failed or (self._evaluation is None and step == self._step):
             return
         self._free.set()
         try:
-            await first_of(over(), self._ask_and_tell(model, step, events, compute))
+            await first_of(over(), self._evaluate_and_report(model, step, events, compute))
         finally:
             self._free.clear()
 
-    async def _ask_and_tell(
+    async def _evaluate_and_report(
         self, model: LanguageModel, step: int, events: Events, compute: Worker
     ) -> None:
         try:
-            if self._asking is None:
+            if self._evaluation is None:
                 copied = await compute(lambda: frozen_copy(model, self._free.is_set))
                 if copied is None:
                     return
                 self._step = step
-                self._asking = asyncio.ensure_future(self._asked(copied))
+                self._evaluation = asyncio.ensure_future(self._evaluate(copied))
                 del copied
-            scores = await asyncio.shield(self._asking)
+            scores = await asyncio.shield(self._evaluation)
         except Exception as error:
             self._failed = True
-            said = (
+            why = (
                 error.message
                 if isinstance(error, AftermathError)
                 else f"{type(error).__name__}: {error}"
             )
-            events.emit(event_types.Warning(message=f"this member evaluates no more: {said}"))
+            events.emit(event_types.Warning(message=f"evaluations stopped: {why}"))
             scores = []
-        self._asking = None
+        self._evaluation = None
         for score in scores:
             events.emit(
                 event_types.Evaluated(
@@ -94,9 +92,11 @@ class Evaluations:
                 )
             )
 
-    async def _asked(self, model: LanguageModel) -> list[Score]:
+    async def _evaluate(self, model: LanguageModel) -> list[Score]:
         ask = self._whenever_free(model)
-        return await self._worker(lambda: evaluated(ask, self._tokenizer, self._window, self._wish))
+        return await self._worker(
+            lambda: evaluated(ask, self._tokenizer, self._window, self._request)
+        )
 
     def _whenever_free(self, model: LanguageModel) -> Ask:
         # Passes run on a thread of their own after this member's share is trained. A new round

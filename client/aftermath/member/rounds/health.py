@@ -35,7 +35,7 @@ class AbsenceReports:
     """Members that this member excused in an epoch and whose result it has not seen since."""
 
     def __init__(self) -> None:
-        self._given = 0
+        self._excused = 0
 
     async def undelivered(self, coordinator: Coordinator, run: Run, members: Members) -> int:
         """Return the members (a bitmap) that may be dropped.
@@ -44,13 +44,13 @@ class AbsenceReports:
         """
         missing = unseen(run, members)
         attesting = run.round(run.current.height - 1)
-        if attesting is None or not (missing or self._given or conviction.suspects(run, members)):
+        if attesting is None or not (missing or self._excused or conviction.suspects(run, members)):
             return 0
         attestations = await coordinator.attestations(attesting)
-        seen = scores(attestations)
+        votes_by_member = scores(attestations)
         needed = round_quorum(attesting, attesting.elected)
-        self._given &= ~bitmap.from_seats(
-            member for member, votes in seen.items() if votes >= needed
+        self._excused &= ~bitmap.from_seats(
+            member for member, votes in votes_by_member.items() if votes >= needed
         )
         missing &= left_out(attesting, attestations, run, members)
         # If nobody's result arrived but some members that owe one attested, they are alive and
@@ -59,11 +59,11 @@ class AbsenceReports:
         # could withhold its share in every round by attesting.
         held_up = (
             missing
-            if not seen and any(bitmap.contains(missing, a.seat) for a in attestations)
+            if not votes_by_member and any(bitmap.contains(missing, a.seat) for a in attestations)
             else 0
         )
-        excused = held_up & ~self._given
-        self._given |= excused
+        excused = held_up & ~self._excused
+        self._excused |= excused
         return missing & ~excused | conviction.incomplete(run, members, attestations)
 
 
@@ -93,7 +93,7 @@ async def report_undelivered(ports: Ports, absences: AbsenceReports, run: Run, s
     duty = Duty(
         ports,
         "a report of members that did not deliver",
-        wanted=current,
+        still_wanted=current,
         done_if=SETTLED | {Refusal.NOT_A_MEMBER},
     )
     if await duty.fulfil(lambda: ports.coordinator.health_check(missing)):

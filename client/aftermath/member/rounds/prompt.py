@@ -45,17 +45,15 @@ class Continuations:
                 self._written.append(token)
             if token is None or len(self._written) == self._prompt.tokens:
                 written, self._written = self._written, []
-                await self._tell(written, step)
+                await self._report(written, step)
                 return
 
-    async def _tell(self, written: list[int], step: int) -> None:
+    async def _report(self, written: list[int], step: int) -> None:
         try:
             text = await self._compute(lambda: self._prompt.continued(written))
         except CheckpointError as error:
             self._failed = True
-            self._events.emit(
-                event_types.Warning(message=f"this member writes no more: {error.message}")
-            )
+            self._events.emit(event_types.Warning(message=f"sample texts stopped: {error.message}"))
             return
         self._events.emit(event_types.Sample(step=step, prompt=self._prompt.text, text=text))
 
@@ -63,7 +61,7 @@ class Continuations:
         """Return the next token, None at the end of the text."""
         # Temperature 0.6 (as upstream), with a seed per token: a small model's likeliest tokens
         # repeat.
-        made = generate(
+        generated = generate(
             replica.model,
             self._prompt.ids + self._written,
             new_tokens=1,
@@ -71,4 +69,4 @@ class Continuations:
             seed=len(self._written),
             vocab_size=self._prompt.tokenizer.vocab_size,
         )
-        return made.ids[0] if made.ids else None
+        return generated.ids[0] if generated.ids else None

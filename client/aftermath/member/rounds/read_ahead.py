@@ -49,24 +49,24 @@ class Reading:
         """Stop reading."""
         if self._task is not None:
             self._task.cancel()
-            self._task.add_done_callback(_heed)
+            self._task.add_done_callback(_retrieve_exception)
             self._task = None
 
     async def _read(self, indices: Sequence[int]) -> Sequences:
         pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        told = False
+        warned = False
         while True:
             try:
                 return await self._worker(lambda: self._source.read(indices))
             except SourceUnavailable as error:
-                if not told:
+                if not warned:
                     message = f"{error.message}; this member continues when it is available again"
                     self._ports.events.emit(event_types.Warning(message=message, until="trained"))
-                told = True
+                warned = True
             await self._ports.clock.sleep(pauses.next())
 
 
-def _heed(task: asyncio.Task[Sequences]) -> None:
+def _retrieve_exception(task: asyncio.Task[Sequences]) -> None:
     """Retrieve the outcome of an abandoned share."""
     if not task.cancelled():
         task.exception()

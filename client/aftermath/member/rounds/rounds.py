@@ -1,4 +1,4 @@
-"""The rounds of one epoch, from the first training round to cooldown, for one member.
+"""One member's rounds of one epoch, from the first training round to cooldown.
 
 Round r: apply what a quorum attested in the last round; report members that did not deliver; train,
 encode and announce our share; witness round r, or with overlap r-1. A late member trains the newest
@@ -35,7 +35,7 @@ from aftermath.rules.state import RunState
 
 
 class Rounds:
-    """One member's way through the rounds of one epoch."""
+    """Drives one member through the rounds of one epoch."""
 
     def __init__(
         self,
@@ -43,26 +43,26 @@ class Rounds:
         role: Role,
         workers: Workers,
         local_options: LocalOptions,
-        kept: CarriedOver,
-        began: EpochStart,
+        carried: CarriedOver,
+        start: EpochStart,
     ) -> None:
         self._ports = ports
         self._workers = workers
-        self._wishes = local_options
-        self._began = began
-        self._results = kept.results
-        self._reveals = kept.reveals
-        rules = began.run.config
-        self.time = Throughput(ports.events, time_for_results(rules), began.weight)
-        self._epoch = epoch = Epoch(began, ports.feed, kept.results)
-        self._duties = BackgroundTasks(ports.events)
-        self._reading = Reading(ports, workers.read, kept.data)
+        self._options = local_options
+        self._start = start
+        self._results = carried.results
+        self._reveals = carried.reveals
+        rules = start.run.config
+        self.time = Throughput(ports.events, time_for_results(rules), start.weight)
+        self._epoch = epoch = Epoch(start, ports.feed, carried.results)
+        self._tasks = BackgroundTasks(ports.events)
+        self._reading = Reading(ports, workers.read, carried.data)
         self._resolver = resolver = RoundResolver(
-            ports, role.levels, kept.results, epoch, self._duties
+            ports, role.levels, carried.results, epoch, self._tasks
         )
         hashed = local_options.hash_replicas
         self._applying = Applying(
-            ports, workers.compute, kept, epoch, resolver, self.time, hash_replicas=hashed
+            ports, workers.compute, carried, epoch, resolver, self.time, hash_replicas=hashed
         )
         self._training = Training(
             ports,
@@ -71,10 +71,10 @@ class Rounds:
             epoch,
             self.time,
             stats_steps=local_options.optim_stats_steps,
-            divergence=kept.divergence,
+            divergence=carried.divergence,
             delay=local_options.share_delay,
         )
-        self._announcing = Announcing(ports, role, workers.decode, kept, epoch)
+        self._announcing = Announcing(ports, role, workers.decode, carried, epoch)
         self._absences = AbsenceReports()
         self._allowances = Allowances(rules.max_round_train_time)
         self._continuations = (
@@ -84,11 +84,11 @@ class Rounds:
         )
         self._announced = -1  # height of the newest round with an announced result of this member
         self._duty: WitnessDuty | None = None
-        kept.results.evidence.show = self._show
+        carried.results.evidence.on_pair = self._show_evidence
 
     async def live(self) -> Run | None:
-        """Live through the rounds until cooldown. Return the run then, or None if warm-up was given
-        up.
+        """Live through the rounds until cooldown. Return the run then, or None after a failed
+        warm-up.
 
         A member that finishes late may see the next epoch on chain: the returned run has this
         epoch's number. Raises Desync if this member falls out.
@@ -107,14 +107,14 @@ class Rounds:
                     raise Desync("the epoch continued without this member")
                 await self._round(run)
         finally:
-            self._results.evidence.show = None
+            self._results.evidence.on_pair = None
             self._reading.stop()
-            await self._duties.stop()
+            await self._tasks.stop()
 
     def are_of(self, run: Run) -> bool:
         """Return whether the run is in this epoch, and its rounds have begun."""
-        began = self._began.run
-        same = (run.epoch, run.epoch_started_at) == (began.epoch, began.epoch_started_at)
+        start = self._start.run
+        same = (run.epoch, run.epoch_started_at) == (start.epoch, start.epoch_started_at)
         return same and (run.state.training or run.state is RunState.COOLDOWN)
 
     @property
@@ -134,39 +134,47 @@ class Rounds:
         self._epoch.open_plans(run)
         height = run.current.height
         attested = run.state is RunState.COOLDOWN or bitmap.contains(
-            run.current.attested, self._began.seat
+            run.current.attested, self._start.seat
         )
         await self._applying.through(
             run, self._epoch.rules.judged(height if attested else height - 1)
         )
         return self._applying.step
 
-    def _show(self, said: Commitment, pair: Pair) -> None:
-        self._duties.start(show_equivocation(self._ports, self._began.seat, said, pair))
+    def _show_evidence(self, commitment: Commitment, pair: Pair) -> None:
+        self._tasks.start(show_equivocation(self._ports, self._start.seat, commitment, pair))
 
     async def _round(self, run: Run) -> None:
         plan = self._begin(run)
         height = self._epoch.height
-        seat = self._began.seat
+        seat = self._start.seat
         judged = self._epoch.rules.judged
-        parts = self._ports, self._results, self._reveals, self._allowances
-        duty = WitnessDuty(*parts, seat, plan, judged(height), self._duty)
+        duty = WitnessDuty(
+            self._ports,
+            self._results,
+            reveals=self._reveals,
+            allowances=self._allowances,
+            seat=seat,
+            plan=plan,
+            judged=judged(height),
+            previous=self._duty,
+        )
         self._duty = duty
-        self._duties.start(duty.attend())
-        self._duties.start(duty.inquire(self._resolver.collector))
+        self._tasks.start(duty.attend())
+        self._tasks.start(duty.request_missing(self._resolver.collector))
         await self._applying.through(run, judged(height - 1))
-        self._duties.start(report_undelivered(self._ports, self._absences, run, seat))
+        self._tasks.start(report_undelivered(self._ports, self._absences, run, seat))
         travelling = self._applying.height < self._announced == height - 1
         trained = await self._training.train(plan, travelling=travelling)
         if self._allowances.used_up(seat):
-            self.time.waited_for_enough(self._allowances.seconds)
+            self.time.allowance_used(self._allowances.seconds)
         if trained is None:
             duty.own_share_done(0.0, 0.0)
         else:
             await self._announcing.announce(plan, trained)
             self._announced = height
             duty.own_share_done(trained.loss, trained.tokens_per_sec)
-        self._use_the_rest(plan)
+        self._start_spare_time_tasks(plan)
         report_traffic(self._ports)
 
     def _begin(self, run: Run) -> RoundPlan:
@@ -174,12 +182,12 @@ class Rounds:
         not in it.
         """
         self._epoch.height = height = run.current.height
-        if not bitmap.contains(run.current.roster, self._began.seat):
+        if not bitmap.contains(run.current.roster, self._start.seat):
             raise Desync("this member is no longer in the run's roster")
         self._epoch.open_plans(run)
         plan = self._results.plan(height)
         if plan is None:
-            raise Desync(f"{self._ports.coordinator.called} has moved on")
+            raise Desync(f"{self._ports.coordinator.called} no longer stores round {height}")
         self._reading.begin(self._epoch.share_of(plan))
         number = self._epoch.number
         step = plan.header.step
@@ -191,24 +199,30 @@ class Rounds:
 
     # --- until the next round ---------------------------------------------------------------------
 
-    def _use_the_rest(self, plan: RoundPlan) -> None:
+    def _start_spare_time_tasks(self, plan: RoundPlan) -> None:
         """Write sample text and run evaluations until the next round."""
         if self._continuations:
-            place = self._epoch.number, plan.header.height, plan.header.step
-            self._duties.start(self._continuations.run(self._began.replica, *place))
-        if asked := self._wishes.evaluations:
-            self._duties.start(self._evaluate(asked, plan))
+            self._tasks.start(
+                self._continuations.run(
+                    self._start.replica,
+                    self._epoch.number,
+                    height=plan.header.height,
+                    step=plan.header.step,
+                )
+            )
+        if evaluations := self._options.evaluations:
+            self._tasks.start(self._evaluate(evaluations, plan))
 
-    async def _evaluate(self, asked: Evaluations, plan: RoundPlan) -> None:
+    async def _evaluate(self, evaluations: Evaluations, plan: RoundPlan) -> None:
         """Evaluate the model until the next round."""
         feed = self._ports.feed
-        place = (plan.epoch, plan.header.height)
+        round_key = (plan.epoch, plan.header.height)
 
         async def over() -> None:
             await feed.until(
-                lambda run: not run.state.training or (run.epoch, run.current.height) != place
+                lambda run: not run.state.training or (run.epoch, run.current.height) != round_key
             )
 
-        model = self._began.replica.model
+        model = self._start.replica.model
         step = self._applying.step
-        await asked.run(model, step, self._ports.events, self._workers.compute, over)
+        await evaluations.run(model, step, self._ports.events, self._workers.compute, over)

@@ -23,7 +23,7 @@ _OPENS = 1.0  # seconds; a reveal after a quorum has closed takes no work
 
 
 class Allowances:
-    """What every member has left of its allowance in one epoch."""
+    """How much of its allowance each member has used in one epoch."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -41,37 +41,35 @@ class Allowances:
 
 
 class StragglerTracker:
-    """Decides which members are late in one round, which `began` at that moment of the clock."""
+    """Decides which members are late in one round. `started`: the clock when the round started."""
 
-    def __init__(self, allowances: Allowances, plan: RoundPlan, began: float) -> None:
+    def __init__(self, allowances: Allowances, plan: RoundPlan, started: float) -> None:
         self._allowances = allowances
         self._plan = plan
-        self._began = began
+        self._started = started
         self._most_took: float | None = None
         self._charged: defaultdict[int, float] = defaultdict(float)
         self._charged_since: defaultdict[int, float] = defaultdict(float)
 
     def waited_for(
-        self, due: frozenset[int], there: frozenset[int], missing: frozenset[int], now: float
+        self, due: frozenset[int], delivered: frozenset[int], missing: frozenset[int], now: float
     ) -> frozenset[int]:
-        """Return which of the `missing` members to wait for. `there`: the `due` members not
-        missing.
-        """
-        if self._most_took is None and self._are_most(there, due):
-            self._most_took = now - self._began
+        """Return which `missing` members to wait for. `delivered`: the `due` ones not missing."""
+        if self._most_took is None and self._are_most(delivered, due):
+            self._most_took = now - self._started
         if self._most_took is None:
             return missing
-        there -= self._charged.keys() | self._charged_since.keys() | self._allowances.left_out
-        self._allowances.late -= there
-        passed = now - self._began
+        delivered -= self._charged.keys() | self._charged_since.keys() | self._allowances.left_out
+        self._allowances.late -= delivered
+        passed = now - self._started
         most_took = self._most_took
         return frozenset(seat for seat in sorted(missing) if self._waits(seat, passed, most_took))
 
-    def opening(self, sealed: frozenset[int], seconds: float) -> frozenset[int]:
+    def waited_for_keys(self, sealed: frozenset[int], seconds: float) -> frozenset[int]:
         """Return which of the `sealed` members to wait for, `seconds` after they could reveal."""
-        return frozenset(seat for seat in sorted(sealed) if self._opens(seat, seconds))
+        return frozenset(seat for seat in sorted(sealed) if self._waits_for_key(seat, seconds))
 
-    def closes(self, left_out: frozenset[int], now: float) -> None:
+    def round_closed(self, left_out: frozenset[int], now: float) -> None:
         """Record that the round is over, and which members a quorum of witnesses missed."""
         in_time = (
             self._allowances.left_out - left_out - self._charged.keys() - self._charged_since.keys()
@@ -82,21 +80,21 @@ class StragglerTracker:
         if self._most_took is not None:
             for seat in sorted(left_out):  # without the time already charged for its key
                 self._charge(
-                    seat, now - self._began - self._most_took - self._charged_since.get(seat, 0.0)
+                    seat, now - self._started - self._most_took - self._charged_since.get(seat, 0.0)
                 )
 
-    def _opens(self, seat: int, seconds: float) -> bool:
+    def _waits_for_key(self, seat: int, seconds: float) -> bool:
         if seconds > _OPENS:
             self._allowances.use(seat, seconds - self._charged_since[seat])
             self._charged_since[seat] = seconds
             self._allowances.late.add(seat)
         return not (self._allowances.used_up(seat) and seat in self._allowances.late)
 
-    def _are_most(self, there: frozenset[int], due: frozenset[int]) -> bool:
+    def _are_most(self, delivered: frozenset[int], due: frozenset[int]) -> bool:
         weight_there, weight = (
-            sum(self._plan.seats[seat].weight for seat in those) for those in (there, due)
+            sum(self._plan.seats[seat].weight for seat in seats) for seats in (delivered, due)
         )
-        return len(there) >= quorum(len(due)) and 3 * weight_there >= 2 * weight
+        return len(delivered) >= quorum(len(due)) and 3 * weight_there >= 2 * weight
 
     def _waits(self, seat: int, passed: float, most_took: float) -> bool:
         """Return whether to wait for a member. Its allowance pays for the extra time."""
@@ -114,10 +112,16 @@ class StragglerTracker:
     def _in_time(self, seat: int, most_took: float) -> float:
         """Return the seconds from the round's beginning until a member is late."""
         shares = self._plan.shares
-        weights = {one: self._plan.seats[one].weight for one in self._plan.owing}
+        weights = {
+            owing_seat: self._plan.seats[owing_seat].weight for owing_seat in self._plan.owing
+        }
         times = _TIMES
         if weight := weights.get(seat):
-            part = sum(shares[one].len for one in weights) * weight / sum(weights.values())
+            part = (
+                sum(shares[owing_seat].len for owing_seat in weights)
+                * weight
+                / sum(weights.values())
+            )
             times += max(0.0, shares[seat].len / part - 1)
             times *= min(max(1.0, sum(weights.values()) / len(weights) / weight), _MOST_SLOWER)
         return max(_LEAST, most_took * times)

@@ -13,8 +13,8 @@ from aftermath.events.stream import Events
 from aftermath.replica.replica import weight_of
 
 WHAT_HELPS = (
-    "What helps: a smaller model (a higher --matformer-tier), another --device, more --threads, another "
-    "--micro-batch-size; or the owner of the run gives rounds more time (max_round_train_time)"
+    "Use a smaller model (a higher --matformer-tier), another --device, more --threads or another "
+    "--micro-batch-size; or ask the run's owner for longer rounds (max_round_train_time)"
 )
 
 _SAY_AT = 3
@@ -22,15 +22,13 @@ _SAY_AT = 3
 
 
 class Throughput:
-    """Watches one member's shares of an epoch. `limit`: seconds per share. `weight`: declared
-    speed.
-    """
+    """Times one member's shares of an epoch. `limit`: seconds per share. `weight`: its speed."""
 
     def __init__(self, events: Events, limit: float, weight: int) -> None:
         self._events = events
         self._limit = limit
         self._applying = 0.0
-        self._told = False
+        self._warned = False
         self._given_up = 0
         self._say_at = _SAY_AT
         self.weight = weight
@@ -44,34 +42,33 @@ class Throughput:
 
     def took(self, sequences: int, seconds: float, *, done: bool) -> None:
         """Record the seconds of a share of `sequences`, trained or (`done` is false) given up."""
-        shown = weight_of(sequences, seconds)
-        self.weight = shown if done else min(self.weight, shown)
+        measured = weight_of(sequences, seconds)
+        self.weight = measured if done else min(self.weight, measured)
         self._given_up = 0 if done else self._given_up + 1
         if self._given_up >= self._say_at:
             self._say_at *= 4
-            self._tell(
-                f"{counted(self._given_up, 'share')} in a row came too late, with {self._limit:.0f} s for each"
+            self._warn(
+                f"{counted(self._given_up, 'share')} in a row were late; each may take {self._limit:.0f} s"
             )
             return
-        if self._applying + seconds <= self._limit or self._told:
+        if self._applying + seconds <= self._limit or self._warned:
             return
         took = f"took {'' if done else 'more than '}{seconds:.0f} s"
         if self._applying >= 1:
             took += f" and applying a round's results {self._applying:.0f} s"
-        self._tell(
-            f"{counted(sequences, 'sequence')} {took}; a round leaves {self._limit:.0f} s for it at most, so the work "
-            "comes too late"
+        self._warn(
+            f"{counted(sequences, 'sequence')} {took}, but a round leaves at most {self._limit:.0f} s for them"
         )
 
-    def waited_for_enough(self, seconds: float) -> None:
+    def allowance_used(self, seconds: float) -> None:
         """Warn that the others no longer wait for this member's results in this epoch."""
-        if not self._told:
-            self._tell(
-                f"the others have waited for its results for {seconds:.0f} s in this epoch, and do no longer"
+        if not self._warned:
+            self._warn(
+                f"the others waited {seconds:.0f} s for its results in this epoch and no longer wait"
             )
 
-    def _tell(self, why: str) -> None:
-        self._told = True
+    def _warn(self, why: str) -> None:
+        self._warned = True
         self._events.emit(
             event_types.Warning(
                 message=f"this machine is too slow for its share of the rounds: {why}. {WHAT_HELPS}",

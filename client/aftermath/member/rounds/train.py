@@ -23,8 +23,9 @@ from aftermath.replica.replica import Cancelled
 
 
 class Training:
-    """Trains one member's shares of one epoch. Measures the optimizer every `stats_steps` steps; 0:
-    never.
+    """Trains one member's shares of one epoch.
+
+    Measures the optimizer every `stats_steps` steps; 0 disables it.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class Training:
         self._epoch = epoch
         self._time = time
         self._stats_steps = stats_steps
-        self._replica = epoch.began.replica
+        self._replica = epoch.start.replica
 
     async def train(self, plan: RoundPlan, *, travelling: bool) -> Trained | None:
-        """Train our share. Return None without a share, if the run moved past us, or for a
-        non-finite gradient.
+        """Train our share. Return None if there is no share, it is too late, or a gradient is not
+        finite.
 
         `travelling`: this member's last result is not in the replica yet. Raises DataError,
         Diverged.
@@ -84,7 +85,7 @@ class Training:
             return None
         except NonFiniteGradient as error:
             self._ports.events.emit(
-                event_types.Warning(message=f"step {plan.header.step} is left out: {error}")
+                event_types.Warning(message=f"this member skips step {plan.header.step}: {error}")
             )
             self._divergence.not_finite(plan.header.step, error.message)
             return None
@@ -99,10 +100,10 @@ class Training:
         return trained
 
     def _took(self, sequences: int, started: float, *, done: bool) -> None:
-        """Record how long a share took, unless that shows nothing.
+        """Record how long a share took, unless the process stalled meanwhile.
 
-        With a tiny weight this member would get no share any more, and without a share nothing
-        shows its true speed.
+        A stall would lower the weight so far that this member gets no share. Without shares it
+        could never show its true speed.
         """
         if not self._ports.stall_detector.held_up_since(started):
             self._time.took(sequences, self._ports.clock.monotonic() - started, done=done)

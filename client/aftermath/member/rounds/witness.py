@@ -23,8 +23,7 @@ from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Config, RoundId, Run
 from aftermath.rules.state import MemberState, RunState
 
-# seconds that it waits for unreachable members, plus twice the time of our own share
-_PATIENCE = 3.0
+_PATIENCE = 3.0  # seconds to wait for unreachable members; at least twice the time of our share
 _LOOK_AGAIN = 0.5
 _MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
 _MOST_OPENING = 1.0  # seconds for two messages before and after the last call
@@ -32,9 +31,7 @@ _SETTLE = 1.0  # seconds that a result may take from its first holder to its las
 
 
 class WitnessDuty:
-    """Attests in one round if this member is elected. `judged`: height of the round that it
-    attests.
-    """
+    """Attests in one round if this member is elected. `judged`: height of the attested round."""
 
     def __init__(
         self,
@@ -45,9 +42,9 @@ class WitnessDuty:
         seat: int,
         plan: RoundPlan,
         judged: int,
-        before: WitnessDuty | None = None,
+        previous: WitnessDuty | None = None,
     ) -> None:
-        """`before`: the duty in the last round, if this member had one."""
+        """`previous`: the duty in the last round, if this member had one."""
         self._ports = ports
         self._results = results
         self._seat = seat
@@ -60,39 +57,35 @@ class WitnessDuty:
             members = ports.feed.members
             witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
             by_all = had_by_all(judged_by(plan.header, run, members), plan.header, run, members)
-            results.payloads.will_be_had(judged, by_all, witnesses)
-        self._may_open: float | None = None
-        """When a quorum of witnesses had closed, as far as this member heard."""
-        self._before = before  # it may still be sending its attestation
-        if before is not None:
-            before._before = None
-            if before._plan.header.height + 1 == plan.header.height:
-                before._closes(ports.clock.monotonic() - self._age())
-        self.lacked = frozenset[int]()
+            results.payloads.note_fetched_by_all(judged, by_all, witnesses)
+        self._reveal_since: float | None = None
+        """When this member first knew that a quorum of witnesses had closed."""
+        self._previous = previous  # it may still be sending its attestation
+        if previous is not None:
+            previous._previous = None
+            if previous._plan.header.height + 1 == plan.header.height:
+                previous._note_missed(ports.clock.monotonic() - self._age())
+        self.missed = frozenset[int]()
         """Members missing from the attestation. Empty if it covered fewer than two thirds."""
         self._started = ports.clock.monotonic()
         self._stragglers = StragglerTracker(allowances, plan, self._started - self._age())
         self._sent_before = _sent(ports)
-        self._own_done: float | None = None
-        self._complete = float("inf")
+        self._own_done_at: float | None = None
+        self._complete_since = float("inf")
         """When this member had nothing left to wait for."""
         self.loss = 0.0
         self.tokens_per_sec = 0.0
 
     def _age(self) -> float:
-        """Return the seconds between the round's start and this member's. The chain counts whole
-        seconds.
-        """
+        """Return the seconds since the round's start on chain, whose clock has whole seconds."""
         run = self._ports.feed.run
         trains = (
             run.state is RunState.ROUND_TRAIN and run.current.height == self._plan.header.height
         )
         return max(0.0, self._ports.coordinator.now() - run.state_started_at - 1) if trains else 0.0
 
-    def _closes(self, now: float) -> None:
-        """Record the members that a closed round's witnesses missed, unless too many were
-        missing.
-        """
+    def _note_missed(self, now: float) -> None:
+        """Record the members whose result the witnesses missed, unless too many were missing."""
         judged = self._results.plan(self._judged)
         closed = self._ports.feed.run.round(self._plan.header.height)
         if (
@@ -105,11 +98,11 @@ class WitnessDuty:
             seat for seat in judged.owing if bitmap.contains(closed.attested, seat)
         )
         if len(delivered) >= quorum(len(judged.owing)):
-            self._stragglers.closes(judged.owing - delivered, now)
+            self._stragglers.round_closed(judged.owing - delivered, now)
 
     def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
         """Record that our own training of this round is over, with or without a result."""
-        self._own_done = self._ports.clock.monotonic()
+        self._own_done_at = self._ports.clock.monotonic()
         self.loss = loss
         self.tokens_per_sec = tokens_per_sec
         self._results.changed.fire()
@@ -124,25 +117,24 @@ class WitnessDuty:
         )
 
     async def attend(self) -> None:
-        """Attest when the time has come. Return when that is done, refused for good, or the round
-        is over.
+        """Attest when it is time. Return once attested, finally refused, or after the round.
 
-        A member that is not a witness waits too: it becomes one when others leave.
+        A member that is not a witness waits too, because it becomes one when others leave.
         """
         try:
             await self._attend()
         finally:
-            self._results.has_attested(self._judged)
+            self._results.stop_for_others(self._judged)
 
     async def _attend(self) -> None:
         name = f"the attestation of round {self._plan.header.height}"
-        duty = Duty(self._ports, name, wanted=lambda: not self._over())
+        duty = Duty(self._ports, name, still_wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
             run = self._ports.feed.run
             healthy = self._healthy()
             elected = self._is_elected()
             if elected:
-                self._results.have_for_others(self._judged)
+                self._results.fetch_for_others(self._judged)
             missing = self._waited_for(healthy)
             if elected and not self._closed and self._nobody_else(run, healthy, missing):
                 await self._close()
@@ -165,18 +157,18 @@ class WitnessDuty:
     def _is_elected(self) -> bool:
         return self._seat in witnesses(self._ports.feed.run.current, self._ports.feed.members)
 
-    async def inquire(self, collector: Collector) -> None:
+    async def request_missing(self, collector: Collector) -> None:
         """Ask peers for missing announcements until the round is over.
 
-        A witness asks for results and keys, every member for closed_rounds. So a lost message costs
-        nobody its share.
+        A witness asks for results and keys; every member asks which witnesses closed the round.
+        So a lost message costs no member its share.
         """
         while not self._over():
             await self._ports.clock.sleep(ASK_EVERY)
             elected = self._is_elected()
             for height in sorted({self._judged, self._plan.header.height}):
                 plan = self._results.plan(height)
-                due = height < self._plan.header.height or self._own_done is not None
+                due = height < self._plan.header.height or self._own_done_at is not None
                 if plan is not None and due and (unheard := self._unheard(plan, elected)):
                     await collector.ask(height, unheard, lambda _: False)
 
@@ -194,8 +186,8 @@ class WitnessDuty:
         """Return the members whose announcement or result is missing and still waited for."""
         # With overlap, skip members that were missing from our previous attestation if that one
         # covered two thirds. Otherwise a member could stretch every round to its full time by
-        # hiding part of its result from some. Results that come while we wait for others count as
-        # ever. Without overlap a member that was late once would never be waited for again.
+        # hiding part of its result from some. Their results still count if they arrive while we
+        # wait for others. Without overlap, a member that was late once would never be waited for.
         due = self._plan.owing
         judged = self._results.plan(self._judged)
         missing = due - self._results.announced(self._plan.header.height)
@@ -206,51 +198,57 @@ class WitnessDuty:
             missing |= judged.owing - fetched
             sealed = judged.owing & fetched - self._results.settled(self._judged)
         overlaps = self._judged < self._plan.header.height
-        failing = self._before.lacked if self._before is not None and overlaps else frozenset()
+        failing = self._previous.missed if self._previous is not None and overlaps else frozenset()
         due = frozenset(seat for seat in due if bitmap.contains(healthy, seat))
-        there, missing, sealed = due - missing, due & missing - failing, due & sealed - failing
+        delivered = due - missing
+        missing = due & missing - failing
+        sealed = due & sealed - failing
         if self._out_of_patience():
-            here = self._ports.transport.reachable() | {self._ports.transport.node_id}
-            missing, sealed = (
-                frozenset(s for s in x if self._plan.seats[s].p2p in here)
-                for x in (missing, sealed)
-            )
-        if self._own_done is not None:
-            missing -= {self._seat}  # it has stopped working, so nothing more will come
+            reachable = self._reachable_seats()
+            missing &= reachable
+            sealed &= reachable
+        if self._own_done_at is not None:
+            missing -= {self._seat}  # our own training is over, so nothing more will come
         now = self._ports.clock.monotonic()
         if (
-            self._may_open is None
+            self._reveal_since is None
             and self._closed
             and self._results.closed_rounds.by_quorum(self._judged)
         ):
-            self._may_open = now
+            self._reveal_since = now
         if not self._ports.stall_detector.held_up_since(
             self._started
         ):  # after a stall, elapsed time says nothing about others
-            missing = self._stragglers.waited_for(due, there, missing, now)
-            if self._may_open is not None:
-                sealed = self._stragglers.opening(sealed, now - self._may_open)
+            missing = self._stragglers.waited_for(due, delivered, missing, now)
+            if self._reveal_since is not None:
+                sealed = self._stragglers.waited_for_keys(sealed, now - self._reveal_since)
         return (missing | sealed if self._closed else missing) - {self._seat}
 
+    def _reachable_seats(self) -> frozenset[int]:
+        """Return the seats of this member and of all members that it is connected to."""
+        node_ids = self._ports.transport.reachable() | {self._ports.transport.node_id}
+        return frozenset(
+            seat for seat, member in enumerate(self._plan.seats) if member.p2p in node_ids
+        )
+
     def _nobody_else(self, run: Run, healthy: int, missing: frozenset[int]) -> bool:
-        """Return whether all members have announced a judged result, or none is waited for any
-        more.
-        """
+        """Return whether no further result of the judged round is expected."""
         judged = self._results.plan(self._judged)
         if judged is None or not judged.owing:
             return False
         if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(
-            run, _for_opening(run.config)
+            run, _reveal_seconds(run.config)
         ):
             return True
-        done = self._own_done is not None
+        done = self._own_done_at is not None
         unheard = judged.owing - self._results.announced(self._judged)
         if done:
-            unheard -= {self._seat}  # this member makes none
+            unheard -= {self._seat}  # this member will not announce one
         return not any(bitmap.contains(healthy, seat) for seat in unheard) or (done and not missing)
 
-    # What is announced after the closing may be a copy, and is not attested. Keys are revealed only
-    # afterwards, which takes no work.
+    # A result announced after the closing may be a copy, so it is not attested. Members reveal
+    # their
+    # keys only after the closing.
     async def _close(self) -> None:
         judged = self._results.plan(self._judged)
         self._closed = True
@@ -259,31 +257,33 @@ class WitnessDuty:
 
     def _time_has_come(self, run: Run, missing: frozenset[int]) -> bool:
         if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(
-            run, -_for_opening(run.config)
+            run, -_reveal_seconds(run.config)
         ):
             return True
         if self._too_late_to_wait(run):
             return not missing & self._results.fetched(self._judged) - self._results.settled(
                 self._judged
             )
-        if self._own_done is None or missing:
+        if self._own_done_at is None or missing:
             return False
         now = self._ports.clock.monotonic()
-        self._complete = min(self._complete, now)
-        return self._ports.coordinator.now() < _last_call(run) or now >= self._complete + _SETTLE
+        self._complete_since = min(self._complete_since, now)
+        return (
+            self._ports.coordinator.now() < _last_call(run) or now >= self._complete_since + _SETTLE
+        )
 
     # RoundWitness may be shorter than a transaction takes, and a missing quorum ends the epoch. So
-    # the last call comes shortly before the round's time is up.
-    def _too_late_to_wait(self, run: Run, before: float = 0.0) -> bool:
-        """Return whether the last call has come, or will come within `before` seconds."""
+    # witnesses stop waiting shortly before the round's time is up.
+    def _too_late_to_wait(self, run: Run, margin: float = 0.0) -> bool:
+        """Return whether the last call has come, or will come within `margin` seconds."""
         grace = (
-            self._ports.stall_detector.woke() + min(_longest_wait(run.config), _MOST_GRACE) - before
+            self._ports.stall_detector.woke() + min(_longest_wait(run.config), _MOST_GRACE) - margin
         )
-        late = self._ports.coordinator.now() >= _last_call(run) - before
+        late = self._ports.coordinator.now() >= _last_call(run) - margin
         return late and self._ports.clock.monotonic() >= grace
 
     def _out_of_patience(self) -> bool:
-        done = self._own_done if self._own_done is not None else float("inf")
+        done = self._own_done_at if self._own_done_at is not None else float("inf")
         since = max(done, self._ports.stall_detector.woke())
         return self._ports.clock.monotonic() >= since + max(_PATIENCE, 2 * (done - self._started))
 
@@ -297,17 +297,17 @@ class WitnessDuty:
         header = self._plan.header
         judged = self._results.plan(self._judged)
         roster = judged.header.roster if judged is not None else 0
-        held: dict[int, bytes] = {}
+        digests: dict[int, bytes] = {}
 
         async def witness() -> None:
             """Attest the current results: more may have arrived during an outage."""
-            nonlocal held
-            held = self._results.held(self._judged) if judged is not None else {}
+            nonlocal digests
+            digests = self._results.attestable(self._judged) if judged is not None else {}
             await self._ports.coordinator.witness(
                 self._seat,
                 RoundId(self._plan.epoch, header.height, header.seed),
-                bitmap.from_seats(held),
-                pack_fingerprints(held, roster, header.salt),
+                bitmap.from_seats(digests),
+                pack_fingerprints(digests, roster, header.salt),
                 step=header.step,
                 loss=self.loss,
                 tokens_per_sec=self.tokens_per_sec,
@@ -317,10 +317,12 @@ class WitnessDuty:
         started = self._ports.clock.monotonic()
         sent = await duty.fulfil(witness)
         owing = judged.owing if judged is not None else frozenset()
-        self.lacked = owing - held.keys() if len(held) >= quorum(len(owing)) else frozenset()
+        self.missed = owing - digests.keys() if len(digests) >= quorum(len(owing)) else frozenset()
         seconds = self._ports.clock.monotonic() - started
         self._ports.events.emit(
-            event_types.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds)
+            event_types.Witnessed(
+                height=header.height, held=len(digests), sent=sent, seconds=seconds
+            )
         )
         return sent
 
@@ -335,17 +337,15 @@ def _last_call(run: Run) -> float:
 
 
 def _longest_wait(config: Config) -> float:
-    """Return the longest wait in seconds. In a short round it is half, or nothing would be
-    attestable.
-    """
+    """Return the longest wait in seconds: at least half of a round, so that results can arrive."""
     longest = config.max_round_train_time
     return longest - min(max(longest / 10, 1.0), 10.0, longest / 2)
 
 
-def _for_opening(config: Config) -> float:
-    """Return the seconds from the latest closing to the last call, and from there for slow reveals.
+def _reveal_seconds(config: Config) -> float:
+    """Return the seconds that reveals get before and after the last call.
 
-    In a short round they are a twentieth of it.
+    In a short round it is a twentieth of the round.
     """
     return min(_MOST_OPENING, config.max_round_train_time / 20)
 
@@ -357,5 +357,5 @@ def time_for_results(config: Config) -> float:
     whole seconds.
     """
     longest = config.max_round_train_time
-    in_time = _longest_wait(config) - _for_opening(config) - 1.0
+    in_time = _longest_wait(config) - _reveal_seconds(config) - 1.0
     return longest if config.overlap else max(in_time, longest / 2)
